@@ -1,0 +1,37 @@
+"""Errors that are meant for the user: one line that says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedAuditError(Exception):
+    """Base of every error that the command line turns into one line and exit code 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class BadInput(FedAuditError):
+    """A scenario, flag, file or argument cannot be used as given."""
+
+
+class MissingData(BadInput):
+    """A data set (or a package that reads it) is not where it was looked for."""
+
+
+class CorruptTranscript(BadInput):
+    """A transcript on disk cannot be trusted: something is missing, misshapen, not finite or truncated."""
+
+
+class NotApplicable(FedAuditError):
+    """An attack cannot be played against this observation; the message gives the reason and the remedy."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
+    """Return the one-line message for a name that is not among ``known``, with the nearest valid one."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"unknown {kind} '{name}'; {hint}known: {', '.join(names)}"

@@ -1,0 +1,218 @@
+"""The one result of an audit: JSON-serialisable, and the only thing that a report, a table or a figure is drawn from.
+
+Published as a JSON Schema in ``docs/results.schema.json``. Whatever depends on the clock or on the machine's load
+stands under a key named ``timing`` (and the machine itself under ``environment``); the rest is bit-identical when
+the same scenario is repeated on the same machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+Verdict = Literal["recognisable", "partly recognisable", "not demonstrated", "not applicable"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Timing(_Record):
+    """What differs from run to run."""
+
+    seconds: float = Field(description="wall seconds")
+    started: str | None = Field(default=None, description="ISO 8601, UTC")
+    workers: int | None = None
+
+
+class Interval(_Record):
+    """Mean and median over n images, with a 95 % bootstrap interval of the mean."""
+
+    mean: float
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+class ImageResult(_Record):
+    """One victim image against its reconstruction. Paths are relative to the folder of results.json."""
+
+    true_image: str = Field(description="PNG of the victim")
+    reconstruction: str = Field(description="PNG of what the attack recovered")
+    true_label: int
+    label: int | None = Field(description="label that the attack used for this image")
+    mse: float = Field(description="mean squared error on [0, 1] pixels")
+    psnr: float = Field(description="dB on [0, 1] pixels, capped at 100")
+    ssim: float
+    lpips: float | None = Field(default=None, description="null where the weights could not be had: see lpips_missing")
+    rank: int = Field(description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified")
+    candidates: int = Field(description="size of the candidate set that rank refers to")
+    psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
+    psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
+
+
+class Curve(_Record):
+    """The attack's progress, at the iterations at which it kept a snapshot."""
+
+    iterations: list[int]
+    objective: list[float] = Field(description="what the attack minimised (the adversary sees this)")
+    psnr: list[float] = Field(description="mean PSNR in dB (the adversary does not see this)")
+
+
+class FindingResult(_Record):
+    """One attack against one observed update, evaluated."""
+
+    attack: str
+    federation: str
+    update_kind: Literal["gradient", "weights"]
+    round: int
+    client: int
+    num_examples: int
+    status: Literal["done", "not applicable"]
+    reason: str | None = Field(default=None, description="why the attack could not be played, and the remedy")
+    images: list[ImageResult] = []
+    label_source: str | None = Field(default=None, description="'given' or the name of the label inference")
+    label_accuracy: float | None = Field(default=None, description="share of labels recovered, as a multiset")
+    objective: float | None = Field(default=None, description="final value of what the attack minimised")
+    iterations: int = 0
+    curve: Curve | None = None
+    notes: list[str] = []
+    timing: Timing | None = None
+
+
+class AttackSummary(_Record):
+    """All findings of one attack on one federation: a row of the report's table."""
+
+    attack: str
+    federation: str
+    update_kind: Literal["gradient", "weights"]
+    updates: int
+    images: int
+    verdict: Verdict
+    verdict_text: str = Field(description="the verdict in a sentence, for a reader who is not an engineer")
+    psnr: Interval | None = None
+    mse: Interval | None = None
+    ssim: Interval | None = None
+    lpips: Interval | None = None
+    identification_rate: float | None = Field(default=None, description="share of images whose rank is 1")
+    label_accuracy: float | None = None
+    psnr_mean_image: float | None = None
+    psnr_same_class: float | None = None
+    timing: Timing | None = None
+
+
+class Comparison(_Record):
+    """A paired comparison of two attacks on the same images: difference = a - b."""
+
+    federation: str
+    metric: Literal["psnr"]
+    a: str
+    b: str
+    difference: Interval
+    outcome: Literal["a is better", "b is better", "undecided"]
+
+
+class FederationRecord(_Record):
+    """One simulated or recorded federation, in facts that the report prints."""
+
+    name: str
+    algorithm: str
+    update_kind: Literal["gradient", "weights"]
+    clients: int
+    rounds: int
+    batch_size: int
+    local_steps: int | None
+    local_epochs: int | None
+    learning_rate: float
+    updates_observed: int
+    description: str = Field(description="one sentence")
+
+
+class ModelRecord(_Record):
+    """The audited model."""
+
+    name: str
+    parameters: int
+    initialisation: str
+    batch_norm: str = Field(description="'eval', 'train' or 'none': decides much, see docs/methods.md")
+    trained: str = Field(description="'untrained', 'n epochs' or 'checkpoint ...'")
+
+
+class DataRecord(_Record):
+    """The audited data."""
+
+    name: str
+    summary: str
+    classes: int | None
+    class_names: list[str] | None
+    input_shape: list[int]
+
+
+class AdversaryRecord(_Record):
+    """Who the adversary was."""
+
+    adversary: str
+    summary: str
+    knows: list[str]
+    does_not_know: list[str]
+    acts: bool
+
+
+class AttackRecord(_Record):
+    """An attack that was played, with its settings."""
+
+    name: str
+    summary: str
+    paper: str
+    settings: dict[str, Any]
+
+
+class Threshold(_Record):
+    """A limit that the user set with --fail-above, and the worst value that was met."""
+
+    metric: str
+    limit: float
+    worst: float | None
+    where: str | None = Field(description="attack and federation of the worst value")
+    exceeded: bool
+
+
+class AuditResult(_Record):
+    """Everything that an audit found."""
+
+    schema_version: Literal[1] = 1
+    fedaudit_version: str
+    name: str
+    scenario: dict[str, Any] = Field(description="the resolved scenario; repeating it gives the same numbers")
+    data: DataRecord
+    model: ModelRecord
+    adversary: AdversaryRecord
+    federations: list[FederationRecord]
+    attacks: list[AttackRecord]
+    findings: list[FindingResult]
+    summaries: list[AttackSummary]
+    comparisons: list[Comparison]
+    verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
+    not_tested: list[str] = Field(description="what this audit says nothing about")
+    lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
+    thresholds: list[Threshold]
+    environment: dict[str, str]
+    timing: Timing
+
+    def save(self, path: Path) -> None:
+        """Write ``results.json`` to ``path``."""
+        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> AuditResult:
+        """Read a ``results.json``.
+
+        Raises:
+            pydantic.ValidationError: the file is not a result of this schema version.
+        """
+        return cls.model_validate_json(path.read_text(encoding="utf-8"))
