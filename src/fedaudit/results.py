@@ -30,7 +30,7 @@ class Timing(_Record):
 
 
 class Interval(_Record):
-    """Mean and median over n images, with a 95 % bootstrap interval of the mean."""
+    """Mean and median over n images, with a 95 % interval of the mean (bootstrap; Student for paired differences)."""
 
     mean: float
     median: float
@@ -50,7 +50,9 @@ class ImageResult(_Record):
     psnr: float = Field(description="dB on [0, 1] pixels, capped at 100")
     ssim: float
     lpips: float | None = Field(default=None, description="null where the weights could not be had: see lpips_missing")
-    rank: int = Field(description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified")
+    rank: int = Field(
+        description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified"
+    )
     candidates: int = Field(description="size of the candidate set that rank refers to")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
     psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")

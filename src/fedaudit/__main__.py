@@ -1,0 +1,5 @@
+"""Lets `python -m fedaudit` work."""
+
+from fedaudit.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Gradient inversion: recover the training images from one update."""

@@ -1,0 +1,229 @@
+"""What the optimisation-based attacks share: from an observation to the optimiser loop and back to a finding."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedaudit.attacks.base import Attack, Finding, Progress, Trace
+from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels
+from fedaudit.attacks.inversion.matching import Engine, Victim, reference, simulation
+from fedaudit.attacks.inversion.objectives import DISTANCES
+from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, reconstruct
+from fedaudit.errors import NotApplicable, unknown_name
+from fedaudit.federation.update import Update
+from fedaudit.models import Layer, layer_groups, set_training_mode
+from fedaudit.threat import Message, Observation
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """An observation made ready for the optimiser.
+
+    Attributes:
+        victim: the model as the client ran it.
+        layers: of the model, in forward order.
+        gradient: the observed gradient by name; for a FedAvg update its one-batch approximation ΔW / (−μ·T).
+        labels: (n,) that the attack works with.
+        label_source: ``given`` or the inference's name.
+    """
+
+    victim: Victim
+    layers: list[Layer]
+    gradient: dict[str, Tensor]
+    labels: Tensor
+    label_source: str
+
+
+class GradientInversion(Attack):
+    """Template of the attacks that optimise dummy images until their gradient is the observed one.
+
+    A method is a subclass that sets defaults; the hyper-parameters below are common to all.
+    """
+
+    threat_model: ClassVar[str] = "server or eavesdropper, passive"
+
+    iterations: int
+    learning_rate: float
+    total_variation: float
+    distance: ClassVar[str]
+    signed: bool
+    decay: bool
+    clamp: bool
+    restarts: int
+    label_inference: str
+    fedavg: ClassVar[Literal["simulation", "one-batch"]]
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless the update is of images and everything that is needed is known.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        message = observation.single()
+        setup = observation.setup
+        if setup.kind != "image":
+            raise NotApplicable(f"{self.name} recovers images; these examples are rows of a table, {setup.input_shape}")
+        if setup.num_classes is None:
+            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
+        if min(setup.input_shape[1:]) < 2:
+            raise NotApplicable(f"{self.name} needs images of at least 2 by 2 pixels")
+        facts = message.update.facts
+        if message.update.kind == "weights" and facts is None and self.needs_training_facts(message.update):
+            raise NotApplicable(
+                f"{self.name} needs to know how the client trained to use a FedAvg update; "
+                "set threat.knows_training=true"
+            )
+        if not any(bool(t.any()) for t in message.update.tensors.values()):
+            raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+
+    def needs_training_facts(self, update: Update) -> bool:  # noqa: ARG002 (subclasses look at it)
+        """Whether a FedAvg update can't be used without learning rate and local steps."""
+        return True
+
+    def weights(self, prepared: Prepared) -> dict[str, float]:
+        """Return the weight of every tensor in the distance; equal ones unless a method says otherwise."""
+        return dict.fromkeys(prepared.gradient, 1.0)
+
+    def notes(self, prepared: Prepared) -> list[str]:  # noqa: ARG002 (subclasses look at it)
+        """Return what the user should know about this run."""
+        return []
+
+    def run(
+        self,
+        observation: Observation,
+        *,
+        generator: torch.Generator,
+        device: str = "cpu",
+        progress: Progress | None = None,
+    ) -> Finding:
+        """Optimise from Gaussian noise, ``restarts`` times, and keep the run of least objective.
+
+        Raises:
+            NotApplicable: as :meth:`check`, or the labels can't be inferred.
+        """
+        self.check(observation)
+        started = time.perf_counter()
+        message = observation.single()
+        prepared = prepare(observation, message, self.label_inference, device)
+        engine = self.engine(prepared, message)
+        setup = observation.setup
+        settings = Optimisation(
+            iterations=self.iterations,
+            learning_rate=self.learning_rate,
+            signed=self.signed,
+            decay=self.decay,
+            total_variation=self.total_variation,
+            clamp=self.clamp,
+        )
+        best: Reconstruction | None = None
+        for restart in range(self.restarts):
+            noise = torch.randn((message.update.num_examples, *setup.input_shape), generator=generator).to(device)
+            run = reconstruct(
+                engine, noise, settings, setup.pixel_range(noise), _shifted(progress, restart, self.restarts)
+            )
+            if best is None or run.objective < best.objective:
+                best = run
+        assert best is not None  # restarts >= 1
+        pixels = setup.denormalise(torch.cat([best.images[None], best.trace.snapshots]).flatten(0, 1)).clamp(0, 1)
+        pixels = pixels.unflatten(0, (-1, len(best.images))).cpu()
+        return Finding(
+            attack=self.name,
+            images=pixels[0],
+            labels=prepared.labels.cpu(),
+            label_source=prepared.label_source,
+            objective=best.objective,
+            iterations=self.iterations * self.restarts,
+            trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:]),
+            notes=tuple(self.notes(prepared)),
+            seconds=time.perf_counter() - started,
+        )
+
+    def engine(self, prepared: Prepared, message: Message) -> Engine:
+        """Return the step: one batch for gradients, and for FedAvg whichever of the two ways the method takes."""
+        update = message.update
+        weights = self.weights(prepared)
+        names = list(prepared.victim.parameters)
+        make = DISTANCES[self.distance]
+        if update.kind == "weights" and self.fedavg == "simulation":
+            assert update.facts is not None  # check() saw to it
+            delta = [update.tensors[n].to(prepared.labels.device) for n in names]
+            distance = make(delta, [weights[n] for n in names])
+            return simulation(prepared.victim, prepared.labels, update.facts, distance)
+        distance = make([prepared.gradient[n] for n in names], [weights[n] for n in names])
+        return reference(prepared.victim, prepared.labels, distance)
+
+
+def prepare(observation: Observation, message: Message, label_inference: str, device: str) -> Prepared:
+    """Make ``message`` ready: the model as the client ran it, the gradient, the labels.
+
+    Raises:
+        NotApplicable: the labels are neither granted nor inferable.
+        BadInput: no such label inference.
+    """
+    setup = observation.setup
+    update = message.update
+    module = copy.deepcopy(observation.module).to(device)
+    set_training_mode(module, setup.batch_norm)
+    state = {name: t.to(device) for name, t in message.weights.items()}
+    victim = Victim(
+        module,
+        observation.loss,
+        {name: state[name] for name in update.tensors},
+        {name: t for name, t in state.items() if name not in update.tensors},
+    )
+    module.load_state_dict(state)
+    layers = layer_groups(module, torch.zeros(2, *setup.input_shape, device=device))
+    gradient = one_batch_gradient(update, device)
+    if update.labels is not None:
+        return Prepared(
+            victim=victim,
+            layers=layers,
+            gradient=gradient,
+            labels=update.labels.to(device),
+            label_source="given",
+        )
+    assert setup.num_classes is not None  # check() saw to it
+    labels, source = infer_labels(label_inference, layers, gradient, setup.num_classes, update.num_examples)
+    return Prepared(victim=victim, layers=layers, gradient=gradient, labels=labels, label_source=source)
+
+
+def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]:
+    """Return the gradient that an update stands for: itself, or g = ΔW / (−μ·T) for T local steps.
+
+    AGIC's one-batch approximation (Xu et al. 2022, Eq. 4), with the division by T that the paper leaves out: with it
+    g is the gradient of the mean loss over all examples, where the model barely moves between the steps. Without
+    the training facts −ΔW is returned, which has the same direction.
+    """
+    scale = 1.0
+    if update.kind == "weights":
+        facts = update.facts
+        scale = -1.0 / (facts.learning_rate * facts.local_steps) if facts else -1.0
+    return {name: scale * t.to(device) for name, t in update.tensors.items()}
+
+
+def check_label_inference(name: str) -> str:
+    """Return ``name`` if it is a label inference.
+
+    Raises:
+        ValueError: it isn't; the message says what is.
+    """
+    known = ["auto", *LABEL_INFERENCES.names()]
+    if name not in known:
+        raise ValueError(unknown_name("label inference", name, known))
+    return name
+
+
+def _shifted(progress: Progress | None, restart: int, restarts: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(restart * total + done, restarts * total)

@@ -1,0 +1,367 @@
+"""The main job, top to bottom: scenario in, evaluated findings out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from fedaudit import __version__
+from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
+from fedaudit.data import Dataset
+from fedaudit.errors import BadInput, NotApplicable
+from fedaudit.evaluation import VERDICT_RULES, check_thresholds, compare, evaluate, summarise
+from fedaudit.federation.simulator import simulate
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth
+from fedaudit.federation.update import Loss
+from fedaudit.metrics import lpips_missing
+from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.progress import Display, Quiet
+from fedaudit.results import (
+    AdversaryRecord,
+    AttackRecord,
+    AuditResult,
+    DataRecord,
+    FederationRecord,
+    FindingResult,
+    ModelRecord,
+    Timing,
+)
+from fedaudit.scenario import Scenario
+from fedaudit.threat import Message, Observation, ThreatModel, observe
+from fedaudit.trials import Trial, run_trials
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A finished audit: the result and the pictures that it refers to.
+
+    Attributes:
+        result: JSON-serialisable.
+        pictures: relative path to (C, H, W) pixels in [0, 1].
+        scenario: resolved, as YAML.
+    """
+
+    result: AuditResult
+    pictures: dict[str, Tensor]
+    scenario: str
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether a limit of the user's was exceeded."""
+        return any(threshold.exceeded for threshold in self.result.thresholds)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write results.json, report.html, scenario.yaml and the pictures to ``folder``; return the report's path.
+
+        Raises:
+            BadInput: the folder can't be written.
+        """
+        from fedaudit.report import write_report
+
+        folder = Path(folder)
+        try:
+            (folder / "images").mkdir(parents=True, exist_ok=True)
+            for name, pixels in self.pictures.items():
+                save_png(pixels, folder / name)
+            (folder / "scenario.yaml").write_text(self.scenario, encoding="utf-8")
+            self.result.save(folder / "results.json")
+            write_report(self.result, folder, folder / "report.html")
+        except OSError as error:
+            raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+        return folder / "report.html"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One federation's transcript with the truth that belongs to it."""
+
+    transcript: Transcript
+    truth: Truth
+
+
+def run_audit(
+    scenario: Scenario,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    workers: int = 1,
+    store: Path | None = None,
+    limits: dict[str, float] | None = None,
+    display: Display | None = None,
+) -> Audit:
+    """Simulate the federations of ``scenario``, attack what the adversary sees, and evaluate.
+
+    Args:
+        scenario: what to audit.
+        data_dir: where data sets that aren't embedded lie.
+        dataset, model, loss: a user's own parts, see :func:`fedaudit.preparation.prepare_federation`.
+        workers: processes for the attacks.
+        store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
+        limits: metric to the value above which the audit counts as failed.
+        display: shows progress.
+
+    Raises:
+        BadInput: something in the scenario, the data or the model can't be used.
+    """
+    started = time.time()
+    display = display or Quiet()
+    scenario = resolve(scenario)
+    recordings, data, model_record = record(
+        scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display
+    )
+    attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
+    targets = plan([r.transcript for r in recordings], attacks, scenario.threat, scenario.evaluation.updates)
+    outcomes = play(targets, seed=scenario.seed, device=scenario.device, workers=workers, store=store, display=display)
+    return assess(
+        recordings,
+        attacks,
+        targets,
+        outcomes,
+        scenario=scenario,
+        data=data,
+        model=model_record,
+        limits=limits or {},
+        workers=workers,
+        started=started,
+    )
+
+
+def record(
+    scenario: Scenario,
+    *,
+    names: Sequence[str] | None = None,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    display: Display | None = None,
+) -> tuple[list[Recording], DataRecord, ModelRecord]:
+    """Simulate the scenario's federations (all, or those in ``names``).
+
+    Raises:
+        BadInput: as :func:`run_audit`.
+    """
+    display = display or Quiet()
+    epochs = scenario.model.training.epochs
+    federation, data, model_record = prepare_federation(
+        scenario,
+        data_dir=data_dir,
+        dataset=dataset,
+        model=model,
+        loss=loss,
+        report=display.stage("training the model", epochs) if epochs else None,
+    )
+    recordings = []
+    for spec in scenario.federations:
+        if names is not None and spec.name not in names:
+            continue
+        report = display.stage(f"federation {spec.name}", spec.rounds * (spec.clients_per_round or spec.clients))
+        transcript, truth = simulate(federation, spec, scenario.defences, seed=scenario.seed, report=report)
+        about = {
+            "scenario": scenario.model_dump(mode="json"),
+            "data": data.model_dump(mode="json"),
+            "model": model_record.model_dump(mode="json"),
+        }
+        truth = Truth(truth.inputs, truth.labels, truth.candidates, truth.candidate_labels, about)
+        recordings.append(Recording(transcript, truth))
+    return recordings, data, model_record
+
+
+def assess(
+    recordings: Sequence[Recording],
+    attacks: Sequence[Attack],
+    targets: Sequence[Target],
+    outcomes: Sequence[Finding | NotApplicable],
+    *,
+    scenario: Scenario,
+    data: DataRecord,
+    model: ModelRecord,
+    limits: dict[str, float],
+    workers: int,
+    started: float,
+) -> Audit:
+    """Open the truth, now that every attack has been played, and judge."""
+    truths = {r.transcript.name: r.truth for r in recordings}
+    findings: list[FindingResult] = []
+    pictures: dict[str, Tensor] = {}
+    for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
+        federation, message = observation.federation, observation.messages[0]
+        if isinstance(outcome, NotApplicable):
+            findings.append(_not_applicable(attack, observation, message, str(outcome)))
+            continue
+        judged = evaluate(outcome, message, truths[federation], federation, seed=scenario.seed)
+        findings.append(judged.result)
+        for image, true, recovered in zip(judged.result.images, judged.true_images, judged.images, strict=True):
+            pictures[image.true_image] = true
+            pictures[image.reconstruction] = recovered
+    seen = {observation.federation for observation, _, _ in targets}
+    for recording in recordings:
+        if recording.transcript.name not in seen:
+            findings += _nothing_seen(recording.transcript, attacks, scenario)
+    resamples = scenario.evaluation.bootstrap
+    summaries = summarise(findings, resamples=resamples, seed=scenario.seed)
+    knows, does_not_know = scenario.threat.knowledge()
+    lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)
+    result = AuditResult(
+        fedaudit_version=__version__,
+        name=scenario.name,
+        scenario=scenario.model_dump(mode="json"),
+        data=data,
+        model=model,
+        adversary=AdversaryRecord(
+            adversary=scenario.threat.adversary,
+            summary=scenario.threat.summary,
+            knows=knows,
+            does_not_know=does_not_know,
+            acts=False,
+        ),
+        federations=[_federation_record(r.transcript, scenario) for r in recordings],
+        attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
+        findings=findings,
+        summaries=summaries,
+        comparisons=compare(findings),
+        verdict_rules=VERDICT_RULES,
+        not_tested=_not_tested(scenario, attacks),
+        lpips_missing=None if lpips_used else lpips_missing(),
+        thresholds=check_thresholds(limits, findings, summaries),
+        environment=environment(scenario.device),
+        timing=Timing(
+            seconds=time.time() - started,
+            started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+            workers=workers,
+        ),
+    )
+    return Audit(result, pictures, scenario.to_yaml())
+
+
+# What is attacked, with what, and why not if it can't be.
+Target = tuple[Observation, Attack, NotApplicable | None]
+
+
+def plan(
+    transcripts: Sequence[Transcript], attacks: Sequence[Attack], threat: ThreatModel, updates: int | None = None
+) -> list[Target]:
+    """Return every attack on every update that the adversary sees (or the first ``updates``), checked beforehand."""
+    targets: list[Target] = []
+    for transcript in transcripts:
+        seen = observe(transcript, threat).split()[:updates]
+        for attack, observation in itertools.product(attacks, seen):
+            try:
+                attack.check(observation)
+                targets.append((observation, attack, None))
+            except NotApplicable as reason:
+                targets.append((observation, attack, reason))
+    return targets
+
+
+def play(
+    targets: Sequence[Target], *, seed: int, device: str, workers: int, store: Path | None, display: Display
+) -> list[Finding | NotApplicable]:
+    """Play what can be played among ``targets`` and return all outcomes in order."""
+    trials = [Trial(attack, seen, seed, device) for seen, attack, reason in targets if reason is None]
+    report = display.stage(f"{len(trials)} attacks", sum(trial.work for trial in trials))
+    outcomes = iter(run_trials(trials, workers=workers, store=store, report=report))
+    return [next(outcomes) if reason is None else reason for _, _, reason in targets]
+
+
+def save_png(pixels: Tensor, path: Path) -> None:
+    """Write (C, H, W) pixels in [0, 1] as an 8-bit PNG."""
+    array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(path)
+
+
+def _not_applicable(attack: Attack, observation: Observation, message: Message, reason: str) -> FindingResult:
+    return FindingResult(
+        attack=attack.name,
+        federation=observation.federation,
+        update_kind=message.update.kind,
+        round=message.round,
+        client=message.client,
+        num_examples=message.update.num_examples,
+        status="not applicable",
+        reason=reason,
+    )
+
+
+def _nothing_seen(transcript: Transcript, attacks: Sequence[Attack], scenario: Scenario) -> list[FindingResult]:
+    """Return one entry an attack for a federation of which the adversary sees no update."""
+    whole = observe(transcript, scenario.threat)
+    record, update = transcript.rounds[0], transcript.rounds[0].updates[0]
+    entries = []
+    for attack in attacks:
+        try:
+            attack.check(whole)
+        except NotApplicable as reason:
+            message = Message(record.index, update.client, record.weights, update)
+            entries.append(_not_applicable(attack, whole, message, str(reason)))
+    return entries
+
+
+def _federation_record(transcript: Transcript, scenario: Scenario) -> FederationRecord:
+    spec = next(f for f in scenario.federations if f.name == transcript.name)
+    examples = sorted({u.num_examples for r in transcript.rounds for u in r.updates})
+    sizes = " or ".join(map(str, examples))
+    if spec.algorithm == "fedsgd":
+        what = f"each sends the gradient of one batch of {sizes} example{'s' if examples != [1] else ''}"
+    else:
+        local = f"{spec.local_steps} local steps" if spec.local_steps else f"{spec.local_epochs} local epochs"
+        what = f"each trains for {local} on batches of {spec.batch_size} ({sizes} examples) and sends its weights"
+    rounds = f"{spec.rounds} round{'s' if spec.rounds > 1 else ''}"
+    per_round = spec.clients_per_round or spec.clients
+    who = f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else f"{spec.clients} client(s)"
+    return FederationRecord(
+        name=spec.name,
+        algorithm=spec.algorithm,
+        update_kind=transcript.rounds[0].updates[0].kind,
+        clients=spec.clients,
+        rounds=spec.rounds,
+        batch_size=spec.batch_size,
+        local_steps=spec.local_steps,
+        local_epochs=spec.local_epochs,
+        learning_rate=spec.learning_rate,
+        updates_observed=len(observe(transcript, scenario.threat).messages),
+        description=f"{rounds}, {who}; {what} (learning rate {spec.learning_rate:g})",
+    )
+
+
+def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
+    played = {attack.name for attack in attacks}
+    others = [name for name in ATTACKS.names() if name not in played]
+    threat: ThreatModel = scenario.threat
+    lines = [f"other adversaries than this one: {threat.summary}"]
+    if others:
+        lines.append(f"attacks that fedaudit has and this audit did not play: {', '.join(others)}")
+    lines += [
+        "an active adversary that sends altered models or poisons the training",
+        "membership, attribute and distribution inference: only the recovery of training images was tried",
+        "what several rounds reveal together: every update was attacked on its own",
+    ]
+    if scenario.evaluation.updates is not None:
+        lines.append(f"updates after the first {scenario.evaluation.updates} of each federation")
+    return lines
+
+
+def environment(device: str) -> dict[str, str]:
+    """Return what the numbers were computed with."""
+    return {
+        "fedaudit": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processors": str(os.cpu_count()),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "threads per worker": "1",
+    }

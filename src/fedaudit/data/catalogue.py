@@ -1,0 +1,144 @@
+"""The catalogue of data sets by name: where each may lie, who reads it, and how to get it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedaudit.data.dataset import Dataset
+from fedaudit.errors import BadInput, MissingData
+from fedaudit.registry import Registry
+
+DATA_DIR_VARIABLE = "FEDAUDIT_DATA"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for: the side of square images, and at most so many examples per split."""
+
+    name: str
+    summary: str
+    image_size: int | None = None
+    limit: int | None = None
+
+
+Reader = Callable[[list[Path], Request], Dataset]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a data set lies on disk: these files (or folders) in one of these folders of the data dir.
+
+    A file may be gzipped (``.gz``). Embedded data sets have no files. ``alternatives`` in a file name are parted
+    by ``|``, the first that exists is taken.
+    """
+
+    read: Reader
+    files: tuple[str, ...] = ()
+    folders: tuple[str, ...] = (".",)
+
+    def find(self, data_dir: Path | None) -> list[Path] | None:
+        """Return the paths to read, in the order of ``files``, or None where one of them is missing."""
+        if not self.files:
+            return []
+        if data_dir is None:
+            return None
+        for folder in self.folders:
+            found = [_first_existing(data_dir / folder, file) for file in self.files]
+            if None not in found:
+                return [path for path in found if path is not None]
+        return None
+
+    def describe(self) -> str:
+        """Return in a few words what is looked for."""
+        folders = " or ".join("the folder itself" if folder == "." else f"{folder}/" for folder in self.folders)
+        return f"{' + '.join(self.files).replace('|', ' or ')} in {folders}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about one named data set: its layouts in the order in which they are tried, and how to get it."""
+
+    layouts: tuple[Layout, ...]
+    get: str
+
+
+DATASETS: Registry[Recipe] = Registry("data set")
+
+
+def load_dataset(
+    name: str, *, image_size: int | None = None, data_dir: Path | None = None, limit: int | None = None
+) -> Dataset:
+    """Load a data set by name.
+
+    Args:
+        name: one of ``DATASETS``.
+        image_size: side in pixels to which images are resized (antialiased); ``photos`` are cut for that size.
+        data_dir: the folder that holds the data sets' files; by default the environment variable FEDAUDIT_DATA.
+        limit: keep at most so many examples per split, the first ones of every class in equal parts.
+
+    Raises:
+        BadInput: unknown name, an option that doesn't fit, or a file that is damaged.
+        MissingData: the files (or the package that reads them) are not there; the message says how to get them.
+    """
+    entry = DATASETS[name]
+    if image_size is not None and entry.info["kind"] != "image":
+        raise BadInput(f"image_size={image_size} given for data set '{name}', which is a table; leave image_size out")
+    if image_size is not None and not 4 <= image_size <= 1024:
+        raise BadInput(f"image_size={image_size} for data set '{name}'; give 4 to 1024 pixels")
+    if limit is not None and limit < 1:
+        raise BadInput(f"limit={limit} for data set '{name}'; give at least 1 example per split, or no limit")
+    directory = _data_dir(data_dir)
+    request = Request(name, entry.summary, image_size, limit)
+    for layout in entry.value.layouts:
+        paths = layout.find(directory)
+        if paths is not None:
+            return layout.read(paths, request)
+    wanted = "; or ".join(layout.describe() for layout in entry.value.layouts)
+    if directory is None:
+        looked = f"no data folder given (--data-dir or {DATA_DIR_VARIABLE}) to look in for {wanted}"
+    elif not directory.is_dir():
+        looked = f"the data folder {directory} does not exist"
+    else:
+        looked = f"looked in {directory} for {wanted}"
+    raise MissingData(f"data set '{name}' not found: {looked}. To get it: {entry.value.get}")
+
+
+def find_dataset(name: str, data_dir: Path | None = None) -> list[Path] | None:
+    """Return the files that ``load_dataset`` would read ([] for embedded data), or None where they are missing.
+
+    Raises:
+        BadInput: unknown name.
+    """
+    directory = _data_dir(data_dir)
+    for layout in DATASETS[name].value.layouts:
+        paths = layout.find(directory)
+        if paths is not None:
+            return paths
+    return None
+
+
+def how_to_get(name: str) -> str:
+    """Return one line on how to get a data set.
+
+    Raises:
+        BadInput: unknown name.
+    """
+    return DATASETS[name].value.get
+
+
+def _data_dir(given: Path | None) -> Path | None:
+    if given is not None:
+        return Path(given).expanduser()
+    variable = os.environ.get(DATA_DIR_VARIABLE)
+    return Path(variable).expanduser() if variable else None
+
+
+def _first_existing(folder: Path, names: str) -> Path | None:
+    for name in names.split("|"):
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.exists():
+                return path
+    return None

@@ -1,0 +1,336 @@
+"""What a data set is here: two splits of tensors, checked once, with the facts that the rest needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaudit.errors import BadInput
+
+Kind = Literal["image", "table"]
+Task = Literal["classification", "regression"]
+Array = Tensor | np.ndarray[Any, Any]
+
+_MIN_STD = 1e-3  # a channel or column that never varies is divided by one, not by nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Examples and their targets.
+
+    inputs: float32; images (n, C, H, W) in [0, 1], tables (n, d) standardised by the train split.
+    targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return int(self.inputs.shape[0])
+
+    def __getitem__(self, index: Tensor | Sequence[int] | slice) -> Split:
+        """Return the split of the chosen rows, in the order asked for."""
+        rows = index if isinstance(index, (Tensor, slice)) else torch.as_tensor(index, dtype=torch.int64)
+        return Split(self.inputs[rows], self.targets[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set with a train and a test split.
+
+    mean, std: per channel over the train split for images; (0.,) and (1.,) for tables, which are standardised
+    already. source: where the examples come from, and their licence.
+
+    Raises:
+        BadInput: the splits don't agree with each other, with the kind or with the task; a value is not finite;
+            a pixel lies outside [0, 1]; a label is no class.
+    """
+
+    name: str
+    summary: str
+    kind: Kind
+    task: Task
+    train: Split
+    test: Split
+    num_classes: int | None
+    class_names: tuple[str, ...] | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        for part, split in (("train", self.train), ("test", self.test)):
+            _check_inputs(f"data set '{self.name}', {part} split", self.kind, split)
+            _check_targets(f"data set '{self.name}', {part} split", self.task, split.targets, self.num_classes)
+        if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
+            shapes = f"{tuple(self.train.inputs.shape[1:])} and {tuple(self.test.inputs.shape[1:])}"
+            raise BadInput(f"data set '{self.name}': train and test inputs have different shapes: {shapes}")
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            given = f"{len(self.class_names)} class names for num_classes={self.num_classes}"
+            raise BadInput(f"data set '{self.name}': {given}; give one name per class, or none")
+        width = self.input_shape[0] if self.kind == "image" else 1
+        if len(self.mean) != width or len(self.std) != width or not all(s > 0 for s in self.std):
+            raise BadInput(f"data set '{self.name}': mean and std must have {width} values, every std above 0")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example: (C, H, W) or (d,)."""
+        return tuple(self.train.inputs.shape[1:])
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return (x - mean) / std per channel for images (..., C, H, W); tables come back as they are."""
+        if self.kind == "table":
+            return x
+        return (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
+
+    def denormalise(self, x: Tensor) -> Tensor:
+        """Undo ``normalise``."""
+        if self.kind == "table":
+            return x
+        return x * _per_channel(self.std, x) + _per_channel(self.mean, x)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        inputs: Array,
+        targets: Array,
+        *,
+        test: tuple[Array, Array] | None = None,
+        name: str = "custom",
+        summary: str = "given by the caller",
+        num_classes: int | None = None,
+        class_names: Sequence[str] | None = None,
+        source: str = "given by the caller",
+    ) -> Dataset:
+        """Make a data set of tensors or numpy arrays.
+
+        Args:
+            inputs: images (n, C, H, W), (n, H, W) or (n, H, W, C), uint8 or floats in [0, 1]; or a table (n, d),
+                which is standardised here, column by column, by the train split.
+            targets: whole numbers (n,) for classification; floats (n,) or (n, 1) for regression, standardised here.
+            test: the same for the test split. Without it one example in five of every class is held out.
+            num_classes: by default one more than the largest label.
+            name, summary, class_names, source: words for the report.
+
+        Raises:
+            BadInput: the arrays cannot be such a data set; the message says why.
+        """
+        where = f"data set '{name}'"
+        x, y = as_inputs(inputs, where), _as_targets(targets, where)
+        if len(x) != len(y):
+            raise BadInput(f"{where}: {len(x)} inputs but {len(y)} targets; give one target per input")
+        if test is None:
+            held_out = _hold_out(y, where)
+            x, y, x_test, y_test = x[~held_out], y[~held_out], x[held_out], y[held_out]
+        else:
+            x_test, y_test = as_inputs(test[0], f"{where}, test split"), _as_targets(test[1], f"{where}, test split")
+        if x.ndim != x_test.ndim or y.dtype != y_test.dtype:
+            raise BadInput(f"{where}: train and test splits are of different kinds; give both in the same form")
+        task: Task = "regression" if y.is_floating_point() else "classification"
+        if task == "classification" and num_classes is None:
+            num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
+        mean: tuple[float, ...] = (0.0,)
+        std: tuple[float, ...] = (1.0,)
+        if x.ndim == 4:
+            mean, std = channel_statistics(x)
+        else:
+            x, x_test = standardise(x, x_test)
+        if task == "regression":
+            y, y_test = standardise(y, y_test)
+        return cls(
+            name=name,
+            summary=summary,
+            kind="image" if x.ndim == 4 else "table",
+            task=task,
+            train=Split(x, y),
+            test=Split(x_test, y_test),
+            num_classes=num_classes,
+            class_names=None if class_names is None else tuple(class_names),
+            mean=mean,
+            std=std,
+            source=source,
+        )
+
+    @classmethod
+    def from_torch(
+        cls, dataset: MapStyle, *, test: MapStyle | None = None, limit: int | None = None, **options: Any
+    ) -> Dataset:
+        """Make a data set of any map-style torch data set of (input, target) pairs.
+
+        Args:
+            dataset: has ``__len__`` and ``__getitem__``; inputs are tensors, arrays or PIL images of one shape.
+            test: the same for the test split.
+            limit: read only the first so many pairs of each.
+            options: as for ``from_tensors``.
+
+        Raises:
+            BadInput: an item is not such a pair, or the inputs differ in shape.
+        """
+        x, y = _stack_pairs(dataset, limit)
+        return cls.from_tensors(x, y, test=None if test is None else _stack_pairs(test, limit), **options)
+
+
+class MapStyle(Protocol):
+    """What ``torch.utils.data.Dataset`` promises when it is map-style."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation per channel of images (n, C, H, W), as two tuples of C."""
+    pixels = images.transpose(0, 1).flatten(1)
+    means = [float(channel.mean(dtype=torch.float64)) for channel in pixels]
+    stds = [
+        float(((channel - mean) ** 2).mean(dtype=torch.float64).sqrt())
+        for channel, mean in zip(pixels, means, strict=True)
+    ]
+    return tuple(means), tuple(s if s >= _MIN_STD else 1.0 for s in stds)
+
+
+def standardise(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both (n, d) with the mean and standard deviation of ``train`` taken out, as float32."""
+    wide = train.to(torch.float64)
+    mean, std = wide.mean(dim=0), wide.std(dim=0, correction=0)
+    std = torch.where(std > 1e-12 * (1 + mean.abs()), std, torch.ones_like(std))
+    return ((wide - mean) / std).float(), ((test.to(torch.float64) - mean) / std).float()
+
+
+def as_inputs(array: Array, where: str) -> Tensor:
+    """Return images as float32 (n, C, H, W) in [0, 1], or a table as float64 (n, d).
+
+    Raises:
+        BadInput: neither images nor a table, not finite, or pixels outside [0, 1].
+    """
+    x = _as_tensor(array, where)
+    if x.ndim not in (2, 3, 4) or x.numel() == 0:
+        wanted = "images are (n, C, H, W), (n, H, W) or (n, H, W, C), tables (n, d)"
+        raise BadInput(f"{where}: inputs of shape {tuple(x.shape)} cannot be used; {wanted}, none of them empty")
+    if x.ndim == 2:
+        x = x.to(torch.float64)
+        if not bool(torch.isfinite(x).all()):
+            raise BadInput(f"{where}: the table has values that are not finite; fill or remove them first")
+        return x
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.permute(0, 3, 1, 2)
+    if x.dtype == torch.uint8:
+        return x.float().div_(255).contiguous()
+    if not x.is_floating_point():
+        raise BadInput(f"{where}: images of {x.dtype} cannot be used; give uint8 in 0..255 or floats in [0, 1]")
+    x = x.float()
+    if not bool(torch.isfinite(x).all()):
+        raise BadInput(f"{where}: the images have values that are not finite; fill or remove them first")
+    low, high = float(x.min()), float(x.max())
+    if low < 0 or high > 1:
+        remedy = "give uint8, or scale them first: normalisation is done here, so undo any that was done before"
+        raise BadInput(f"{where}: image values lie in [{low:.3g}, {high:.3g}], not in [0, 1]; {remedy}")
+    return x.contiguous()
+
+
+def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
+
+
+def _as_tensor(array: Array, where: str) -> Tensor:
+    if isinstance(array, Tensor):
+        return array.detach().cpu()
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    except TypeError as error:
+        raise BadInput(f"{where}: cannot be read as numbers ({error}); give tensors or numeric numpy arrays") from error
+
+
+def _as_targets(array: Array, where: str) -> Tensor:
+    y = _as_tensor(array, where)
+    if y.ndim == 2 and y.shape[1] == 1 and not y.is_floating_point():
+        y = y[:, 0]
+    if y.is_floating_point():
+        if y.ndim > 2 or (y.ndim == 2 and y.shape[1] != 1) or y.ndim == 0:
+            raise BadInput(f"{where}: regression targets of shape {tuple(y.shape)}; give (n,) or (n, 1)")
+        if not bool(torch.isfinite(y).all()):
+            raise BadInput(f"{where}: targets that are not finite; fill or remove them first")
+        return y.reshape(-1, 1).to(torch.float64)
+    if y.ndim != 1:
+        raise BadInput(f"{where}: class targets of shape {tuple(y.shape)}; give whole numbers of shape (n,)")
+    y = y.long()
+    if len(y) and int(y.min()) < 0:
+        raise BadInput(f"{where}: class target {int(y.min())} is negative; classes count from 0")
+    return y
+
+
+def _hold_out(targets: Tensor, where: str) -> Tensor:
+    """Mark one example in five of every class (of all, for regression) for the test split; at least one."""
+    if len(targets) < 2:
+        raise BadInput(
+            f"{where}: {len(targets)} example cannot fill a train and a test split; give test=(inputs, targets)"
+        )
+    groups = torch.zeros(len(targets), dtype=torch.int64) if targets.ndim == 2 else targets
+    held_out = within_class_rank(groups) % 5 == 4
+    if not bool(held_out.any()):
+        held_out[-1] = True
+    return held_out
+
+
+def within_class_rank(targets: Tensor) -> Tensor:
+    """Return for each of n labels how many equal ones stand before it: int64 (n,)."""
+    order = torch.argsort(targets, stable=True)
+    grouped = targets[order]
+    first = torch.searchsorted(grouped, grouped, right=False)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(targets)) - first
+    return rank
+
+
+def _check_inputs(where: str, kind: Kind, split: Split) -> None:
+    x, y = split.inputs, split.targets
+    if x.dtype != torch.float32 or x.ndim != (4 if kind == "image" else 2):
+        wanted = "(n, C, H, W)" if kind == "image" else "(n, d)"
+        raise BadInput(f"{where}: inputs must be float32 {wanted}, not {x.dtype} {tuple(x.shape)}")
+    if x.numel() == 0 or len(x) != len(y):
+        raise BadInput(f"{where}: {len(x)} inputs and {len(y)} targets; give one target per input, at least one")
+    low, high = float(x.min()), float(x.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise BadInput(f"{where}: inputs that are not finite; fill or remove them first")
+    if kind == "image" and (low < 0 or high > 1):
+        raise BadInput(f"{where}: image values lie in [{low:.3g}, {high:.3g}]; scale them to [0, 1]")
+
+
+def _check_targets(where: str, task: Task, y: Tensor, num_classes: int | None) -> None:
+    if task == "regression":
+        if y.dtype != torch.float32 or y.ndim != 2 or y.shape[1] != 1 or not bool(torch.isfinite(y).all()):
+            raise BadInput(f"{where}: regression targets must be finite float32 (n, 1), not {y.dtype} {tuple(y.shape)}")
+        if num_classes is not None:
+            raise BadInput(f"{where}: regression has no classes; leave num_classes out")
+        return
+    if y.dtype != torch.int64 or y.ndim != 1:
+        raise BadInput(f"{where}: class targets must be int64 (n,), not {y.dtype} {tuple(y.shape)}")
+    if num_classes is None or num_classes < 2:
+        raise BadInput(f"{where}: classification needs num_classes of at least 2, not {num_classes}")
+    if int(y.min()) < 0 or int(y.max()) >= num_classes:
+        raise BadInput(f"{where}: class target {int(y.max())} is not in 0..{num_classes - 1}; check the labels")
+
+
+def _stack_pairs(dataset: MapStyle, limit: int | None) -> tuple[Tensor, Tensor]:
+    count = len(dataset) if limit is None else min(limit, len(dataset))
+    inputs: list[Tensor] = []
+    targets: list[Any] = []
+    for i in range(count):
+        item = dataset[i]
+        if not (isinstance(item, (tuple, list)) and len(item) == 2):
+            raise BadInput(f"item {i} of the torch data set is not an (input, target) pair; wrap it so that it is")
+        x = item[0] if isinstance(item[0], Tensor) else torch.from_numpy(np.array(item[0]))
+        if inputs and x.shape != inputs[0].shape:
+            shapes = f"{tuple(x.shape)}, not {tuple(inputs[0].shape)}"
+            raise BadInput(f"item {i} of the torch data set has shape {shapes}; add a resizing transform")
+        inputs.append(x)
+        targets.append(item[1])
+    if not inputs:
+        raise BadInput("the torch data set is empty; give one with examples")
+    return torch.stack(inputs), torch.as_tensor(np.array([np.asarray(t) for t in targets]))

@@ -1,0 +1,82 @@
+"""The small real sets inside the scikit-learn package: digits, breast-cancer, diabetes. No download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
+from fedaudit.data.dataset import Dataset, within_class_rank
+from fedaudit.data.images import image_dataset, limit_table
+
+_GET = "embedded in the scikit-learn package"
+
+
+def _digits(_: list[Path], request: Request) -> Dataset:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels = (bunch.images / 16).astype(np.float32)[:, None]  # grey levels 0..16
+    held_out = (within_class_rank(torch.from_numpy(bunch.target)) % 5 == 4).numpy()
+    return image_dataset(
+        request,
+        (pixels[~held_out], bunch.target[~held_out]),
+        (pixels[held_out], bunch.target[held_out]),
+        class_names=[str(digit) for digit in range(10)],
+        num_classes=10,
+        source="scikit-learn, test part of UCI Optical Recognition of Handwritten Digits (CC BY 4.0)",
+    )
+
+
+def _table(
+    request: Request, bunch: Any, targets: np.ndarray[Any, Any], source: str, names: list[str] | None
+) -> Dataset:
+    whole = Dataset.from_tensors(
+        bunch.data, targets, name=request.name, summary=request.summary, class_names=names, source=source
+    )
+    return limit_table(whole, request.limit)
+
+
+def _breast_cancer(_: list[Path], request: Request) -> Dataset:
+    from sklearn.datasets import load_breast_cancer
+
+    bunch = load_breast_cancer()
+    source = "scikit-learn, UCI Breast Cancer Wisconsin (Diagnostic), CC BY 4.0"
+    return _table(request, bunch, bunch.target, source, [str(name) for name in bunch.target_names])
+
+
+def _diabetes(_: list[Path], request: Request) -> Dataset:
+    from sklearn.datasets import load_diabetes
+
+    bunch = load_diabetes(scaled=False)
+    source = "scikit-learn, diabetes data of Efron, Hastie, Johnstone and Tibshirani, Least Angle Regression, 2004"
+    return _table(request, bunch, bunch.target.astype(np.float64), source, None)
+
+
+DATASETS.register(
+    "digits",
+    "1,797 handwritten digits of 8x8 grey pixels, ten classes",
+    kind="image",
+    task="classification",
+    embedded=True,
+    needs="nothing",
+)(Recipe((Layout(_digits),), _GET))
+DATASETS.register(
+    "breast-cancer",
+    "569 tumours, 30 measurements each, malignant or benign",
+    kind="table",
+    task="classification",
+    embedded=True,
+    needs="nothing",
+)(Recipe((Layout(_breast_cancer),), _GET))
+DATASETS.register(
+    "diabetes",
+    "442 patients, 10 measurements each, disease progression after a year (regression)",
+    kind="table",
+    task="regression",
+    embedded=True,
+    needs="nothing",
+)(Recipe((Layout(_diabetes),), _GET))

@@ -1,0 +1,104 @@
+"""Folders of images, one folder per class, as ImageNet has: train/CLASS/*.jpg and val/CLASS/*.jpg."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
+from fedaudit.data.dataset import Dataset
+from fedaudit.data.images import IMAGE_SUFFIXES, balanced, image_dataset, read_image, resize
+from fedaudit.errors import BadInput
+
+MAX_BYTES = 8 * 2**30  # of decoded pixels held in memory
+
+
+def _reader(default_size: int | None, source: str) -> Reader:
+    def read(paths: list[Path], request: Request) -> Dataset:
+        size = request.image_size or default_size
+        for path in paths:
+            if not path.is_dir():
+                raise BadInput(f"{path} is a file; data set '{request.name}' needs a folder of class folders there")
+        names = sorted(folder.name for folder in paths[0].iterdir() if folder.is_dir())
+        if len(names) < 2:
+            raise BadInput(f"{paths[0]} has {len(names)} class folders; put one folder per class there, at least 2")
+        splits = [_read_split(path, names, size, request.limit) for path in paths]
+        return image_dataset(request, *splits, class_names=names, num_classes=len(names), source=source)
+
+    return read
+
+
+def _read_split(
+    folder: Path, names: list[str], size: int | None, limit: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    files: list[Path] = []
+    labels: list[int] = []
+    for sub in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if sub.name not in names:
+            raise BadInput(f"{folder} has the class folder '{sub.name}', which the train folder lacks; make them agree")
+        found = sorted(path for path in sub.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+        files += found
+        labels += [names.index(sub.name)] * len(found)
+    if not files:
+        raise BadInput(
+            f"{folder} has no image files ({', '.join(IMAGE_SUFFIXES)}) in its class folders; put some there"
+        )
+    targets = torch.tensor(labels)
+    rows = balanced(targets, limit)
+    first = _square(files[int(rows[0])], size)
+    if first.numel() * 4 * len(rows) > MAX_BYTES:
+        many = f"{len(rows)} images of {tuple(first.shape)}"
+        raise BadInput(f"{folder}: {many} don't fit into memory; give a limit on the examples or a smaller image_size")
+    pictures = torch.empty((len(rows), *first.shape))
+    for i, row in enumerate(rows.tolist()):
+        picture = _square(files[row], size)
+        if picture.shape != first.shape:
+            raise BadInput(f"{files[row]} differs in size from {files[int(rows[0])]}; give an image_size")
+        pictures[i] = picture
+    return pictures, targets[rows]
+
+
+def _square(path: Path, size: int | None) -> torch.Tensor:
+    """Return an image (3, H, W) in [0, 1]; for a given size its central square, resized to that."""
+    pixels = torch.from_numpy(read_image(path)).permute(2, 0, 1).float().div_(255)
+    if size is None:
+        return pixels
+    height, width = pixels.shape[1:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return resize(pixels[None, :, top : top + side, left : left + side], size)[0]
+
+
+DATASETS.register(
+    "imagenet",
+    "colour photographs, central squares (224 px), a thousand classes; use it with a limit",
+    kind="image",
+    task="classification",
+    embedded=False,
+    needs="files",
+)(
+    Recipe(
+        (
+            Layout(
+                _reader(224, "ImageNet (Russakovsky et al., 2015); non-commercial research use"),
+                ("train", "val|validation|test"),
+                ("imagenet", "ImageNet", "ILSVRC2012"),
+            ),
+        ),
+        "https://image-net.org, as DATA_DIR/imagenet/train/CLASS/*.JPEG and DATA_DIR/imagenet/val/CLASS/*.JPEG",
+    )
+)
+DATASETS.register(
+    "image-folder",
+    "your own colour pictures: DATA_DIR/train/CLASS/* and DATA_DIR/test/CLASS/*",
+    kind="image",
+    task="classification",
+    embedded=False,
+    needs="files",
+)(
+    Recipe(
+        (Layout(_reader(None, "your own images"), ("train", "test|val|validation"), (".",)),),
+        "put pictures into DATA_DIR/train/CLASS/ and DATA_DIR/test/CLASS/ and give that DATA_DIR",
+    )
+)

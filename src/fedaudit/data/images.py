@@ -1,0 +1,113 @@
+"""From arrays to a data set: choosing examples, decoding and resizing pictures. All deterministic."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaudit.data.catalogue import Request
+from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, channel_statistics, within_class_rank
+from fedaudit.data.files import reading
+from fedaudit.errors import BadInput
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+_CHUNK = 1024  # images resized at a time, so that large sets don't need several copies in memory
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Return images (n, C, H, W) resized to (n, C, size, size), bilinear with antialiasing."""
+    if images.shape[-2:] == (size, size):
+        return images
+    parts = [
+        torch.nn.functional.interpolate(part, size=(size, size), mode="bilinear", antialias=True)
+        for part in images.split(_CHUNK)
+    ]
+    return torch.cat(parts).clamp_(0, 1)
+
+
+def decode(data: bytes, where: str, mode: str = "RGB") -> np.ndarray[Any, Any]:
+    """Return the uint8 pixels (H, W, 3) or, for mode "L", (H, W) of an image file's bytes.
+
+    Raises:
+        BadInput: no image, or a damaged one.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return np.array(image.convert(mode))
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{where}: not a readable image ({error}); get the file again") from error
+
+
+def read_image(path: Path, mode: str = "RGB") -> np.ndarray[Any, Any]:
+    """Return the uint8 pixels of an image file, as ``decode`` does.
+
+    Raises:
+        BadInput: no image, or a damaged one.
+    """
+    with reading(path):
+        data = path.read_bytes()
+    return decode(data, str(path), mode)
+
+
+def balanced(targets: Tensor, limit: int | None) -> Tensor:
+    """Return at most ``limit`` row numbers, in ascending order, taken in turn from every class."""
+    if limit is None or limit >= len(targets):
+        return torch.arange(len(targets))
+    rank = within_class_rank(targets)
+    order = torch.argsort(rank * (int(targets.max()) + 1) + targets, stable=True)
+    return order[:limit].sort().values
+
+
+def limit_table(whole: Dataset, limit: int | None) -> Dataset:
+    """Return the table with both splits cut to at most ``limit`` examples, in equal parts of the classes."""
+    splits = []
+    for split in (whole.train, whole.test):
+        groups = split.targets if split.targets.ndim == 1 else torch.zeros(len(split), dtype=torch.int64)
+        splits.append(split[balanced(groups, limit)])
+    return replace(whole, train=splits[0], test=splits[1])
+
+
+def image_dataset(
+    request: Request,
+    train: tuple[Array, Array],
+    test: tuple[Array, Array],
+    *,
+    class_names: Sequence[str] | None,
+    num_classes: int,
+    source: str,
+    image_size: int | None = None,
+) -> Dataset:
+    """Make a data set of pixels and labels; ``image_size`` is the size taken where the request names none."""
+    size = request.image_size if request.image_size is not None else image_size
+    splits: list[Split] = []
+    for pixels, labels in (train, test):
+        y = torch.as_tensor(np.asarray(labels).astype(np.int64))
+        if len(pixels) != len(y) or len(y) == 0:
+            raise BadInput(f"data set '{request.name}': {len(pixels)} images but {len(y)} labels; get the files again")
+        rows = balanced(y, request.limit)
+        chosen = pixels[rows] if isinstance(pixels, Tensor) else pixels[rows.numpy()]
+        x = as_inputs(chosen, f"data set '{request.name}'")
+        splits.append(Split(x if size is None else resize(x, size), y[rows]))
+    mean, std = channel_statistics(splits[0].inputs)
+    return Dataset(
+        name=request.name,
+        summary=request.summary,
+        kind="image",
+        task="classification",
+        train=splits[0],
+        test=splits[1],
+        num_classes=num_classes,
+        class_names=None if class_names is None else tuple(class_names),
+        mean=mean,
+        std=std,
+        source=source,
+    )

@@ -1,0 +1,277 @@
+"""Image sets from local files: as parquet or npz, or as their authors publish them."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
+from fedaudit.data.dataset import Dataset
+from fedaudit.data.files import Numbers, read_idx, read_mat, read_npz, read_parquet, read_pickled_batch, reading
+from fedaudit.data.images import balanced, decode, image_dataset, read_image
+from fedaudit.errors import BadInput
+
+_CIFAR = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; no formal licence"
+_CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_FASHION_NAMES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_DIGIT_NAMES = tuple(string.digits)
+_IDX_FILES = (
+    *("train-images-idx3-ubyte|train-images.idx3-ubyte", "train-labels-idx1-ubyte|train-labels.idx1-ubyte"),
+    *("t10k-images-idx3-ubyte|t10k-images.idx3-ubyte", "t10k-labels-idx1-ubyte|t10k-labels.idx1-ubyte"),
+)
+
+Pair = tuple[Numbers, Numbers]
+
+
+def _checked(path: Path, pixels: Numbers, labels: Numbers, num_classes: int, sides: tuple[int, ...] = ()) -> Pair:
+    """Return pixels and labels if they are what the data set's files hold; otherwise say what is wrong with them."""
+    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or (sides and pixels.shape[1:] != sides):
+        wanted = f"(n, {', '.join(map(str, sides))})" if sides else "(n, height, width)"
+        raise BadInput(f"{path}: images are {pixels.dtype} {pixels.shape}, not uint8 {wanted}; get the file again")
+    if labels.ndim != 1 or len(labels) != len(pixels) or len(labels) == 0:
+        raise BadInput(f"{path}: {len(pixels)} images but labels of shape {labels.shape}; get the file again")
+    if labels.dtype.kind not in "iu" or int(labels.min()) < 0 or int(labels.max()) >= num_classes:
+        raise BadInput(f"{path}: label {labels.max()} is not in 0..{num_classes - 1}; get the file again")
+    return pixels, labels
+
+
+def _png_parquet(num_classes: int, source: str, class_names: Sequence[str] | None = None) -> Reader:
+    """Return a reader of two parquet files with the columns png (bytes of an image file), label, maybe class_name."""
+
+    def read(paths: list[Path], request: Request) -> Dataset:
+        splits: list[Pair] = []
+        names = dict(enumerate(class_names or ()))
+        for path in paths:
+            columns = read_parquet(path)
+            if not {"png", "label"} <= columns.keys():
+                raise BadInput(f"{path} lacks the columns png and label; it has {', '.join(columns)}")
+            with reading(path):
+                labels = np.array(columns["label"], dtype=np.int64)
+                if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+                    raise ValueError(f"labels outside 0..{num_classes - 1}")
+            if "class_name" in columns:
+                names.update(zip(labels.tolist(), columns["class_name"], strict=True))
+            rows = balanced(torch.from_numpy(labels), request.limit).tolist()
+            pixels = [decode(columns["png"][row], f"{path}, row {row}") for row in rows]
+            with reading(path):
+                splits.append((np.stack(pixels), labels[rows]))
+        known = [str(names[i]) for i in range(num_classes)] if len(names) == num_classes else None
+        return image_dataset(request, *splits, class_names=known, num_classes=num_classes, source=source)
+
+    return read
+
+
+def _npz(class_names: tuple[str, ...], source: str) -> Reader:
+    """Return a reader of one npz with x_train, y_train, x_test, y_test."""
+
+    def read(paths: list[Path], request: Request) -> Dataset:
+        x, y, x_test, y_test = read_npz(paths[0], "x_train", "y_train", "x_test", "y_test")
+        count = len(class_names)
+        train, test = (_checked(paths[0], *pair, count) for pair in ((x, y), (x_test, y_test)))
+        return image_dataset(request, train, test, class_names=class_names, num_classes=count, source=source)
+
+    return read
+
+
+def _idx(class_names: tuple[str, ...], source: str, *, first_label: int = 0, transposed: bool = False) -> Reader:
+    """Return a reader of four idx files: train images and labels, test images and labels."""
+
+    def read(paths: list[Path], request: Request) -> Dataset:
+        splits = []
+        for images, labels in (paths[:2], paths[2:]):
+            pixels, numbers = read_idx(images), read_idx(labels).astype(np.int64) - first_label
+            pixels = np.swapaxes(pixels, 1, 2) if transposed and pixels.ndim == 3 else pixels
+            splits.append(_checked(images, pixels, numbers, len(class_names)))
+        return image_dataset(request, *splits, class_names=class_names, num_classes=len(class_names), source=source)
+
+    return read
+
+
+def _read_cifar_batches(train: list[Path], test: Path, key: str, num_classes: int) -> list[Pair]:
+    splits = []
+    for paths in (train, [test]):
+        pairs = []
+        for path in paths:
+            batch = read_pickled_batch(path)
+            if not {"data", key} <= batch.keys():
+                raise BadInput(f"{path} has no '{key}' beside 'data', only {', '.join(batch)}; get the file again")
+            with reading(path):
+                pixels = np.asarray(batch["data"]).reshape(-1, 3, 32, 32)
+                pairs.append(_checked(path, pixels, np.array(batch[key]), num_classes, (3, 32, 32)))
+        splits.append((np.concatenate([p for p, _ in pairs]), np.concatenate([y for _, y in pairs])))
+    return splits
+
+
+def _cifar10_batches(paths: list[Path], request: Request) -> Dataset:
+    splits = _read_cifar_batches(paths[:-1], paths[-1], "labels", 10)
+    return image_dataset(request, *splits, class_names=_CIFAR10_NAMES, num_classes=10, source=_CIFAR)
+
+
+def _cifar100_batches(paths: list[Path], request: Request) -> Dataset:
+    splits = _read_cifar_batches(paths[:1], paths[1], "fine_labels", 100)
+    names = read_pickled_batch(paths[2]).get("fine_label_names")
+    if not isinstance(names, list) or len(names) != 100:
+        raise BadInput(f"{paths[2]} has no list of 100 'fine_label_names'; get the file again")
+    return image_dataset(request, *splits, class_names=[str(n) for n in names], num_classes=100, source=_CIFAR)
+
+
+def _svhn(paths: list[Path], request: Request) -> Dataset:
+    splits = []
+    for path in paths:
+        pixels, labels = read_mat(path, "X", "y")
+        if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
+            raise BadInput(f"{path}: X is {pixels.shape}, not (32, 32, 3, n); get the file again")
+        digits = labels.reshape(-1).astype(np.int64) % 10  # the files write 10 for the digit 0
+        splits.append(_checked(path, pixels.transpose(3, 2, 0, 1), digits, 10, (3, 32, 32)))
+    source = "Street View House Numbers (Netzer et al., 2011); for non-commercial use only"
+    return image_dataset(request, *splits, class_names=_DIGIT_NAMES, num_classes=10, source=source)
+
+
+def _faces_npz(paths: list[Path], request: Request) -> Dataset:
+    pixels, subject, shot = read_npz(paths[0], "images", "subject", "shot")
+    return _faces(pixels, subject.astype(np.int64) - 1, shot, request, paths[0])
+
+
+def _faces_pgm(paths: list[Path], request: Request) -> Dataset:
+    folder = paths[0].parent.parent
+    places = [(subject, shot) for subject in range(1, 41) for shot in range(1, 11)]
+    files = [folder / f"s{subject}" / f"{shot}.pgm" for subject, shot in places]
+    absent = [file for file in files if not file.is_file()]
+    if absent:
+        raise BadInput(f"{absent[0]} is missing, one of {len(absent)} of 400 faces; get the data set again")
+    with reading(folder):
+        pixels = np.stack([read_image(file, "L") for file in files])
+    return _faces(pixels, np.array([s - 1 for s, _ in places]), np.array([s for _, s in places]), request, folder)
+
+
+def _faces(pixels: Numbers, subject: Numbers, shot: Numbers, request: Request, path: Path) -> Dataset:
+    """Shots 9 and 10 of every person are the test split. The whole face is kept: 112x92 becomes square."""
+    pixels, subject = _checked(path, pixels, subject, 40)
+    if shot.shape != subject.shape or not {True, False} <= set((shot >= 9).tolist()):
+        raise BadInput(f"{path}: shots of shape {shot.shape} don't split into 1..8 and 9..10; get the file again")
+    held_out = shot >= 9
+    return image_dataset(
+        request,
+        (pixels[~held_out], subject[~held_out]),
+        (pixels[held_out], subject[held_out]),
+        class_names=[f"person {i + 1}" for i in range(40)],
+        num_classes=40,
+        source="AT&T/ORL Database of Faces (Samaria and Harter, 1994), credit to Olivetti Research Laboratory",
+        image_size=64,
+    )
+
+
+def _register(name: str, summary: str, layouts: tuple[Layout, ...], get: str, needs: str = "files") -> None:
+    info = {"kind": "image", "task": "classification", "embedded": False, "needs": needs}
+    DATASETS.register(name, summary, **info)(Recipe(layouts, get))
+
+
+_PARQUET_NEEDS = "files; parquet files need pyarrow"
+_PNG_FILES = ("train.parquet|train_subset.parquet", "test.parquet|test_subset.parquet")
+
+_register(
+    "cifar10",
+    "32x32 colour photographs, ten classes",
+    (
+        Layout(_png_parquet(10, _CIFAR, _CIFAR10_NAMES), _PNG_FILES, ("cifar10",)),
+        Layout(
+            _cifar10_batches,
+            (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
+            ("cifar-10-batches-py", "cifar10/cifar-10-batches-py"),
+        ),
+    ),
+    "https://www.cs.toronto.edu/~kriz/cifar.html, unpack cifar-10-python.tar.gz into DATA_DIR",
+    _PARQUET_NEEDS,
+)
+_register(
+    "cifar100",
+    "32x32 colour photographs, a hundred classes",
+    (
+        Layout(_png_parquet(100, _CIFAR), _PNG_FILES, ("cifar100",)),
+        Layout(_cifar100_batches, ("train", "test", "meta"), ("cifar-100-python", "cifar100/cifar-100-python")),
+    ),
+    "https://www.cs.toronto.edu/~kriz/cifar.html, unpack cifar-100-python.tar.gz into DATA_DIR",
+    _PARQUET_NEEDS,
+)
+_register(
+    "mnist",
+    "28x28 grey handwritten digits, ten classes",
+    (
+        Layout(_npz(_DIGIT_NAMES, "MNIST (LeCun, Cortes, Burges)"), ("mnist.npz",), ("mnist", ".")),
+        Layout(_idx(_DIGIT_NAMES, "MNIST (LeCun, Cortes, Burges)"), _IDX_FILES, ("MNIST/raw", "MNIST", "mnist", ".")),
+    ),
+    "the four files train-images-idx3-ubyte.gz ... t10k-labels-idx1-ubyte.gz of MNIST into DATA_DIR/MNIST/raw/",
+)
+_register(
+    "fashion-mnist",
+    "28x28 grey pictures of clothes, ten classes",
+    (
+        Layout(
+            _npz(_FASHION_NAMES, "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), MIT, Zalando SE"),
+            ("fashion_mnist.npz",),
+            ("fashion_mnist", "."),
+        ),
+        Layout(
+            _idx(_FASHION_NAMES, "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), MIT, Zalando SE"),
+            _IDX_FILES,
+            ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist", "fashion_mnist"),
+        ),
+    ),
+    "https://github.com/zalandoresearch/fashion-mnist, its four data/fashion/*.gz into DATA_DIR/FashionMNIST/raw/",
+)
+_register(
+    "emnist-letters",
+    "28x28 grey handwritten letters, 26 classes",
+    (
+        Layout(
+            _idx(
+                tuple(string.ascii_uppercase),
+                "EMNIST letters (Cohen et al., 2017), NIST Special Database 19",
+                first_label=1,
+                transposed=True,
+            ),
+            tuple(
+                f"emnist-letters-{split}-{what}"
+                for split in ("train", "test")
+                for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+            ),
+            ("EMNIST/raw", "EMNIST", "emnist-letters", "emnist", "gzip", "."),
+        ),
+    ),
+    "https://www.nist.gov/itl/products-and-services/emnist-dataset, its emnist-letters files into DATA_DIR/EMNIST/",
+)
+_register(
+    "svhn",
+    "32x32 colour house numbers, ten classes",
+    (Layout(_svhn, ("train_32x32.mat", "test_32x32.mat"), ("svhn", "SVHN", ".")),),
+    "http://ufldl.stanford.edu/housenumbers, train_32x32.mat and test_32x32.mat into DATA_DIR/svhn/",
+)
+_register(
+    "gtsrb",
+    "32x32 colour German traffic signs, 43 classes",
+    (
+        Layout(
+            _png_parquet(43, "German Traffic Sign Recognition Benchmark (Stallkamp et al., 2012)"),
+            _PNG_FILES,
+            ("gtsrb",),
+        ),
+    ),
+    "https://benchmark.ini.rub.de, as DATA_DIR/gtsrb/train.parquet and test.parquet with the columns png (bytes of a "
+    "32x32 image file) and label; or use image-folder",
+    _PARQUET_NEEDS,
+)
+_register(
+    "att-faces",
+    "grey portraits of 40 people, ten each (64 px); the last two of each are the test split",
+    (
+        Layout(_faces_npz, ("att_faces.npz",), ("att_faces", "att-faces", ".")),
+        Layout(_faces_pgm, ("s1/1.pgm",), ("att_faces", "att-faces", "orl_faces", ".")),
+    ),
+    "the AT&T (ORL) Database of Faces, its folders s1 ... s40 of .pgm files into DATA_DIR/att_faces/",
+)

@@ -1,0 +1,196 @@
+"""How a federation's examples are shared out among its clients: pure functions of the targets."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from fedaudit.errors import BadInput, unknown_name
+from fedaudit.registry import Registry
+
+Scheme = Callable[..., list[Tensor]]
+
+PARTITIONS: Registry[Scheme] = Registry("partition")
+
+
+def partition(scheme: str, targets: Tensor, clients: int, generator: Generator, **options: Any) -> list[Tensor]:
+    """Share examples out among clients.
+
+    Args:
+        scheme: one of ``PARTITIONS``.
+        targets: int64 (n,) labels; float (n, 1) regression targets can only be shared out by ``iid``.
+        clients: how many clients, each of which gets at least one example.
+        generator: the source of all chance.
+        options: those of the scheme: ``alpha``, ``k``, ``shards_per_client`` or ``m``.
+
+    Returns:
+        for every client the int64 row numbers of its examples, in random order. No row is given to two clients.
+
+    Raises:
+        BadInput: unknown scheme or option, or a sharing-out that is impossible; the message says why.
+    """
+    share_out = PARTITIONS[scheme].value
+    known = [
+        name for name in inspect.signature(share_out).parameters if name not in ("targets", "clients", "generator")
+    ]
+    for option in options:
+        if option not in known:
+            allowed = unknown_name("option", option, known) if known else f"it has no option '{option}'"
+            raise BadInput(f"partition '{scheme}': {allowed}")
+    _whole(scheme, "clients", clients, len(targets), "examples")
+    if targets.is_floating_point() and scheme != "iid":
+        raise BadInput(
+            f"partition '{scheme}' goes by class labels, but the targets are numbers (regression); use 'iid'"
+        )
+    parts = share_out(targets, clients, generator, **options)
+    return [part[torch.randperm(len(part), generator=generator)] for part in parts]
+
+
+@PARTITIONS.register("iid", "shuffled and cut into equal parts; covers everything", options={})
+def iid(targets: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+    """Shuffle and cut into parts whose sizes differ by one at most."""
+    return _deal(torch.arange(len(targets)), clients, generator)
+
+
+@PARTITIONS.register(
+    "dirichlet",
+    "each class is split by proportions drawn from Dirichlet(alpha); small alpha: few classes a client; covers all",
+    options={"alpha": 0.5},
+)
+def dirichlet(targets: Tensor, clients: int, generator: Generator, alpha: float = 0.5) -> list[Tensor]:
+    """Split every class by its own proportions p ~ Dirichlet(alpha, ..., alpha) over the clients.
+
+    Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019. A client that the draw
+    leaves with nothing then gets one random example of whichever client has most at that moment.
+
+    Raises:
+        BadInput: alpha is not a number above 0.
+    """
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not (math.isfinite(alpha) and alpha > 0):
+        raise BadInput(f"partition 'dirichlet': alpha={alpha!r}; give a number above 0, such as 0.5")
+    # torch has no Dirichlet draw with an explicit generator, so numpy's is seeded from it
+    seed = int(torch.randint(2**62, (1,), generator=generator))
+    rng = np.random.default_rng(seed)
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for rows in _by_class(targets):
+        shares = np.cumsum(rng.dirichlet(np.full(clients, float(alpha))))[:-1]
+        cuts = np.clip(np.round(shares * len(rows)), 0, len(rows)).astype(int)
+        shuffled = rows[torch.randperm(len(rows), generator=generator)]
+        for part, piece in zip(parts, torch.tensor_split(shuffled, cuts.tolist()), strict=True):
+            part.append(piece)
+    whole = [torch.cat(part) for part in parts]
+    for client in range(clients):
+        if len(whole[client]) == 0:
+            rich = max(range(clients), key=lambda c: len(whole[c]))
+            given = int(torch.randint(len(whole[rich]), (1,), generator=generator))
+            whole[client] = whole[rich][given : given + 1]
+            whole[rich] = torch.cat([whole[rich][:given], whole[rich][given + 1 :]])
+    return whole
+
+
+@PARTITIONS.register(
+    "classes-per-client",
+    "every client has exactly k classes; a class that no client has is left out",
+    options={"k": 2},
+)
+def classes_per_client(targets: Tensor, clients: int, generator: Generator, k: int = 2) -> list[Tensor]:
+    """Give every client k classes, in turn from a shuffled list of them, and split each class among its clients.
+
+    Where clients * k is less than the number of classes, the last of the list are left out; otherwise all examples
+    are given out. The numbers of clients that two classes have differ by one at most.
+
+    Raises:
+        BadInput: k is not in 1..classes, or a class has fewer examples than clients.
+    """
+    groups = _by_class(targets)
+    _whole("classes-per-client", "k", k, len(groups), "classes")
+    order = torch.randperm(len(groups), generator=generator).tolist()
+    holders: dict[int, list[int]] = {c: [] for c in order}
+    for turn in range(clients * k):
+        holders[order[turn % len(order)]].append(turn // k)
+    return _give("classes-per-client", groups, holders, clients, generator)
+
+
+@PARTITIONS.register(
+    "shards",
+    "sorted by label and cut into shards, each client gets some at random; covers everything",
+    options={"shards_per_client": 2},
+)
+def shards(targets: Tensor, clients: int, generator: Generator, shards_per_client: int = 2) -> list[Tensor]:
+    """Sort by label, cut into clients * shards_per_client equal shards (by one at most), deal them out at random.
+
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+
+    Raises:
+        BadInput: there are more shards than examples.
+    """
+    _whole("shards", "shards_per_client", shards_per_client, len(targets) // clients, "examples per client")
+    shuffled = torch.randperm(len(targets), generator=generator)
+    in_order = shuffled[torch.argsort(targets[shuffled], stable=True)]
+    pieces = torch.tensor_split(in_order, clients * shards_per_client)
+    dealt = torch.randperm(len(pieces), generator=generator).view(clients, shards_per_client)
+    return [torch.cat([pieces[i] for i in row]) for row in dealt.tolist()]
+
+
+@PARTITIONS.register(
+    "label-to-clients",
+    "every label lives on exactly m clients, among whom its examples are split; covers everything",
+    options={"m": 2},
+)
+def label_to_clients(targets: Tensor, clients: int, generator: Generator, m: int = 2) -> list[Tensor]:
+    """Give every label to m clients, in turn from a shuffled list of them, and split its examples among these.
+
+    The numbers of labels that two clients have differ by one at most.
+
+    Raises:
+        BadInput: m is not in 1..clients, m * labels leaves a client empty, or a label has fewer than m examples.
+    """
+    groups = _by_class(targets)
+    _whole("label-to-clients", "m", m, clients, "clients")
+    if m * len(groups) < clients:
+        enough = math.ceil(clients / len(groups))
+        many = f"{len(groups)} labels on m={m} clients each leave some of {clients} clients without any"
+        raise BadInput(f"partition 'label-to-clients': {many}; give m of at least {enough}, or fewer clients")
+    order = torch.randperm(clients, generator=generator).tolist()
+    labels = torch.randperm(len(groups), generator=generator).tolist()
+    holders = {label: [order[(i * m + j) % clients] for j in range(m)] for i, label in enumerate(labels)}
+    return _give("label-to-clients", groups, holders, clients, generator)
+
+
+def _by_class(targets: Tensor) -> list[Tensor]:
+    return [torch.nonzero(targets == label)[:, 0] for label in torch.unique(targets)]
+
+
+def _deal(rows: Tensor, parts: int, generator: Generator) -> list[Tensor]:
+    return list(torch.tensor_split(rows[torch.randperm(len(rows), generator=generator)], parts))
+
+
+def _give(
+    scheme: str,
+    groups: list[Tensor],
+    holders: dict[int, list[int]],
+    clients: int,
+    generator: Generator,
+) -> list[Tensor]:
+    """Split every class among the clients that hold it."""
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for group, who in sorted(holders.items()):
+        rows = groups[group]
+        if len(rows) < len(who):
+            few = f"class number {group} has {len(rows)} examples for {len(who)} clients"
+            raise BadInput(f"partition '{scheme}': {few}; take fewer clients or more examples")
+        if who:
+            for client, piece in zip(who, _deal(rows, len(who), generator), strict=True):
+                parts[client].append(piece)
+    return [torch.cat(part) for part in parts]
+
+
+def _whole(scheme: str, name: str, value: object, most: int, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise BadInput(f"partition '{scheme}': {name}={value!r}; give a whole number from 1 to {most} (the {what})")

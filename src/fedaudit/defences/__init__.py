@@ -1,0 +1,1 @@
+"""Defences: aggregators on the server's side, sanitisers on the client's."""

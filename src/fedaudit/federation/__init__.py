@@ -1,0 +1,1 @@
+"""The federation: clients, server, the simulator, and the transcript of what travelled."""

@@ -1,0 +1,92 @@
+"""What a client does with the model that it received: one gradient, or local training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.errors import BadInput
+from fedaudit.federation.update import Loss, Tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Batch = tuple[Tensor, Tensor]
+
+
+@contextmanager
+def local_randomness(seed: int) -> Iterator[None]:
+    """Let dropout and its kin draw from ``seed``; the global RNG is as it was afterwards."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that training changes, by name.
+
+    Raises:
+        BadInput: there are none.
+    """
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise BadInput("the model has no trainable parameter; nothing would travel in this federation")
+    return found
+
+
+def gradient(model: nn.Module, loss: Loss, batch: Batch) -> Tensors:
+    """Return the gradient of the mean loss over ``batch`` for every trainable parameter.
+
+    Raises:
+        BadInput: a parameter doesn't take part in the loss, or the gradient isn't finite.
+    """
+    parameters = trainable(model)
+    inputs, targets = batch
+    value = loss(model(inputs), targets)
+    grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    result = {}
+    for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
+        grad = torch.zeros_like(parameter) if grad is None else grad
+        if not torch.isfinite(grad).all():
+            raise BadInput(f"the gradient of '{name}' is not finite: check the data, the loss and the learning rate")
+        result[name] = grad.detach()
+    return result
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Batch],
+    *,
+    learning_rate: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    proximal_mu: float = 0.0,
+) -> list[float]:
+    """Train ``model`` in place by SGD, one step a batch; return each step's loss before the step.
+
+    FedProx (Li et al. 2020, Eq. 2) adds μ/2·‖w − w_global‖² to the loss, w_global being the weights at the start.
+
+    Raises:
+        BadInput: training diverged.
+    """
+    parameters = list(trainable(model).values())
+    anchor = [p.detach().clone() for p in parameters] if proximal_mu else []
+    optimiser = torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
+    losses: list[Tensor] = []
+    for inputs, targets in batches:
+        optimiser.zero_grad(set_to_none=True)
+        value = loss(model(inputs), targets)
+        value.backward()
+        for parameter, start in zip(parameters, anchor, strict=False):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - start, alpha=proximal_mu)
+        optimiser.step()
+        losses.append(value.detach())
+    if not all(torch.isfinite(p).all() for p in parameters):
+        raise BadInput(f"local training diverged at learning rate {learning_rate:g}; lower it")
+    return [float(value) for value in losses]

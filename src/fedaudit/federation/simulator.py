@@ -1,0 +1,222 @@
+"""A deterministic federation in this process: a server, its clients, and the transcript of what travelled."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.data import Dataset
+from fedaudit.data.dataset import Split
+from fedaudit.data.partition import partition
+from fedaudit.defences.aggregation import AGGREGATORS, Aggregate
+from fedaudit.defences.sanitising import SANITISERS, Sanitiser
+from fedaudit.errors import BadInput
+from fedaudit.federation.client import gradient, local_randomness, train, trainable
+from fedaudit.federation.transcript import Round, Transcript
+from fedaudit.federation.truth import Truth
+from fedaudit.federation.update import Loss, Setup, Tensors, TrainingFacts, Update
+from fedaudit.models import set_training_mode
+from fedaudit.scenario import DefencesSpec, FederationSpec
+from fedaudit.seeds import derive_seed, generator
+
+Report = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a simulation needs beside its spec.
+
+    Attributes:
+        dataset: whose ``split`` the clients hold.
+        split: ``train`` or ``test``.
+        setup: what everybody knows.
+        model: with the weights of round 0; it isn't changed.
+        loss: mean over a batch.
+        reveal_labels: whether updates carry their labels, for threat models that grant them.
+    """
+
+    dataset: Dataset
+    split: str
+    setup: Setup
+    model: nn.Module
+    loss: Loss
+    reveal_labels: bool
+
+
+def simulate(
+    federation: Federation,
+    spec: FederationSpec,
+    defences: DefencesSpec,
+    *,
+    seed: int,
+    report: Report | None = None,
+) -> tuple[Transcript, Truth]:
+    """Run ``spec.rounds`` rounds and return what travelled, and, apart from it, what the clients trained on.
+
+    Raises:
+        BadInput: the spec asks for more examples, clients or batches than there are.
+    """
+    pool: Split = federation.dataset.train if federation.split == "train" else federation.dataset.test
+    held = _held_examples(pool, spec.examples)
+    split = Split(pool.inputs[held], pool.targets[held])
+    if len(split) < spec.clients:
+        raise BadInput(f"federation '{spec.name}': {len(split)} examples can't be spread over {spec.clients} clients")
+    shares = partition(
+        spec.partition.scheme,
+        split.targets,
+        spec.clients,
+        generator(seed, spec.name, "partition"),
+        **spec.partition.options(),
+    )
+    model = copy.deepcopy(federation.model)
+    clients = [
+        _Client(i, Split(split.inputs[share], split.targets[share]), federation, spec, defences, seed)
+        for i, share in enumerate(shares)
+    ]
+    sampler = generator(seed, spec.name, "sampling")
+    rounds: list[Round] = []
+    inputs: dict[tuple[int, int], Tensor] = {}
+    labels: dict[tuple[int, int], Tensor] = {}
+    per_round = spec.clients_per_round or spec.clients
+    for index in range(spec.rounds):
+        weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        chosen = sorted(torch.randperm(spec.clients, generator=sampler)[:per_round].tolist())
+        updates = []
+        for position, number in enumerate(chosen):
+            model.load_state_dict(weights)
+            update, used = clients[number].participate(model, index)
+            updates.append(update)
+            inputs[index, number], labels[index, number] = used.inputs, used.targets
+            if report:
+                report(index * per_round + position + 1)
+        aggregate = _apply(model, weights, updates, spec, defences)
+        rejected = {updates[row].client: reason for row, reason in aggregate.rejected.items()}
+        rounds.append(Round(index, weights, updates, rejected))
+    transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
+    candidates = _candidates(federation.dataset, federation.split, split)
+    return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {})
+
+
+def _apply(
+    model: nn.Module, weights: Tensors, updates: list[Update], spec: FederationSpec, defences: DefencesSpec
+) -> Aggregate:
+    """Aggregate the updates into ``model``: W − μ·g for gradients, W + ΔW for weights."""
+    names = list(updates[0].tensors)
+    matrix = torch.stack([torch.cat([u.tensors[n].flatten() for n in names]) for u in updates])
+    aggregate = AGGREGATORS[defences.aggregator].value(matrix)
+    scale = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
+    state = dict(weights)
+    pieces = aggregate.vector.split([updates[0].tensors[n].numel() for n in names])
+    for name, piece in zip(names, pieces, strict=True):
+        state[name] = weights[name] + scale * piece.view_as(weights[name])
+    shares = aggregate.weights
+    for name in updates[0].buffers:  # running statistics: the same shares as the parameters; counters: the largest
+        stack = torch.stack([u.buffers[name] for u in updates])
+        if stack.is_floating_point():
+            state[name] = (stack * shares.view(-1, *[1] * (stack.ndim - 1))).sum(dim=0)
+        else:
+            state[name] = stack.amax(dim=0)
+    model.load_state_dict(state)
+    return aggregate
+
+
+class _Client:
+    """One client: its data, its place in the current pass over them, its sanitiser's state."""
+
+    def __init__(
+        self, number: int, data: Split, federation: Federation, spec: FederationSpec, defences: DefencesSpec, seed: int
+    ) -> None:
+        self.number = number
+        self.data = data
+        self.federation = federation
+        self.spec = spec
+        self.seed = seed
+        self.order = generator(seed, spec.name, "order", number)
+        self.noise = generator(seed, spec.name, "sanitiser", number)
+        self.sanitiser: Sanitiser = SANITISERS[defences.sanitiser].value()
+        self.stream = self._passes()
+
+    def _passes(self) -> Iterator[Tensor]:
+        """Yield mini-batches of row numbers, pass after pass, each shuffled anew; a pass's last batch may be short."""
+        while True:
+            yield from torch.randperm(len(self.data), generator=self.order).split(self.spec.batch_size)
+
+    def _batches(self) -> list[Tensor]:
+        if self.spec.algorithm == "fedsgd":
+            return [next(self.stream)]
+        if self.spec.local_steps is not None:
+            return [next(self.stream) for _ in range(self.spec.local_steps)]
+        per_epoch = math.ceil(len(self.data) / self.spec.batch_size)
+        return [next(self.stream) for _ in range((self.spec.local_epochs or 1) * per_epoch)]
+
+    def participate(self, model: nn.Module, index: int) -> tuple[Update, Split]:
+        """Return the update of round ``index`` and the examples it was made from, in the order of use."""
+        rows = self._batches()
+        setup, spec = self.federation.setup, self.spec
+        batches = [(setup.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
+        start = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        set_training_mode(model, setup.batch_norm)
+        with local_randomness(derive_seed(self.seed, spec.name, "dropout", self.number, index)):
+            if spec.algorithm == "fedsgd":
+                tensors = gradient(model, self.federation.loss, batches[0])
+            else:
+                train(
+                    model,
+                    self.federation.loss,
+                    batches,
+                    learning_rate=spec.learning_rate,
+                    momentum=spec.momentum,
+                    weight_decay=spec.weight_decay,
+                    proximal_mu=spec.proximal_mu,
+                )
+                tensors = {name: p.detach() - start[name] for name, p in trainable(model).items()}
+        end = model.state_dict()
+        moved = {
+            n: end[n].detach().clone() for n, _ in model.named_buffers() if n in end and not end[n].equal(start[n])
+        }
+        used = torch.cat(rows)
+        update = Update(
+            client=self.number,
+            kind="gradient" if spec.algorithm == "fedsgd" else "weights",
+            tensors=tensors,
+            num_examples=len(used),
+            facts=TrainingFacts(
+                learning_rate=spec.learning_rate,
+                local_steps=len(rows),
+                batch_sizes=tuple(len(r) for r in rows),
+                momentum=spec.momentum if spec.algorithm != "fedsgd" else 0.0,
+                weight_decay=spec.weight_decay if spec.algorithm != "fedsgd" else 0.0,
+                proximal_mu=spec.proximal_mu,
+            ),
+            buffers=moved,
+            labels=self.data.targets[used] if self.federation.reveal_labels else None,
+        )
+        return self.sanitiser(update, self.noise), Split(self.data.inputs[used], self.data.targets[used])
+
+
+def _held_examples(pool: Split, examples: int | None) -> Tensor:
+    """Return the rows of ``pool`` that clients hold: all, or the first ones of every class in turn."""
+    if examples is None:
+        return torch.arange(len(pool))
+    if examples > len(pool):
+        raise BadInput(f"{examples} examples are asked for, but the split has {len(pool)}; lower 'examples'")
+    if pool.targets.is_floating_point():
+        return torch.arange(examples)
+    seen: dict[int, int] = {}
+    turns = []
+    for row, label in enumerate(pool.targets.tolist()):
+        seen[label] = seen.get(label, 0) + 1
+        turns.append((seen[label], label, row))
+    return torch.tensor([row for _, _, row in sorted(turns)[:examples]])
+
+
+def _candidates(dataset: Dataset, split: str, held: Split) -> Split:
+    """Return the held-out examples, with the victims in front where these come from elsewhere."""
+    if split == "test":
+        return dataset.test
+    return Split(torch.cat([held.inputs, dataset.test.inputs]), torch.cat([held.targets, dataset.test.targets]))

@@ -1,0 +1,98 @@
+"""Models: architectures by name, initialisation, BatchNorm mode, layers in forward order, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedaudit.errors import BadInput
+from fedaudit.models import convnet, resnet, small  # noqa: F401  (they fill the registry)
+from fedaudit.models.checkpoint import load_checkpoint, save_checkpoint
+from fedaudit.models.families import MODELS, ModelBuilder
+from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
+from fedaudit.models.layers import Layer, layer_groups
+
+__all__ = [
+    "INITIALISATIONS",
+    "MODELS",
+    "Layer",
+    "ModelBuilder",
+    "build_model",
+    "has_batch_norm",
+    "initialise",
+    "layer_groups",
+    "load_checkpoint",
+    "save_checkpoint",
+    "set_training_mode",
+]
+
+
+def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, width: int | None = None) -> nn.Module:
+    """Return the model ``name`` in training mode, on the CPU, in float32, with a fixed initial state.
+
+    The state is the scheme ``default`` drawn with seed 0 (never from PyTorch's global generator); call
+    :func:`initialise` for another scheme or seed.
+
+    Args:
+        name: one of ``MODELS.names()``.
+        input_shape: of one example, without the batch: (channels, height, width) or (features,).
+        outputs: number of classes, or of real-valued targets.
+        width: channels of the first stage, or hidden units; None is the model's own.
+
+    Raises:
+        BadInput: an unknown name; an input that the model cannot take; an image too small for it; outputs or width
+            below 1, or a width for a model that has none.
+    """
+    entry = MODELS[name]
+    shape = tuple(input_shape)
+    if not shape or any(n < 1 for n in shape):
+        raise BadInput(f"model '{name}': input shape {shape} must be one or more whole numbers above 0")
+    if outputs < 1:
+        raise BadInput(f"model '{name}': outputs is {outputs}; it must be 1 or more")
+    if width is not None and entry.info["width"] is None:
+        raise BadInput(f"model '{name}' has no width; leave it out (it is {width})")
+    if width is not None and width < 1:
+        raise BadInput(f"model '{name}': width is {width}; it must be 1 or more")
+    if entry.info["input"] == "image":
+        _check_image(name, shape, entry.info["min_size"])
+    with torch.device("meta"):
+        model = entry.value(shape, outputs, width)
+    model.to_empty(device="cpu")
+    initialise(model, "default", torch.Generator().manual_seed(0))
+    return model.train()
+
+
+def _check_image(name: str, shape: tuple[int, ...], min_size: int) -> None:
+    if len(shape) != 3:
+        flat = ", ".join(entry.name for entry in MODELS if entry.info["input"] == "any")
+        raise BadInput(
+            f"model '{name}' takes images (channels, height, width), but an example has the shape {shape}; "
+            f"use a model for any input: {flat}"
+        )
+    if min(shape[1:]) < min_size:
+        raise BadInput(
+            f"model '{name}' takes images of at least {min_size}x{min_size} pixels, not {shape[1]}x{shape[2]}; "
+            f"use larger images or another model"
+        )
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether any layer of ``model`` normalises over the batch."""
+    return any(isinstance(module, BATCH_NORM) for module in model.modules())
+
+
+def set_training_mode(model: nn.Module, batch_norm: Literal["eval", "train"]) -> None:
+    """Put ``model`` in training mode; with ``batch_norm="eval"`` its BatchNorm layers keep to their running statistics.
+
+    Raises:
+        BadInput: another value of ``batch_norm``.
+    """
+    if batch_norm not in ("eval", "train"):
+        raise BadInput(f"batch_norm is '{batch_norm}'; it must be 'eval' or 'train'")
+    model.train()
+    if batch_norm == "eval":
+        for module in model.modules():
+            if isinstance(module, BATCH_NORM):
+                module.eval()

@@ -1,0 +1,108 @@
+"""A model's tensors on disk: safetensors, which cannot run code; PyTorch's own files only where no code is in them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedaudit.errors import BadInput, MissingData
+
+_NESTED = ("state_dict", "model_state_dict")  # where training scripts put the tensors in a larger dictionary
+
+
+def save_checkpoint(model: nn.Module, path: Path) -> None:
+    """Write the parameters and buffers of ``model`` to the safetensors file ``path``, and its folder if need be.
+
+    Raises:
+        BadInput: the name does not end in .safetensors, or the model's state holds something that is not a tensor.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise BadInput(f"a checkpoint is written as .safetensors, not '{path.name}'; change the name")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            raise BadInput(f"the model's state '{name}' is not a tensor, so it does not fit in a safetensors file")
+        tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # also parts shared memory
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path)
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> None:
+    """Copy the tensors of ``path`` into ``model`` by name; names and shapes must fit exactly, values must be finite.
+
+    Values are converted to the model's precision. Only BatchNorm's ``num_batches_tracked`` may be missing.
+
+    Args:
+        model: any module.
+        path: a .safetensors file, or a .pt or .pth file of tensors only (``torch.load(weights_only=True)``), with the
+            names at the top or under ``state_dict`` or ``model_state_dict``.
+
+    Raises:
+        MissingData: no such file.
+        BadInput: the file cannot be read without running code, is damaged, or does not fit; ``model`` is unchanged.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MissingData(f"no checkpoint at '{path}'; give the path of a .safetensors, .pt or .pth file")
+    loaded = _read(path)
+    own = model.state_dict()
+    missing = [name for name in own if name not in loaded and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in loaded if name not in own]
+    if missing or unexpected:
+        parts = [f"{what} {_few(names)}" for what, names in (("lacks", missing), ("also has", unexpected)) if names]
+        raise BadInput(f"checkpoint '{path}' does not fit the model: it {' and '.join(parts)}; check model and width")
+    for name, tensor in loaded.items():
+        if tensor.shape != own[name].shape:
+            raise BadInput(
+                f"checkpoint '{path}' does not fit the model: '{name}' has the shape {tuple(tensor.shape)}, "
+                f"the model's {tuple(own[name].shape)}; check width, input shape and outputs"
+            )
+        if not tensor.isfinite().all():
+            raise BadInput(f"checkpoint '{path}': '{name}' holds NaN or infinite values; take an earlier checkpoint")
+    with torch.no_grad():
+        for name, tensor in loaded.items():
+            own[name].copy_(tensor)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise BadInput(f"checkpoint '{path}' is not a whole safetensors file ({error}); copy it again") from error
+    if path.suffix in (".pt", ".pth"):
+        return _read_pickle(path)
+    raise BadInput(f"checkpoint '{path}' must be a .safetensors, .pt or .pth file; convert it to .safetensors")
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise BadInput(
+            f"checkpoint '{path}' holds more than tensors (a pickle that could run code) or is damaged, "
+            f"so it is refused; save model.state_dict() as .safetensors"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"checkpoint '{path}' cannot be read ({reason}); copy or save it again") from error
+    for key in _NESTED:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+        raise BadInput(f"checkpoint '{path}' is not a state dict (tensors by name); save model.state_dict()")
+    return {str(name): tensor for name, tensor in content.items()}
+
+
+def _few(names: Iterable[str]) -> str:
+    first, *rest = (f"'{name}'" for name in names)
+    more = f" and {len(rest) - 2} more" if len(rest) > 2 else ""
+    return ", ".join([first, *rest[:2]]) + more

@@ -1,0 +1,142 @@
+"""Attacks on a transcript that lies on disk: first the attack, which reads no truth, then perhaps the evaluation."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedaudit.attacks import Finding, make_attack
+from fedaudit.auditing import Audit, Recording, Target, assess, plan, play, save_png
+from fedaudit.errors import BadInput, CorruptTranscript
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import FILE, Truth, matches
+from fedaudit.progress import Display
+from fedaudit.results import DataRecord, ModelRecord
+from fedaudit.scenario import AttackSpec, Scenario, scenario_from
+from fedaudit.threat import ThreatModel
+from fedaudit.validation import explain
+
+
+def attack_transcript(
+    folder: Path,
+    names: Sequence[str],
+    settings: dict[str, Any],
+    *,
+    threat: dict[str, Any],
+    seed: int | None,
+    device: str,
+    out: Path,
+    workers: int,
+    truth: Path | None,
+    limits: dict[str, float],
+    display: Display,
+) -> Audit | None:
+    """Play the attacks ``names`` on the transcript in ``folder``; write what was recovered to ``out``.
+
+    Args:
+        folder: of the transcript.
+        names: of the attacks; ``settings`` apply to all of them.
+        settings: hyper-parameters.
+        threat: fields of a ThreatModel.
+        seed: of the attacks.
+        device: where to compute.
+        out: folder for images and findings.
+        workers: processes.
+        truth: ground truth file; None looks for the transcript's own.
+        limits: metric to limit.
+        display: shows progress.
+
+    Returns:
+        The evaluated audit, or None if there is no ground truth.
+
+    Raises:
+        BadInput: a name, setting, flag or file can't be used.
+    """
+    started = time.time()
+    adversary = _threat(threat)
+    attacks = [make_attack(name, settings) for name in names]
+    if len(set(names)) < len(names):
+        raise BadInput("the same attack is named twice; give every --attack once")
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
+    transcript = Transcript.load(folder)
+    if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
+        raise BadInput(f"the transcript in '{folder}' grants no labels; simulate with --set threat.knows_labels=true")
+    truth_path = truth or folder / FILE
+    judged = truth is not None or truth_path.exists()
+    if limits and not judged:
+        raise BadInput(f"--fail-above needs the ground truth to judge by, and there is none at {truth_path}")
+    targets = plan([transcript], attacks, adversary)
+    outcomes = play(targets, seed=seed or 0, device=device, workers=workers, store=out / "findings", display=display)
+    if not judged:
+        _save_findings(out, targets, outcomes)
+        return None
+    loaded = Truth.load(truth_path)
+    matches(loaded, [(r.index, u.client) for r in transcript.rounds for u in r.updates], transcript.setup.input_shape)
+    scenario, data, model = _about(loaded)
+    specs = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
+    played = scenario.model_copy(
+        update={
+            "attacks": specs,
+            "threat": adversary,
+            "federations": [f for f in scenario.federations if f.name == transcript.name],
+            "device": device,
+        }
+    )
+    return assess(
+        [Recording(transcript, loaded)],
+        attacks,
+        targets,
+        outcomes,
+        scenario=played,
+        data=data,
+        model=model,
+        limits=limits,
+        workers=workers,
+        started=started,
+    )
+
+
+def _threat(values: dict[str, Any]) -> ThreatModel:
+    try:
+        return ThreatModel.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(explain(error, ThreatModel)) from None
+
+
+def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]) -> None:
+    """Write the recovered images, and a list of what was and what couldn't be played."""
+    rows = []
+    (out / "images").mkdir(parents=True, exist_ok=True)
+    for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
+        message = observation.messages[0]
+        row: dict[str, Any] = {"attack": attack.name, "round": message.round, "client": message.client}
+        if isinstance(outcome, Finding):
+            names = [
+                f"images/{message.round}-{message.client}-{i}-{attack.name}.png" for i in range(len(outcome.images))
+            ]
+            for name, pixels in zip(names, outcome.images, strict=True):
+                save_png(pixels, out / name)
+            row |= {"labels": outcome.labels.tolist(), "label_source": outcome.label_source}
+            row |= {"objective": outcome.objective, "images": names}
+        else:
+            row["not_applicable"] = str(outcome)
+        rows.append(row)
+    (out / "findings.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+def _about(truth: Truth) -> tuple[Scenario, DataRecord, ModelRecord]:
+    """Return the scenario and the records that a recording was made with."""
+    try:
+        data, model = (
+            DataRecord.model_validate(truth.about["data"]),
+            ModelRecord.model_validate(truth.about["model"]),
+        )
+        return scenario_from(truth.about["scenario"], where="ground truth"), data, model
+    except (KeyError, ValidationError) as error:
+        raise CorruptTranscript(f"the ground truth doesn't say what was recorded: {error}") from None

@@ -1,0 +1,188 @@
+"""From a scenario to what a simulation needs: the data, the model in its initial state, the public setup."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.attacks import make_attack
+from fedaudit.data import Dataset, load_dataset
+from fedaudit.data.partition import PARTITIONS
+from fedaudit.defences.aggregation import AGGREGATORS
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.errors import BadInput
+from fedaudit.federation.client import train
+from fedaudit.federation.simulator import Federation
+from fedaudit.federation.update import Loss, Setup, loss_function
+from fedaudit.models import (
+    MODELS,
+    build_model,
+    has_batch_norm,
+    initialise,
+    layer_groups,
+    load_checkpoint,
+    set_training_mode,
+)
+from fedaudit.results import DataRecord, ModelRecord
+from fedaudit.scenario import AttackSpec, Scenario
+from fedaudit.seeds import generator
+
+Report = Callable[[float], None]
+
+
+def resolve(scenario: Scenario) -> Scenario:
+    """Return the scenario with every attack's settings spelled out, after a check of every registered name.
+
+    Raises:
+        BadInput: a name is unknown, or a setting isn't allowed.
+    """
+    AGGREGATORS[scenario.defences.aggregator]
+    SANITISERS[scenario.defences.sanitiser]
+    for federation in scenario.federations:
+        PARTITIONS[federation.partition.scheme]
+    if scenario.model.name != "custom":
+        MODELS[scenario.model.name]
+    if scenario.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
+    attacks = [
+        AttackSpec.model_validate({"name": spec.name, **make_attack(spec.name, spec.settings()).settings()})
+        for spec in scenario.attacks
+    ]
+    return scenario.model_copy(update={"attacks": attacks})
+
+
+def prepare_federation(
+    scenario: Scenario,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    report: Report | None = None,
+) -> tuple[Federation, DataRecord, ModelRecord]:
+    """Load the data and build the model of ``scenario``; ``dataset``, ``model`` and ``loss`` are a user's own.
+
+    Args:
+        scenario: resolved.
+        data_dir: where data sets that aren't embedded lie.
+        dataset: instead of the scenario's.
+        model: instead of the scenario's; it isn't changed.
+        loss: instead of the scenario's; mean over a batch.
+        report: called with the epochs of training done so far.
+
+    Raises:
+        BadInput: the data aren't there, the model doesn't fit them, or a user's own part is missing.
+    """
+    spec = scenario.model
+    if dataset is None:
+        if scenario.data.name == "custom":
+            raise BadInput(
+                "the scenario audits a user's own data; run it from Python: fedaudit.audit(scenario, data=…)"
+            )
+        dataset = load_dataset(
+            scenario.data.name, image_size=scenario.data.image_size, data_dir=data_dir, limit=scenario.data.limit
+        )
+    loss_name = spec.loss
+    if loss_name == "auto":
+        loss_name = "custom" if loss else "cross-entropy" if dataset.task == "classification" else "mse"
+    if loss is None:
+        if loss_name == "custom":
+            raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
+        loss = loss_function(loss_name)
+    setup = Setup(
+        model=spec.name,
+        width=spec.width,
+        batch_norm=spec.batch_norm,
+        loss=loss_name,
+        kind=dataset.kind,
+        input_shape=dataset.input_shape,
+        num_classes=dataset.num_classes,
+        mean=dataset.mean,
+        std=dataset.std,
+    )
+    if model is None:
+        if spec.name == "custom":
+            raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
+        model = build_model(spec.name, input_shape=setup.input_shape, outputs=setup.outputs, width=spec.width)
+        initialise(model, spec.initialisation, generator(scenario.seed, "model"))
+    else:
+        model = copy.deepcopy(model)
+    if spec.checkpoint is not None:
+        load_checkpoint(model, spec.checkpoint)
+    federation = Federation(
+        dataset=dataset,
+        split=scenario.data.split,
+        setup=setup,
+        model=model,
+        loss=loss,
+        reveal_labels=scenario.threat.knows_labels,
+    )
+    trained = (
+        f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
+    )
+    if spec.training.epochs:
+        trained = _pretrain(federation, scenario, report)
+    _check_outputs(federation)
+    data_record = DataRecord(
+        name=dataset.name,
+        summary=f"{dataset.summary}; {dataset.source}",
+        classes=dataset.num_classes,
+        class_names=list(dataset.class_names) if dataset.class_names else None,
+        input_shape=list(dataset.input_shape),
+    )
+    model_record = ModelRecord(
+        name=spec.name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        initialisation="given" if spec.name == "custom" else spec.initialisation,
+        batch_norm=spec.batch_norm if has_batch_norm(model) else "none",
+        trained=trained,
+    )
+    return federation, data_record, model_record
+
+
+def _check_outputs(federation: Federation) -> None:
+    sample = federation.setup.normalise(federation.dataset.test.inputs[:2])
+    set_training_mode(federation.model, "eval")
+    with torch.no_grad():
+        outputs: Any = federation.model(sample)
+    expected = (len(sample), federation.setup.outputs)
+    if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise BadInput(f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}")
+    layer_groups(federation.model, sample)
+
+
+def _pretrain(federation: Federation, scenario: Scenario, report: Report | None) -> str:
+    """Train the model on the train split and return what was done, in words."""
+    spec = scenario.model.training
+    data = federation.dataset.train
+    shuffle = generator(scenario.seed, "pretraining")
+    for epoch in range(spec.epochs):
+        set_training_mode(federation.model, "train")
+        order = torch.randperm(len(data), generator=shuffle).split(spec.batch_size)
+        batches = (
+            (federation.setup.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) > 1
+        )
+        train(federation.model, federation.loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
+        if report:
+            report(epoch + 1)
+    text = f"{spec.epochs} epoch{'s' if spec.epochs > 1 else ''} on {len(data)} examples"
+    if federation.dataset.task == "classification":
+        text += f", test accuracy {accuracy(federation):.3f}"
+    return text
+
+
+def accuracy(federation: Federation) -> float:
+    """Return the share of the test split that the model classifies correctly."""
+    model, test = federation.model, federation.dataset.test
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
+            right += int((model(federation.setup.normalise(inputs)).argmax(dim=1) == targets).sum())
+    return right / len(test)

@@ -1,0 +1,249 @@
+"""The report's figures: series drawn from an AuditResult, plotted by matplotlib, handed over as inline SVG.
+
+Every colour in a figure is a stand-in that ``to_svg`` turns into a CSS variable of the page, so that one drawing
+serves the light scheme, the dark scheme and paper. Attacks differ by line and marker too, never by colour alone.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
+
+from fedaudit.results import AuditResult
+
+Quantity = Literal["objective", "psnr"]
+
+AXIS_LABELS: dict[Quantity, str] = {"objective": "objective (no unit)", "psnr": "mean PSNR (dB)"}
+
+_COLOURS = 6
+_INK, _MUTED, _GRID, _PAPER = "#fe0001", "#fe0002", "#fe0003", "#fe0004"
+_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--rule", _PAPER: "--paper"} | {
+    f"#fe01{i:02x}": f"--series-{i + 1}" for i in range(_COLOURS)
+}
+_DASHES: list[Any] = ["-", (0, (6, 2)), (0, (2, 1.6)), (0, (7, 2, 1.6, 2)), (0, (10, 2)), (0, (4, 1.5, 1.5, 1.5))]
+_MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+_WIDTH = 440  # CSS pixels; narrow enough for its letters to stay readable when a phone scales it to 320
+
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedaudit",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 12,
+    "axes.edgecolor": _MUTED,
+    "axes.labelcolor": _INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": True,
+    "figure.facecolor": "none",
+    "figure.dpi": 72,
+    "grid.color": _GRID,
+    "grid.linewidth": 1,
+    "text.color": _INK,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a figure: an attack's progress, averaged over the updates that it was played against."""
+
+    attack: str
+    style: int
+    iterations: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    updates: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One row of the spread figure: every picture's PSNR (dB), their mean, its 95 % interval, and the baseline."""
+
+    attack: str
+    style: int
+    psnr: list[float]
+    mean: float
+    low: float
+    high: float
+    baseline: float | None
+
+
+def attack_names(result: AuditResult) -> list[str]:
+    """Return every attack's name once, in the order that fixes its colour, line and marker throughout the page."""
+    listed = [a.name for a in result.attacks]
+    played = [s.attack for s in result.summaries] + [f.attack for f in result.findings]
+    return list(dict.fromkeys(listed + played))
+
+
+def curve_series(result: AuditResult, federation: str, quantity: Quantity) -> list[Series]:
+    """Return one series per attack for ``federation``, at the iterations that all of its updates have in common.
+
+    ``low`` and ``high`` are the least and the greatest value over the updates (not an interval of the mean). Values
+    that are not finite are left out of the iteration's mean; an iteration without any finite value is left out.
+    """
+    found = []
+    for style, attack in enumerate(attack_names(result)):
+        curves = [
+            dict(zip(f.curve.iterations, getattr(f.curve, quantity), strict=True))
+            for f in result.findings
+            if f.attack == attack and f.federation == federation and f.curve is not None and f.curve.iterations
+        ]
+        points = []
+        for iteration in sorted(set.intersection(*map(set, curves))) if curves else []:
+            values = [c[iteration] for c in curves if math.isfinite(c[iteration])]
+            if values:
+                points.append((iteration, sum(values) / len(values), min(values), max(values)))
+        if points:
+            iterations, mean, low, high = zip(*points, strict=True)
+            found.append(Series(attack, style, list(iterations), list(mean), list(low), list(high), len(curves)))
+    return found
+
+
+def spreads(result: AuditResult, federation: str) -> list[Spread]:
+    """Return one row per attack that has pictures in ``federation``, in the order of ``attack_names``."""
+    rows = []
+    for style, attack in enumerate(attack_names(result)):
+        values = [
+            image.psnr
+            for f in result.findings
+            if f.attack == attack and f.federation == federation
+            for image in f.images
+        ]
+        for summary in result.summaries:
+            if values and summary.psnr and summary.attack == attack and summary.federation == federation:
+                interval = summary.psnr
+                rows.append(
+                    Spread(attack, style, values, interval.mean, interval.low, interval.high, summary.psnr_mean_image)
+                )
+    return rows
+
+
+def draw_curves(series: list[Series], quantity: Quantity) -> Figure:
+    """Draw ``series`` against iterations: a line per attack, and a band from its lowest to its highest update."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _new_figure(height=270)
+        for line in series:
+            colour, dash, marker = _look(line.style)
+            if line.updates > 1:
+                axes.fill_between(line.iterations, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
+            axes.plot(
+                line.iterations,
+                line.mean,
+                color=colour,
+                linestyle=dash,
+                marker=marker,
+                markevery=max(1, math.ceil(len(line.iterations) / 8)),
+                markersize=6,
+                linewidth=2,
+                label=line.attack,
+            )
+        values = [v for line in series for v in line.low + line.high]
+        # A cosine distance falls through decades: on a linear axis its second half would lie on the floor.
+        if quantity == "objective" and values and min(values) > 0 and max(values) > 20 * min(values):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("iterations")
+        axes.set_ylabel(AXIS_LABELS[quantity])
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    return figure
+
+
+def draw_spread(rows: list[Spread]) -> Figure:
+    """Draw every picture's PSNR as a dot, an attack a row, with mean, 95 % interval, and the mean-image baseline."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _new_figure(height=82 + 44 * len(rows))
+        for y, row in enumerate(rows):
+            colour, _, marker = _look(row.style)
+            axes.plot(row.psnr, [y - 0.17] * len(row.psnr), marker, color=colour, alpha=0.6, markersize=7.5, mew=0)
+            axes.plot([row.low, row.high], [y + 0.17] * 2, color=_INK, linewidth=2.2, solid_capstyle="butt")
+            axes.plot([row.mean], [y + 0.17], "|", color=_INK, markersize=13, mew=2.6)
+            if row.baseline is not None:
+                axes.plot([row.baseline] * 2, [y - 0.4, y + 0.4], color=_MUTED, linestyle=(0, (3, 2)), linewidth=1.6)
+        axes.set_yticks(range(len(rows)), [_short(row.attack) for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("PSNR (dB)")
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+    return figure
+
+
+def draw_swatch(style: int) -> Figure:
+    """Draw the legend's sample of one attack's line and marker."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(46 / 72, 16 / 72))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.axis("off")
+        colour, dash, marker = _look(style)
+        axes.plot([0, 1, 2], [0, 0, 0], color=colour, linestyle=dash, marker=marker, markevery=[1], ms=6, lw=2)
+    return figure
+
+
+def to_svg(figure: Figure, prefix: str, description: str | None) -> str:
+    """Return ``figure`` as an SVG element for an HTML page: no namespaces, ids under ``prefix``, CSS colours.
+
+    With a ``description`` the drawing is an image with that text in its place; with None it is decoration.
+    """
+    buffer = io.StringIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            # The style sheet would reach every element of the page, and the metadata name a host on the network.
+            if _local(child.tag) in {"metadata", "style"}:
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        attributes = {_local(key): value for key, value in element.attrib.items()}
+        if "id" in attributes:
+            attributes["id"] = prefix + attributes["id"]
+        if attributes.get("href", "").startswith("#"):
+            attributes["href"] = f"#{prefix}{attributes['href'][1:]}"
+        element.attrib = {key: value.replace("url(#", f"url(#{prefix}") for key, value in attributes.items()}
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.attrib |= {"class": "plot", "focusable": "false"}
+    root.attrib |= {"role": "img", "aria-label": description} if description else {"aria-hidden": "true"}
+    text = ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
+    text = re.sub(r"font: ([^;\"]*?)px [^;\"]+", r"font: \1px var(--sans)", text)
+    for stand_in, variable in _VARIABLES.items():
+        text = text.replace(stand_in, f"var({variable})")
+    return text
+
+
+def _new_figure(height: int) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _look(style: int) -> tuple[str, Any, str]:
+    # The three cycles have different lengths, so that two attacks look alike only after 42.
+    return f"#fe01{style % _COLOURS:02x}", _DASHES[style % len(_DASHES)], _MARKERS[style % len(_MARKERS)]
+
+
+def _short(name: str) -> str:
+    # matplotlib reads $...$ as mathematics; a name is never that.
+    return (name if len(name) <= 18 else name[:17] + "…").replace("$", r"\$")
+
+
+def _local(tag: str) -> str:
+    return tag.rpartition("}")[2]

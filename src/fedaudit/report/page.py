@@ -1,0 +1,445 @@
+"""The report page: what the template needs, worked out from one AuditResult and the pictures beside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+import shlex
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jinja2
+import yaml
+from PIL import Image
+
+from fedaudit.errors import BadInput, MissingData
+from fedaudit.report import figures
+from fedaudit.results import (
+    AttackSummary,
+    AuditResult,
+    Comparison,
+    FederationRecord,
+    FindingResult,
+    ImageResult,
+    Threshold,
+    Verdict,
+)
+
+SHOWN = 16  # victims whose pictures are shown, a federation
+_PNG = b"\x89PNG\r\n\x1a\n"
+_LARGE = 24 * 1024  # bytes of a PNG above which the page carries a JPEG of it: 224-pixel photographs, mostly
+
+_SEVERITY: dict[Verdict, int] = {
+    "recognisable": 3,
+    "partly recognisable": 2,
+    "not demonstrated": 1,
+    "not applicable": 0,
+}
+_WHO = {"server": "The server", "eavesdropper": "An eavesdropper on the network", "client": "Another client"}
+_UPDATE = {"gradient": "gradient updates", "weights": "weight updates"}
+_UNITS = {"psnr": " dB"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that travels inside the page."""
+
+    uri: str
+    width: int
+    height: int
+    digest: bytes
+
+    @property
+    def pixelated(self) -> bool:
+        """Whether it is so small that its pixels are to be shown as squares."""
+        return max(self.width, self.height) <= 96
+
+    @property
+    def shown_width(self) -> int:
+        """Greatest width on the page in CSS pixels: a whole multiple where the pixels are squares."""
+        return self.width * math.ceil(128 / self.width) if self.pixelated else min(self.width, 200)
+
+
+@dataclass
+class Album:
+    """Reads the pictures below one folder, each once."""
+
+    folder: Path
+    _pictures: dict[str, Picture] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Picture:
+        """Return the picture at ``name``, relative to the folder.
+
+        Raises:
+            BadInput: the path leaves the folder, or the file is no PNG.
+            MissingData: there is no such file.
+        """
+        if name not in self._pictures:
+            self._pictures[name] = _read_picture(self.folder, name)
+        return self._pictures[name]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attack's reconstruction of one victim."""
+
+    attack: str
+    picture: Picture
+    image: ImageResult
+    alt: str
+
+
+@dataclass
+class Victim:
+    """One row of pictures: the truth, then what each attack made of it (None: it was not played here)."""
+
+    number: int
+    round: int
+    client: int
+    label: str
+    picture: Picture
+    alt: str
+    cells: dict[str, Cell | None]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Everything that the page says about one federation."""
+
+    facts: FederationRecord
+    summaries: list[AttackSummary]
+    strongest: AttackSummary | None
+    typical: tuple[Victim, Cell] | None
+    columns: list[str]
+    victims: list[Victim]
+    hidden: int
+    comparisons: list[tuple[Comparison, str]]
+    candidates: int | None
+    curves: dict[str, str]
+    legend: list[tuple[str, str]]
+    spread: str | None
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The answer, in a sentence and one more."""
+
+    title: str
+    detail: str
+    verdict: Verdict
+
+
+def write_report(result: AuditResult, folder: Path, path: Path) -> None:
+    """Write the report of ``result`` to ``path``: one HTML page that needs no other file and no network.
+
+    Args:
+        result: what the audit found.
+        folder: where the pictures' relative paths in ``result`` begin.
+        path: the page to write; an old one is replaced.
+
+    Raises:
+        BadInput: a picture is no PNG or lies outside ``folder``, or a finding names an unknown federation.
+        MissingData: a picture is missing.
+    """
+    path.write_text(render_report(result, folder), encoding="utf-8")
+
+
+def render_report(result: AuditResult, folder: Path) -> str:
+    """Return the page that ``write_report`` writes, with the same arguments and errors."""
+    album = Album(folder)
+    named = [s.federation for s in result.summaries] + [f.federation for f in result.findings]
+    for name in named + [c.federation for c in result.comparisons]:
+        if name not in {f.name for f in result.federations}:
+            raise BadInput(f"results: federation '{name}' is not among the federations; repeat the audit")
+    chapters = [_chapter(result, facts, album, i) for i, facts in enumerate(result.federations, start=1)]
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedaudit.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"num": number, "count": count, "percent": percent, "duration": duration, "when": when}
+    environment.filters |= {"sentence": sentence}
+    return environment.get_template("report.html.j2").render(
+        result=result,
+        chapters=chapters,
+        headline=headline(result),
+        exceeded=[t for t in result.thresholds if t.exceeded],
+        threshold_text=threshold_text,
+        kinds=_UPDATE,
+        copies=any(v.picture.uri.startswith("data:image/jpeg") for c in chapters for v in c.victims),
+        measured=any(s.psnr for s in result.summaries),
+        identified=identified,
+        label_of=lambda label: _label(result, label),
+        who=_who(result),
+        refused=_refused(result.findings),
+        notes=_notes(result.findings),
+        seed=result.scenario.get("seed"),
+        command=_command(result.thresholds),
+        scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
+        things="pictures" if len(result.data.input_shape) > 1 else "records",
+    )
+
+
+def headline(result: AuditResult) -> Headline:
+    """Return the answer to 'what leaks, to whom, how badly', drawn from the verdicts of all attacks."""
+    who, things = _who(result), "pictures" if len(result.data.input_shape) > 1 else "records"
+    played = [s for s in result.summaries if s.verdict != "not applicable"]
+    if not played:
+        detail = (
+            "Every attack was refused before it began; the reasons are listed under “What was not tested”."
+            if result.summaries
+            else "The scenario named no attack, or nothing was observed."
+        )
+        return Headline("No attack could be played, so this audit gives no answer.", detail, "not applicable")
+    worst = max(played, key=_severity)
+    titles = {
+        "recognisable": f"{who} can rebuild training {things} well enough to recognise them.",
+        "partly recognisable": f"{who} can rebuild training {things} in part.",
+        "not demonstrated": f"{who} could not rebuild any recognisable training {things} with the attacks played here.",
+    }
+    kinds = {f.name: f"{_UPDATE[f.update_kind]} ({f.name})" for f in result.federations}
+    detail = _strongest(worst, kinds[worst.federation])
+    others = {f: max((s for s in played if s.federation == f), key=_severity, default=None) for f in kinds}
+    rest = [f"from {kinds[f]}: {s.verdict}" for f, s in others.items() if s and f != worst.federation]
+    if rest:
+        text = "; ".join(rest)
+        detail += f" {text[0].upper()}{text[1:]}."
+    if worst.verdict == "not demonstrated":
+        detail += " That is no proof of safety: see “What was not tested”."
+    return Headline(titles[worst.verdict], detail, worst.verdict)
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return a paired comparison as a sentence, always counted in favour of the first attack that it names."""
+    d = comparison.difference
+    unit = _UNITS.get(comparison.metric, "")
+    tail = f"n = {count(d.n)}"
+    if comparison.outcome == "b is better":
+        span = f"{_signed(-d.mean)}{unit} [{_signed(-d.high)}, {_signed(-d.low)}]"
+        return f"{comparison.b} recovers better pictures than {comparison.a}: {span}, {tail}"
+    span = f"{_signed(d.mean)}{unit} [{_signed(d.low)}, {_signed(d.high)}]"
+    if comparison.outcome == "a is better":
+        return f"{comparison.a} recovers better pictures than {comparison.b}: {span}, {tail}"
+    return f"{comparison.a} and {comparison.b} cannot be told apart: {span}, {tail}"
+
+
+def threshold_text(threshold: Threshold) -> str:
+    """Return a threshold and what was met, in words."""
+    unit = _UNITS.get(threshold.metric, "")
+    short = threshold.metric in {"psnr", "ssim", "mse", "lpips"}
+    name = threshold.metric.upper() if short else threshold.metric.replace("_", " ").capitalize()
+    limit = f"the limit of {threshold.limit:g}{unit}"
+    if threshold.worst is None:
+        return f"{name}: not measured, against {limit}"
+    where = f" ({threshold.where})" if threshold.where else ""
+    verb = "breaks" if threshold.exceeded else "keeps within"
+    return f"{name} of {number(threshold.worst, 2)}{unit}{where} {verb} {limit}"
+
+
+def number(value: float | None, digits: int) -> str:
+    """Return ``value`` with ``digits`` decimals and a true minus sign; a dash where there is none."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}".replace("-", "−")
+
+
+def count(value: int) -> str:
+    """Return a whole number with its thousands parted."""
+    return f"{value:,}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share from 0 to 1 in percent; a dash where there is none."""
+    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.3g} %"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a reader says them: '0.4 s', '52 s', '3 min 20 s', '2 h 5 min'."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s"
+
+
+def when(started: str | None) -> str:
+    """Return an ISO 8601 time as a date and a time; whatever is not one stays as it is."""
+    if started is None:
+        return "date not recorded"
+    try:
+        moment = datetime.fromisoformat(started)
+    except ValueError:
+        return started
+    moment = moment.astimezone(UTC) if moment.tzinfo else moment
+    return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
+
+
+def sentence(text: str) -> str:
+    """Return ``text`` with a capital at its beginning and a full stop at its end, if it has none."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
+
+
+def _signed(value: float) -> str:
+    text = number(value, 1)
+    return text if text.startswith(("−", "–")) else f"+{text}"
+
+
+def _severity(summary: AttackSummary) -> tuple[int, float]:
+    return _SEVERITY[summary.verdict], summary.psnr.mean if summary.psnr else -math.inf
+
+
+def _who(result: AuditResult) -> str:
+    return _WHO.get(result.adversary.adversary, f"The adversary ({result.adversary.adversary})")
+
+
+def _strongest(summary: AttackSummary, federation: str) -> str:
+    parts = []
+    if summary.identification_rate is not None:
+        hits = round(summary.identification_rate * summary.images)
+        parts.append(f"identified {count(hits)} of {count(summary.images)} victims")
+    if summary.psnr:
+        parts.append(f"reached a mean PSNR of {number(summary.psnr.mean, 1)} dB")
+    if not parts:
+        return f"The strongest attack was {summary.attack} on {federation}."
+    return f"The strongest attack, {summary.attack} on {federation}, {' and '.join(parts)}."
+
+
+def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: int) -> Chapter:
+    summaries = [s for s in result.summaries if s.federation == facts.name]
+    findings = [f for f in result.findings if f.federation == facts.name]
+    strongest = max(summaries, key=_severity, default=None)
+    columns = [a for a in figures.attack_names(result) if any(f.images for f in findings if f.attack == a)]
+    victims = _victims(result, findings, columns, album)
+    cells = [(v, c) for v in victims if strongest and (c := v.cells.get(strongest.attack))]
+    cells.sort(key=lambda pair: pair[1].image.psnr)
+    candidates = [i.candidates for f in findings for i in f.images]
+    spread_rows = figures.spreads(result, facts.name)
+    curves: dict[str, str] = {}
+    legend: dict[str, str] = {}
+    for quantity in figures.AXIS_LABELS:
+        series = figures.curve_series(result, facts.name, quantity)
+        if series:
+            figure = figures.draw_curves(series, quantity)
+            text = _curve_alt(series, quantity, facts.name)
+            curves[quantity] = figures.to_svg(figure, f"f{index}-{quantity}-", text)
+        for line in series:
+            legend[line.attack] = figures.to_svg(figures.draw_swatch(line.style), f"f{index}-l{line.style}-", None)
+    return Chapter(
+        facts=facts,
+        summaries=summaries,
+        strongest=strongest,
+        typical=cells[(len(cells) - 1) // 2] if cells else None,
+        columns=columns,
+        victims=victims[:SHOWN],
+        hidden=max(0, len(victims) - SHOWN),
+        comparisons=[(c, comparison_text(c)) for c in result.comparisons if c.federation == facts.name],
+        candidates=max(candidates, default=None),
+        curves=curves,
+        legend=list(legend.items()),
+        spread=figures.to_svg(figures.draw_spread(spread_rows), f"f{index}-spread-", _spread_alt(spread_rows))
+        if spread_rows
+        else None,
+    )
+
+
+def _victims(result: AuditResult, findings: list[FindingResult], columns: list[str], album: Album) -> list[Victim]:
+    # The same victim is known by its update and its pixels, whatever each attack's copy of the file is called; two
+    # equal pictures in one update are told apart by their order.
+    victims: dict[tuple[int, int, bytes, int], Victim] = {}
+    for finding in findings:
+        seen: Counter[bytes] = Counter()
+        for image in finding.images:
+            truth = album[image.true_image]
+            key = (finding.round, finding.client, truth.digest, seen[truth.digest])
+            seen[truth.digest] += 1
+            if key not in victims:
+                n, label = len(victims) + 1, _label(result, image.true_label)
+                alt = f"True picture of victim {n}, {label}."
+                victims[key] = Victim(n, finding.round, finding.client, label, truth, alt, cells=dict.fromkeys(columns))
+            victim = victims[key]
+            alt = (
+                f"Reconstruction of victim {victim.number} by {finding.attack}: PSNR {number(image.psnr, 1)} dB, "
+                f"{identified(image)}."
+            )
+            victim.cells[finding.attack] = Cell(finding.attack, album[image.reconstruction], image, alt)
+    return list(victims.values())
+
+
+def identified(image: ImageResult) -> str:
+    """Return whether the true image was the nearest of all candidates, in words."""
+    verb = "identified" if image.rank == 1 else "not identified"
+    return f"{verb}: rank {count(image.rank)} of {count(image.candidates)}"
+
+
+def _label(result: AuditResult, label: int) -> str:
+    names = result.data.class_names
+    return f"“{names[label]}”" if names and 0 <= label < len(names) else f"class {label}"
+
+
+def _curve_alt(series: list[figures.Series], quantity: figures.Quantity, federation: str) -> str:
+    name, digits = ("PSNR in dB", 1) if quantity == "psnr" else ("Objective", 4)
+    lines = [
+        f"{s.attack} from {number(s.mean[0], digits)} at iteration {count(s.iterations[0])} "
+        f"to {number(s.mean[-1], digits)} at iteration {count(s.iterations[-1])}"
+        for s in series
+    ]
+    return f"{name} against iterations on {federation}: {'; '.join(lines)}."
+
+
+def _spread_alt(rows: list[figures.Spread]) -> str:
+    lines = [
+        f"{r.attack} from {number(min(r.psnr), 1)} to {number(max(r.psnr), 1)} dB, mean {number(r.mean, 1)}"
+        for r in rows
+    ]
+    return f"PSNR of every picture by attack: {'; '.join(lines)}."
+
+
+def _refused(findings: list[FindingResult]) -> list[tuple[str, str, str]]:
+    refused = [(f.attack, f.federation, f.reason or "no reason given") for f in findings if f.status != "done"]
+    return list(dict.fromkeys(refused))
+
+
+def _notes(findings: list[FindingResult]) -> list[tuple[str, int]]:
+    notes = Counter(f"{f.attack} on {f.federation}: {note}" for f in findings for note in f.notes)
+    return list(notes.items())
+
+
+def _command(thresholds: list[Threshold]) -> str:
+    limits = [f" --fail-above {shlex.quote(f'{t.metric}={t.limit:g}')}" for t in thresholds]
+    return f"fedaudit audit scenario.yaml --out DIR{''.join(limits)}"
+
+
+def _read_picture(folder: Path, name: str) -> Picture:
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BadInput(f"picture '{name}' lies outside {folder}; repeat the audit")
+    if not path.is_file():
+        raise MissingData(f"picture '{name}' is not in {folder}; keep the pictures beside results.json")
+    data = path.read_bytes()
+    not_png = BadInput(f"picture '{path}' is no whole PNG; repeat the audit")
+    if len(data) < 24 or not data.startswith(_PNG):
+        raise not_png
+    width, height = struct.unpack(">II", data[16:24])
+    if not (width and height):
+        raise not_png
+    kind, shown = "png", data
+    if len(data) > _LARGE:
+        buffer = io.BytesIO()
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                # Whole chroma: halving it would smooth coloured noise and flatter the attack.
+                copy = image.convert("L" if image.mode in {"1", "L"} else "RGB")
+        except OSError:
+            raise not_png from None
+        copy.save(buffer, "JPEG", quality=85, subsampling=0)
+        kind, shown = "jpeg", buffer.getvalue()
+    uri = f"data:image/{kind};base64,{base64.b64encode(shown).decode()}"
+    return Picture(uri, width, height, hashlib.sha256(data).digest())

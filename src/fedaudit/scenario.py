@@ -1,0 +1,246 @@
+"""The scenario: everything needed to repeat an audit. YAML in and out; unknown keys are refused."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedaudit.errors import BadInput, unknown_name
+from fedaudit.threat import ThreatModel
+from fedaudit.validation import explain
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSpec(_Spec):
+    """Which data set, and which part of it the clients hold."""
+
+    name: str = "photos"
+    image_size: Positive | None = Field(default=None, description="side in pixels; the data set's own if null")
+    limit: Positive | None = Field(default=None, description="at most so many examples per split are loaded")
+    split: Literal["train", "test"] = Field(default="test", description="the split that the clients hold")
+
+
+class TrainingSpec(_Spec):
+    """How the model is trained before the audited rounds (in one place, on the train split)."""
+
+    epochs: Annotated[int, Field(ge=0)] = 0
+    learning_rate: Annotated[float, Field(gt=0)] = 0.05
+    batch_size: Positive = 64
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+
+class ModelSpec(_Spec):
+    """Which model, and in which state: both decide what can be recovered (docs/methods.md)."""
+
+    name: str = "convnet-small"
+    width: Positive | None = None
+    initialisation: Literal["default", "he", "uniform", "given"] = "default"
+    batch_norm: Literal["eval", "train"] = Field(default="eval", description="BatchNorm's mode in local training")
+    training: TrainingSpec = TrainingSpec()
+    checkpoint: Path | None = Field(default=None, description="safetensors file with the model's weights")
+    loss: Literal["auto", "cross-entropy", "mse", "custom"] = "auto"
+
+
+class PartitionSpec(_Spec):
+    """How the examples are spread over the clients."""
+
+    scheme: str = "iid"
+    alpha: Annotated[float, Field(gt=0)] | None = Field(default=None, description="dirichlet: concentration")
+    k: Positive | None = Field(default=None, description="classes-per-client: classes a client")
+    shards_per_client: Positive | None = Field(default=None, description="shards")
+    m: Positive | None = Field(default=None, description="label-to-clients: clients a label")
+
+    def options(self) -> dict[str, float]:
+        """Return the options that were given."""
+        given = {"alpha": self.alpha, "k": self.k, "shards_per_client": self.shards_per_client, "m": self.m}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class FederationSpec(_Spec):
+    """One federation: who trains how. ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights."""
+
+    name: str
+    algorithm: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
+    clients: Positive = 4
+    clients_per_round: Positive | None = Field(default=None, description="all if null")
+    rounds: Positive = 1
+    examples: Positive | None = Field(default=None, description="examples that all clients hold together; all if null")
+    batch_size: Positive = 1
+    local_steps: Positive | None = Field(default=None, description="FedAvg: mini-batches a round")
+    local_epochs: Positive | None = Field(default=None, description="FedAvg: or passes over the client's data")
+    learning_rate: Annotated[float, Field(gt=0)] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    proximal_mu: Annotated[float, Field(ge=0)] = 0.0
+    partition: PartitionSpec = PartitionSpec()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> FederationSpec:
+        local = self.local_steps is not None or self.local_epochs is not None
+        if self.algorithm == "fedsgd" and local:
+            raise ValueError("fedsgd sends one gradient a round: local_steps and local_epochs are for fedavg, fedprox")
+        if self.algorithm != "fedsgd" and (self.local_steps is None) == (self.local_epochs is None):
+            raise ValueError(f"{self.algorithm} needs local_steps or local_epochs, and not both")
+        if self.proximal_mu and self.algorithm != "fedprox":
+            raise ValueError("proximal_mu is for fedprox only")
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
+        if self.examples is not None and self.examples < self.clients:
+            raise ValueError(f"{self.examples} examples can't be spread over {self.clients} clients")
+        return self
+
+
+class DefencesSpec(_Spec):
+    """The defences in place, by registered name."""
+
+    aggregator: str = "mean"
+    sanitiser: str = "none"
+
+
+def _attack_from_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class AttackSpec(BaseModel):
+    """An attack by registered name; every other key is a setting of it, checked against the attack itself."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that were given."""
+        return dict(self.model_extra or {})
+
+
+class EvaluationSpec(_Spec):
+    """How findings are turned into numbers."""
+
+    updates: Positive | None = Field(default=None, description="attack only the first so many updates; all if null")
+    bootstrap: Annotated[int, Field(ge=100)] = Field(default=2000, description="resamples of the 95 % intervals")
+
+
+class Scenario(_Spec):
+    """Everything needed to repeat an audit."""
+
+    version: Literal[1] = 1
+    name: str = "audit"
+    seed: Annotated[int, Field(ge=0)] = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+    data: DataSpec = DataSpec()
+    model: ModelSpec = ModelSpec()
+    federations: Annotated[list[FederationSpec], Field(min_length=1)]
+    defences: DefencesSpec = DefencesSpec()
+    threat: ThreatModel = ThreatModel()
+    attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(_attack_from_name)]], Field(min_length=1)]
+    evaluation: EvaluationSpec = EvaluationSpec()
+
+    @field_validator("federations", "attacks")
+    @classmethod
+    def _unique_names(cls, value: list[Any]) -> list[Any]:
+        names = [item.name for item in value]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"the name '{min(twice)}' is used twice; names must differ")
+        return value
+
+    def to_yaml(self) -> str:
+        """Return the scenario as YAML; loading it gives an equal scenario."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def scenario_from(values: Any, *, where: str = "scenario") -> Scenario:
+    """Validate ``values`` (as read from YAML).
+
+    Raises:
+        BadInput: one line that names the key, what is wrong with it, and what is allowed.
+    """
+    if not isinstance(values, dict):
+        raise BadInput(f"{where}: expected a mapping of keys such as data, model, federations, attacks")
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {explain(error, Scenario)}") from None
+
+
+def load_scenario(path: Path | None, overrides: list[str] | None = None, seed: int | None = None) -> Scenario:
+    """Read a scenario (the embedded default if ``path`` is None) and apply ``key=value`` overrides.
+
+    Raises:
+        BadInput: the file can't be read, isn't YAML, or isn't a scenario; an override doesn't fit.
+    """
+    where = str(path) if path else "default scenario"
+    source = path or Path(__file__).parent / "default.yaml"
+    try:
+        values = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"can't read the scenario {where}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise BadInput(f"{where} is not YAML{at}: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"{where}: expected a mapping of keys such as data, model, federations, attacks")
+    for override in overrides or []:
+        values = apply_override(values, override)
+    if seed is not None:
+        values = {**values, "seed": seed}
+    return scenario_from(values, where=where)
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Split ``key=value``; the value is read as YAML, so that numbers, lists and null mean what they look like.
+
+    Raises:
+        BadInput: there is no ``=`` or the value isn't YAML.
+    """
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise BadInput(f"--set {text}: expected key=value, for example federations.fedavg.local_steps=8")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise BadInput(f"--set {text}: the value isn't YAML; quote it if it is text") from None
+    if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    return key.strip(), value
+
+
+def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
+    """Return ``values`` with one ``dotted.key=value`` set; items of a list go by index or by their name.
+
+    Raises:
+        BadInput: the key leads nowhere.
+    """
+    key, value = parse_setting(text)
+    return dict(_set(values, key.split("."), value, key))
+
+
+def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
+    if not path:
+        return value
+    head, rest = path[0], path[1:]
+    if isinstance(node, list):
+        named = [_attack_from_name(item) for item in node]
+        names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(named)]
+        if head in names:
+            position = names.index(head)
+        elif head.isdigit() and int(head) < len(node):
+            position = int(head)
+        else:
+            raise BadInput(f"--set {key}: {unknown_name('item', head, names)}")
+        return [_set(item, rest, value, key) if i == position else item for i, item in enumerate(named)]
+    if node is None:
+        node = {}
+    if not isinstance(node, dict):
+        raise BadInput(f"--set {key}: '{head}' can't be set inside of a plain value")
+    return {**node, head: _set(node.get(head), rest, value, key)}

@@ -1,0 +1,132 @@
+"""Threat models and observations: who the adversary is, what it knows, and so what an attack receives."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedaudit.errors import NotApplicable
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.update import Loss, Setup, Update
+
+Adversary = Literal["server", "eavesdropper", "client"]
+
+ADVERSARIES: dict[Adversary, str] = {
+    "server": "an honest-but-curious server: follows the protocol and reads every update that it receives",
+    "eavesdropper": "an eavesdropper who reads the messages between the clients and the server",
+    "client": "a client: sees the global model of every round and nothing of what the others send",
+}
+
+
+class ThreatModel(BaseModel):
+    """Who the adversary is and what it knows. All adversaries here are passive: they only look."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    adversary: Adversary = Field(default="server", description="server, eavesdropper or client")
+    knows_labels: bool = Field(default=False, description="the labels of the examples, in their order of use")
+    knows_training: bool = Field(
+        default=True, description="learning rate, local steps, batch sizes, momentum, weight decay"
+    )
+
+    @property
+    def summary(self) -> str:
+        """One line about the adversary."""
+        return ADVERSARIES[self.adversary]
+
+    def knowledge(self) -> tuple[list[str], list[str]]:
+        """Return what the adversary knows and what it doesn't, in words."""
+        facts = {
+            "the model's architecture, the loss, and how images are normalised": True,
+            "the global model of every round (with BatchNorm's statistics)": True,
+            "every update as it was sent, and over how many examples it was made": self.adversary != "client",
+            "how clients train (learning rate, local steps, batch sizes)": self.knows_training,
+            "the labels of the examples": self.knows_labels,
+            "the clients' data, or any picture of them": False,
+            "public data of the same kind, or a generative model of it": False,
+        }
+        return [k for k, v in facts.items() if v], [k for k, v in facts.items() if not v]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One exchange between the server and a client: the global weights sent, and the update that came back."""
+
+    round: int
+    client: int
+    weights: dict[str, Tensor]
+    update: Update
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A transcript cut down to what a threat model permits: the only thing that an attack ever receives.
+
+    Attributes:
+        federation: name of the federation.
+        threat: whose view this is.
+        setup: what everybody knows.
+        module: the architecture; load a message's weights before use.
+        loss: that clients minimise, mean over a batch.
+        weights: the global weights of every round, which every participant sees.
+        messages: the exchanges that this adversary can read, in order.
+    """
+
+    federation: str
+    threat: ThreatModel
+    setup: Setup
+    module: nn.Module
+    loss: Loss
+    weights: tuple[dict[str, Tensor], ...]
+    messages: tuple[Message, ...]
+
+    def single(self) -> Message:
+        """Return the only message, for attacks that look at one update at a time.
+
+        Raises:
+            NotApplicable: the adversary sees no update, or several.
+        """
+        if not self.messages:
+            raise NotApplicable(
+                f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
+            )
+        if len(self.messages) > 1:
+            raise NotApplicable(
+                f"this attack looks at one update at a time and was given {len(self.messages)}; use Observation.split()"
+            )
+        return self.messages[0]
+
+    def split(self) -> list[Observation]:
+        """Return one observation per message, each with the global weights of its own round only."""
+        return [dataclasses.replace(self, weights=(m.weights,), messages=(m,)) for m in self.messages]
+
+
+def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
+    """Return what the adversary of ``threat`` sees of ``transcript``.
+
+    Labels are in the observation only where the threat model grants them *and* they travelled with the transcript.
+    """
+    messages = []
+    for record in transcript.rounds:
+        for update in record.updates:
+            seen = dataclasses.replace(
+                update,
+                facts=update.facts if threat.knows_training else None,
+                labels=update.labels if threat.knows_labels else None,
+            )
+            messages.append(Message(record.index, update.client, record.weights, seen))
+    if threat.adversary == "client":
+        messages = []
+    return Observation(
+        federation=transcript.name,
+        threat=threat,
+        setup=transcript.setup,
+        module=transcript.module,
+        loss=transcript.loss,
+        weights=tuple(r.weights for r in transcript.rounds),
+        messages=tuple(messages),
+    )

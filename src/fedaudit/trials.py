@@ -1,0 +1,197 @@
+"""Many attacks on many observations, in worker processes, one thread each; what is finished is kept and reused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from fedaudit import __version__
+from fedaudit.attacks import Attack, Finding
+from fedaudit.errors import BadInput, FedAuditError, NotApplicable
+from fedaudit.seeds import generator
+from fedaudit.threat import Observation
+
+Report = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack on one observation.
+
+    Attributes:
+        attack: what to play.
+        observation: with a single message.
+        seed: of the scenario; the attack's generator derives from it and from *what* is attacked, so that all attacks
+            start from the same dummy image.
+        device: where to compute.
+    """
+
+    attack: Attack
+    observation: Observation
+    seed: int
+    device: str
+
+    @property
+    def work(self) -> float:
+        """Expected cost in arbitrary units, for the progress display."""
+        return float(getattr(self.attack, "iterations", 1) * self.observation.messages[0].update.num_examples)
+
+    def key(self) -> str:
+        """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it."""
+        message = self.observation.messages[0]
+        digest = hashlib.sha256()
+        facts = [
+            __version__,
+            torch.__version__,
+            type(self.attack).__name__,
+            self.attack.settings(),
+            str(self.observation.setup),
+            str(self.observation.threat),
+            str(self.observation.module),
+            getattr(self.observation.loss, "__qualname__", repr(type(self.observation.loss))),
+            [self.observation.federation, message.round, message.client, message.update.kind],
+            [message.update.num_examples, str(message.update.facts)],
+            [] if message.update.labels is None else message.update.labels.tolist(),
+            [self.seed, self.device],
+        ]
+        digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+        for tensors in (message.weights, message.update.tensors):
+            for name in sorted(tensors):
+                digest.update(name.encode())
+                digest.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def play(self, report: Report | None = None) -> Finding | NotApplicable:
+        """Return the finding, or why there is none."""
+        message = self.observation.messages[0]
+        start = generator(self.seed, "attack", self.observation.federation, message.round, message.client)
+        progress = None if report is None else lambda done, total: report(self.work * done / total)
+        try:
+            return self.attack.run(self.observation, generator=start, device=self.device, progress=progress)
+        except NotApplicable as reason:
+            return reason
+
+
+def run_trials(
+    trials: Sequence[Trial], *, workers: int = 1, store: Path | None = None, report: Report | None = None
+) -> list[Finding | NotApplicable]:
+    """Play all trials and return their outcomes in the same order, whatever the number of workers.
+
+    Args:
+        trials: to play.
+        workers: processes; 1 means this one.
+        store: folder where findings are kept as soon as they are made; those that are there already are not made again.
+        report: called with the work done so far, of the sum of all trials' ``work``.
+
+    Raises:
+        FedAuditError: a worker died; what was finished is kept in ``store``.
+        BadInput: ``store`` can't be written.
+    """
+    outcomes: list[Finding | NotApplicable | None] = [None] * len(trials)
+    paths = [store / f"{trial.key()}.safetensors" if store else None for trial in trials]
+    done = 0.0
+    for i, path in enumerate(paths):
+        if path and path.is_file():
+            outcomes[i] = Finding.load(path)
+            done += trials[i].work
+    if report:
+        report(done)
+    todo = [i for i, outcome in enumerate(outcomes) if outcome is None]
+    if store and todo:
+        _make_folder(store)
+    if workers <= 1 or len(todo) <= 1:
+        with _one_thread():
+            for i in todo:
+                outcomes[i] = _play(trials[i], paths[i], _shifted(report, done))
+                done += trials[i].work
+    else:
+        with tempfile.TemporaryDirectory(prefix="fedaudit-") as folder, _watch(Path(folder), todo, done, report):
+            calls = (delayed(_work)(i, trials[i], paths[i], Path(folder) / str(i)) for i in todo)
+            pool = Parallel(n_jobs=min(workers, len(todo)), backend="loky", return_as="generator_unordered")
+            try:
+                for i, outcome in pool(calls):
+                    outcomes[i] = outcome
+            except TerminatedWorkerError:
+                kept = f"; what was finished is kept in {store}" if store else ""
+                raise FedAuditError(
+                    f"a worker process died, perhaps for want of memory: run again with fewer --workers{kept}"
+                ) from None
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _play(trial: Trial, path: Path | None, report: Report | None) -> Finding | NotApplicable:
+    outcome = trial.play(report)
+    if path and isinstance(outcome, Finding):
+        try:
+            outcome.save(path)
+        except Exception as error:  # safetensors raises its own errors on a full disk
+            raise BadInput(f"can't write {path}: {error}") from None
+    return outcome
+
+
+def _shifted(report: Report | None, before: float) -> Report | None:
+    return None if report is None else lambda done: report(before + done)
+
+
+def _work(index: int, trial: Trial, path: Path | None, beat: Path) -> tuple[int, Finding | NotApplicable]:
+    """Run in a worker: one thread, and how far it is in a small file that the parent reads."""
+    with _one_thread():
+        outcome = _play(trial, path, lambda done: _write(beat, done))
+    _write(beat, trial.work)
+    return index, outcome
+
+
+def _write(beat: Path, done: float) -> None:
+    draft = beat.with_suffix(".part")
+    draft.write_text(str(done))
+    draft.replace(beat)
+
+
+@contextmanager
+def _watch(folder: Path, todo: Sequence[int], done: float, report: Report | None) -> Iterator[None]:
+    """Report the sum of all workers' progress while the block runs."""
+    if report is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(0.3):
+            beats = [folder / str(i) for i in todo]
+            report(done + sum(float(beat.read_text()) for beat in beats if beat.is_file()))
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: the same numbers for any number of workers, and no fights over cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"can't write to {path}: {error.strerror or error}") from None

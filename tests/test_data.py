@@ -1,0 +1,699 @@
+"""Data sets: the embedded ones, every file format read back from small files made here, and damage told in one line."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+import sklearn.datasets
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+
+from fedaudit.data import DATASETS, Dataset, Split, find_dataset, how_to_get, load_dataset
+from fedaudit.data.photos import PHOTOS, load_photo, plan_crops
+from fedaudit.errors import BadInput, MissingData
+
+REAL = os.environ.get("FEDAUDIT_DATA")
+RNG = np.random.default_rng(7)
+
+
+@pytest.fixture(autouse=True)
+def _no_data_dir(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "real" not in request.node.name:
+        monkeypatch.delenv("FEDAUDIT_DATA", raising=False)
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    text = str(error.value)
+    assert "\n" not in text
+    for part in parts:
+        assert part in text
+
+
+def pictures(n: int, *shape: int) -> np.ndarray[Any, Any]:
+    return RNG.integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def as_bytes(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    return (x * 255).round().to(torch.uint8).numpy()
+
+
+# ---- photos
+
+
+@pytest.mark.parametrize("size", [32, 64, 224])
+@pytest.mark.parametrize("photo", PHOTOS, ids=lambda photo: photo.name)
+def test_train_and_test_crops_share_no_pixel(photo: Any, size: int) -> None:
+    pixels = load_photo(photo)
+    plan = plan_crops(photo, pixels, size)
+    touched = {}
+    for split, crops in plan.items():
+        mask = np.zeros(pixels.shape[:2], dtype=bool)
+        for crop in crops:
+            assert crop.side >= size  # never upscaled
+            window = mask[crop.top : crop.top + crop.side, crop.left : crop.left + crop.side]
+            assert window.shape == (crop.side, crop.side)  # wholly inside the photograph
+            window[:] = True
+        assert len(set(crops)) == len(crops)
+        touched[split] = mask
+    assert touched["train"].any()
+    assert touched["test"].any()
+    assert not (touched["train"] & touched["test"]).any()
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_photos_are_enough_balanced_and_worth_looking_at(size: int) -> None:
+    data = load_dataset("photos", image_size=size)
+    assert data.input_shape == (3, size, size)
+    assert data.num_classes == 7
+    assert data.class_names == tuple(photo.name for photo in PHOTOS)
+    assert data.train.targets.bincount().tolist() == [64] * 7
+    assert data.test.targets.bincount().tolist() == [24] * 7
+    assert data.test.targets[:7].tolist() == list(range(7))  # the first pictures are one of each photograph
+    for split in (data.train, data.test):
+        assert float(split.inputs.mean(dim=1).flatten(1).std(dim=1).min()) > 0.03
+        assert len(torch.unique(split.inputs.flatten(1), dim=0)) == len(split)
+    pixels = data.train.inputs.double()
+    assert torch.allclose(torch.tensor(data.mean), pixels.mean(dim=(0, 2, 3)).float(), atol=1e-5)
+    assert torch.allclose(torch.tensor(data.std), pixels.std(dim=(0, 2, 3), correction=0).float(), atol=1e-5)
+
+
+def test_first_crop_is_the_focus_downscaled() -> None:
+    face = np.asarray(
+        Image.fromarray(load_photo(PHOTOS[0])[4:204, 124:324]).resize((32, 32), Image.Resampling.BILINEAR)
+    )
+    ours = load_dataset("photos", limit=7).test.inputs[0]
+    assert np.abs(as_bytes(ours).transpose(1, 2, 0).astype(int) - face.astype(int)).max() <= 2  # Pillow as the oracle
+
+
+def test_photos_at_224_and_their_limit() -> None:
+    data = load_dataset("photos", image_size=224, limit=7)
+    assert data.input_shape == (3, 224, 224)
+    assert data.test.targets.tolist() == data.train.targets.tolist() == list(range(7))
+    with pytest.raises(BadInput) as error:
+        load_dataset("photos", image_size=225)
+    one_line(error, "image_size=225", "224")
+
+
+def test_limit_keeps_a_balanced_prefix() -> None:
+    whole, few = load_dataset("digits"), load_dataset("digits", limit=25)
+    assert len(few.train) == len(few.test) == 25
+    assert sorted(few.train.targets.bincount().tolist()) == [2] * 5 + [3] * 5
+    for digit in range(10):
+        mine = few.train.inputs[few.train.targets == digit]
+        assert torch.equal(mine, whole.train.inputs[whole.train.targets == digit][: len(mine)])
+
+
+# ---- the other embedded sets
+
+
+def test_digits() -> None:
+    data = load_dataset("digits")
+    assert data.input_shape == (1, 8, 8)
+    assert len(data.train) + len(data.test) == 1797
+    bunch = sklearn.datasets.load_digits()
+    pixels = torch.cat([data.train.inputs, data.test.inputs]).numpy()
+    targets = torch.cat([data.train.targets, data.test.targets]).tolist()
+    ours = sorted((x.tobytes(), y) for x, y in zip(pixels, targets, strict=True))
+    grey = (bunch.images / 16).astype(np.float32)
+    theirs = sorted((x.tobytes(), int(y)) for x, y in zip(grey, bunch.target, strict=True))
+    assert ours == theirs
+    assert load_dataset("digits", image_size=16, limit=20).input_shape == (1, 16, 16)
+
+
+@pytest.mark.parametrize(("name", "rows", "width"), [("breast-cancer", 569, 30), ("diabetes", 442, 10)])
+def test_tables_are_standardised_by_the_train_split(name: str, rows: int, width: int) -> None:
+    data = load_dataset(name)
+    assert data.input_shape == (width,)
+    assert len(data.train) + len(data.test) == rows
+    assert torch.allclose(data.train.inputs.mean(0), torch.zeros(width), atol=1e-5)
+    assert torch.allclose(data.train.inputs.std(0, correction=0), torch.ones(width), atol=1e-4)
+    assert torch.equal(data.normalise(data.test.inputs), data.test.inputs)
+    if data.task == "regression":
+        assert data.num_classes is None
+        assert data.train.targets.shape == (len(data.train), 1)
+        assert float(data.train.targets.mean()) == pytest.approx(0, abs=1e-5)
+    else:
+        assert data.class_names == ("malignant", "benign")
+        assert (data.train.targets.bincount() + data.test.targets.bincount()).tolist() == [212, 357]
+    assert len(load_dataset(name, limit=9).train) == 9
+    with pytest.raises(BadInput) as error:
+        load_dataset(name, image_size=32)
+    one_line(error, "is a table", "leave image_size out")
+
+
+def test_importing_the_room_is_light() -> None:
+    heavy = "{'skimage', 'sklearn', 'scipy', 'pyarrow', 'PIL', 'matplotlib'}"
+    code = f"import sys, fedaudit.data; assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# ---- a data set of one's own
+
+
+@given(
+    pixels=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=4, max_dims=4, min_side=2, max_side=5)),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=30, deadline=None)
+def test_normalise_and_back(pixels: np.ndarray[Any, Any], seed: int) -> None:
+    targets = np.random.default_rng(seed).integers(0, 2, len(pixels))
+    data = Dataset.from_tensors(pixels, targets, num_classes=2)
+    x = data.test.inputs
+    z = data.normalise(x)
+    for channel, (mean, std) in enumerate(zip(data.mean, data.std, strict=True)):
+        assert torch.allclose(z[:, channel], (x[:, channel] - mean) / std, atol=1e-4)
+    assert torch.allclose(data.denormalise(z), x, atol=1e-5)
+    assert len(data.train) + len(data.test) == len(pixels)
+
+
+def test_own_arrays_in_their_usual_forms() -> None:
+    hwc = pictures(20, 9, 7, 3)
+    y = np.arange(20) % 4
+    data = Dataset.from_tensors(hwc, y, test=(hwc[:4], y[:4]), class_names=["a", "b", "c", "d"])
+    assert data.input_shape == (3, 9, 7)
+    assert np.array_equal(as_bytes(data.train.inputs), hwc.transpose(0, 3, 1, 2))
+    same = Dataset.from_tensors(torch.from_numpy(hwc).permute(0, 3, 1, 2) / 255, torch.from_numpy(y))
+    assert len(same.test) == 4  # one in five of every class
+    assert same.test.targets.tolist() == [0, 1, 2, 3]
+    assert Dataset.from_tensors(hwc[..., 0], y).input_shape == (1, 9, 7)
+    table = Dataset.from_tensors(RNG.normal(size=(20, 3)), RNG.normal(size=20))
+    assert (table.kind, table.task, table.train.targets.shape) == ("table", "regression", (16, 1))
+    assert len(table.train[[2, 0]]) == 2
+    assert torch.equal(table.train[[2, 0]].inputs, table.train.inputs[torch.tensor([2, 0])])
+
+
+def test_from_torch() -> None:
+    x, y = torch.rand(10, 3, 4, 4), torch.arange(10) % 2
+    data = Dataset.from_torch(torch.utils.data.TensorDataset(x, y), name="mine")
+    assert torch.equal(data.train.inputs, x[:8])
+    images = [(Image.fromarray(p), i % 2) for i, p in enumerate(pictures(10, 4, 4, 3))]
+    assert Dataset.from_torch(images, limit=5).input_shape == (3, 4, 4)
+    for bad, message in (([], "empty"), ([1, 2], "not an (input, target) pair")):
+        with pytest.raises(BadInput) as error:
+            Dataset.from_torch(bad)
+        one_line(error, message)
+    with pytest.raises(BadInput) as error:
+        Dataset.from_torch([(torch.rand(3, 4, 4), 0), (torch.rand(3, 5, 4), 1)])
+    one_line(error, "item 1", "resizing")
+
+
+X8 = np.full((8, 3, 4, 4), 0.5, dtype=np.float32)
+Y8 = np.arange(8) % 2
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "options", "message"),
+    [
+        (X8 * 4, Y8, {}, "[2, 2], not in [0, 1]"),
+        (X8 * np.nan, Y8, {}, "not finite"),
+        (X8.astype(np.int32), Y8, {}, "give uint8"),
+        (X8, Y8[:7], {}, "8 inputs but 7 targets"),
+        (X8, Y8 - 1, {}, "negative"),
+        (X8, Y8, {"num_classes": 1}, "at least 2"),
+        (X8, Y8 + 1, {"num_classes": 2}, "not in 0..1"),
+        (X8, Y8, {"class_names": ["a", "b", "c"], "num_classes": 2}, "3 class names"),
+        (X8, Y8, {"test": (X8[:, :, :3], Y8)}, "different shapes"),
+        (X8, Y8, {"test": (X8, Y8 * 0.5)}, "different kinds"),
+        (X8, np.full(8, np.nan), {}, "targets that are not finite"),
+        (X8, np.zeros((8, 2)), {}, "regression targets of shape (8, 2)"),
+        (X8, np.zeros((8, 2), dtype=int), {}, "class targets of shape (8, 2)"),
+        (X8[:1], Y8[:1], {}, "fill a train and a test split"),
+        (X8[:, 0, 0, 0], Y8, {}, "inputs of shape (8,)"),
+        (np.array([["a", "b"]] * 8), Y8, {}, "cannot be read as numbers"),
+        (np.full((8, 2), np.inf), Y8, {}, "not finite"),
+    ],
+)
+def test_what_is_no_data_set_is_one_line(
+    inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput) as error:
+        Dataset.from_tensors(inputs, targets, **options)
+    one_line(error, message)
+
+
+def test_the_class_itself_checks() -> None:
+    good = Dataset.from_tensors(X8, Y8)
+    facts = {name: getattr(good, name) for name in good.__dataclass_fields__}
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"train": Split(good.train.inputs + 1, good.train.targets)}, "scale them to [0, 1]"),
+        ({"train": Split(good.train.inputs.double(), good.train.targets)}, "float32"),
+        ({"test": Split(good.test.inputs, good.test.targets.int())}, "int64"),
+        ({"std": (1.0, 1.0, 0.0)}, "std above 0"),
+        ({"mean": (1.0,)}, "3 values"),
+        ({"kind": "table"}, "(n, d)"),
+        ({"task": "regression"}, "float32 (n, 1)"),
+    ]
+    for change, message in bad:
+        with pytest.raises(BadInput) as error:
+            Dataset(**{**facts, **change})
+        one_line(error, message)
+
+
+# ---- names
+
+
+@pytest.mark.parametrize("entry", list(DATASETS), ids=lambda entry: entry.name)
+def test_a_missing_data_set_is_one_line(entry: Any, tmp_path: Path) -> None:
+    assert {"kind", "task", "embedded", "needs"} <= entry.info.keys()
+    assert entry.summary
+    assert how_to_get(entry.name)
+    if entry.info["embedded"]:
+        assert find_dataset(entry.name, tmp_path) == []
+        return
+    assert find_dataset(entry.name, tmp_path) is None
+    assert find_dataset(entry.name) is None
+    for folder in (tmp_path, tmp_path / "nowhere", None):
+        with pytest.raises(MissingData) as error:
+            load_dataset(entry.name, data_dir=folder)
+        one_line(error, f"'{entry.name}' not found", how_to_get(entry.name))
+        one_line(error, str(folder) if folder else "FEDAUDIT_DATA")
+
+
+def test_bad_options_are_one_line(tmp_path: Path) -> None:
+    for name, options, message in (
+        ("cifar", {}, "did you mean 'cifar10'"),
+        ("digits", {"limit": 0}, "limit=0"),
+        ("digits", {"image_size": 2}, "image_size=2"),
+        ("photos", {"image_size": 9999}, "image_size=9999"),
+    ):
+        with pytest.raises(BadInput) as error:
+            load_dataset(name, **options)  # type: ignore[arg-type]
+        one_line(error, message)
+
+
+# ---- file formats, written here and read back
+
+
+def write_parquet(path: Path, **columns: Any) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(arrow.table(columns), path)
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    import io
+
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def test_parquet_of_png(tmp_path: Path) -> None:
+    x, y = pictures(12, 32, 32, 3), (np.arange(12) % 10).astype(np.int16)
+    for split, part in (("train_subset", slice(0, 10)), ("test", slice(10, 12))):
+        write_parquet(tmp_path / f"cifar10/{split}.parquet", png=[png(p) for p in x[part]], label=y[part])
+    data = load_dataset("cifar10", data_dir=tmp_path)
+    assert np.array_equal(as_bytes(data.train.inputs), x[:10].transpose(0, 3, 1, 2))
+    assert data.test.targets.tolist() == [0, 1]
+    assert data.class_names is not None
+    assert data.class_names[9] == "truck"
+    small = load_dataset("cifar10", data_dir=tmp_path, limit=4, image_size=16)
+    assert (len(small.train), small.input_shape) == (4, (3, 16, 16))
+    found = find_dataset("cifar10", tmp_path)
+    assert found is not None
+    assert [path.name for path in found] == ["train_subset.parquet", "test.parquet"]
+
+    write_parquet(tmp_path / "cifar10/test.parquet", png=[png(x[0]), png(x[0])[:40]], label=[0, 1])
+    with pytest.raises(BadInput) as error:
+        load_dataset("cifar10", data_dir=tmp_path)
+    one_line(error, "row 1", "not a readable image")
+    write_parquet(tmp_path / "cifar10/test.parquet", png=[png(x[0])], label=[10])
+    with pytest.raises(BadInput) as error:
+        load_dataset("cifar10", data_dir=tmp_path)
+    one_line(error, "labels outside 0..9")
+    write_parquet(tmp_path / "cifar10/test.parquet", png=[png(x[0])])
+    with pytest.raises(BadInput) as error:
+        load_dataset("cifar10", data_dir=tmp_path)
+    one_line(error, "lacks the columns")
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split in ("train", "test"):
+        (tmp_path / "gtsrb").mkdir(exist_ok=True)
+        (tmp_path / f"gtsrb/{split}.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingData) as error:
+        load_dataset("gtsrb", data_dir=tmp_path)
+    one_line(error, "pip install 'fedaudit[parquet]'")
+
+
+def cifar_batch(path: Path, **content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps({key.encode(): value for key, value in content.items()}, protocol=2))
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_python_batches(name: str, tmp_path: Path) -> None:
+    x = pictures(12, 3, 32, 32)
+    flat = x.reshape(12, -1)
+    if name == "cifar10":
+        y = [i % 10 for i in range(12)]
+        folder = tmp_path / "cifar-10-batches-py"
+        for i in range(5):
+            cifar_batch(folder / f"data_batch_{i + 1}", data=flat[2 * i : 2 * i + 2], labels=y[2 * i : 2 * i + 2])
+        cifar_batch(folder / "test_batch", data=flat[10:], labels=y[10:])
+    else:
+        y = [8 * i for i in range(12)]
+        folder = tmp_path / "cifar-100-python"
+        cifar_batch(folder / "train", data=flat[:10], fine_labels=y[:10], coarse_labels=[0] * 10)
+        cifar_batch(folder / "test", data=flat[10:], fine_labels=y[10:], coarse_labels=[0] * 2)
+        cifar_batch(folder / "meta", fine_label_names=[f"thing {i}" for i in range(100)])
+    data = load_dataset(name, data_dir=tmp_path)
+    assert np.array_equal(as_bytes(data.train.inputs), x[:10])
+    assert np.array_equal(as_bytes(data.test.inputs), x[10:])
+    assert data.train.targets.tolist() + data.test.targets.tolist() == y
+    if name == "cifar100":
+        assert data.class_names is not None
+        assert data.class_names[99] == "thing 99"
+
+    batch = folder / ("test_batch" if name == "cifar10" else "test")
+    whole = batch.read_bytes()
+    batch.write_bytes(whole[:-500])
+    with pytest.raises(BadInput) as error:
+        load_dataset(name, data_dir=tmp_path)
+    one_line(error, str(batch), "truncated, damaged")
+    cifar_batch(batch, data=flat[:2])
+    with pytest.raises(BadInput) as error:
+        load_dataset(name, data_dir=tmp_path)
+    one_line(error, "labels")
+
+
+class Malice:
+    def __init__(self, call: Any, *arguments: Any) -> None:
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call, self.arguments
+
+
+@pytest.mark.parametrize("call", [os.mkdir, eval, getattr, np.load, np.memmap], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_malicious_pickle_is_refused_and_not_run(call: Any, protocol: int, tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    trace = tmp_path / "trace"
+    evil = {"data": Malice(call, str(trace)), "labels": [0]}
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (folder / name).write_bytes(pickle.dumps(evil, protocol=protocol))
+    with pytest.raises(BadInput) as error:
+        load_dataset("cifar10", data_dir=tmp_path)
+    one_line(error, "refused", "data_batch_1")
+    assert not trace.exists()
+
+
+def idx(array: np.ndarray[Any, Any]) -> bytes:
+    return b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "stems", "zipped"),
+    [
+        ("mnist", "MNIST/raw", ("train", "t10k"), True),
+        ("mnist", "MNIST/raw", ("train", "t10k"), False),
+        ("mnist", ".", ("train", "t10k"), False),
+        ("fashion-mnist", "FashionMNIST/raw", ("train", "t10k"), True),
+        ("emnist-letters", "EMNIST/raw", ("emnist-letters-train", "emnist-letters-test"), True),
+    ],
+)
+def test_idx_files(name: str, folder: str, stems: tuple[str, str], zipped: bool, tmp_path: Path) -> None:
+    letters = name == "emnist-letters"
+    first, classes = (1, 26) if letters else (0, 10)
+    place = tmp_path / folder
+    place.mkdir(parents=True, exist_ok=True)
+    x = pictures(40, 28, 28)
+    y = (np.arange(40) % classes + first).astype(np.uint8)
+
+    def write(path: Path, content: bytes) -> Path:
+        path = path.with_name(path.name + ".gz") if zipped else path
+        path.write_bytes(gzip.compress(content) if zipped else content)
+        return path
+
+    for stem, part in zip(stems, (slice(0, 30), slice(30, 40)), strict=True):
+        images = write(place / f"{stem}-images-idx3-ubyte", idx(x[part]))
+        labels = write(place / f"{stem}-labels-idx1-ubyte", idx(y[part]))
+    data = load_dataset(name, data_dir=tmp_path)
+    expected = x.transpose(0, 2, 1) if letters else x
+    assert np.array_equal(as_bytes(data.train.inputs)[:, 0], expected[:30])
+    assert np.array_equal(as_bytes(data.test.inputs)[:, 0], expected[30:])
+    assert data.test.targets.tolist() == [(30 + i) % classes for i in range(10)]
+    assert data.num_classes == classes
+    if letters:
+        assert data.class_names is not None
+        assert data.class_names[0] + data.class_names[25] == "AZ"
+
+    raw = images.read_bytes()
+    images.write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(BadInput) as error:
+        load_dataset(name, data_dir=tmp_path)
+    one_line(error, str(images), "truncated")
+    images.write_bytes(raw)
+    write(place / f"{stems[1]}-labels-idx1-ubyte", b"PK\x03\x04 not an idx file")
+    with pytest.raises(BadInput) as error:
+        load_dataset(name, data_dir=tmp_path)
+    one_line(error, str(labels), "not an idx file")
+    write(place / f"{stems[1]}-labels-idx1-ubyte", idx(np.full(10, 200, dtype=np.uint8)))
+    with pytest.raises(BadInput) as error:
+        load_dataset(name, data_dir=tmp_path)
+    one_line(error, "is not in 0..")
+
+
+def test_npz(tmp_path: Path) -> None:
+    (tmp_path / "fashion_mnist").mkdir()
+    path = tmp_path / "fashion_mnist/fashion_mnist.npz"
+    x, y = pictures(20, 28, 28), (np.arange(20) % 10).astype(np.uint8)
+    np.savez(path, x_train=x[:15], y_train=y[:15], x_test=x[15:], y_test=y[15:])
+    data = load_dataset("fashion-mnist", data_dir=tmp_path)
+    assert np.array_equal(as_bytes(data.train.inputs)[:, 0], x[:15])
+    assert data.test.targets.tolist() == [5, 6, 7, 8, 9]
+    whole = path.read_bytes()
+    for content in (whole[:1000], b"", whole.replace(b"'shape'", b"((((((('")):
+        path.write_bytes(content)
+        with pytest.raises(BadInput) as error:
+            load_dataset("fashion-mnist", data_dir=tmp_path)
+        one_line(error, str(path), "truncated, damaged")
+    np.savez(path, x_train=x)
+    with pytest.raises(BadInput) as error:
+        load_dataset("fashion-mnist", data_dir=tmp_path)
+    one_line(error, "no array y_train")
+    np.savez(path, x_train=np.array([{}], dtype=object), y_train=y, x_test=x, y_test=y)  # a pickle inside
+    with pytest.raises(BadInput) as error:
+        load_dataset("fashion-mnist", data_dir=tmp_path)
+    one_line(error, "allow_pickle=False")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_svhn(compressed: bool, tmp_path: Path) -> None:
+    (tmp_path / "svhn").mkdir()
+    x = pictures(10, 32, 32, 3)
+    y = np.arange(1, 11)[:, None].astype(np.uint8)
+    for split in ("train", "test"):
+        content = {"note": "text is no number", "X": x.transpose(1, 2, 3, 0), "y": y.astype(float)}
+        scipy.io.savemat(tmp_path / f"svhn/{split}_32x32.mat", content, do_compression=compressed)
+    data = load_dataset("svhn", data_dir=tmp_path)
+    assert np.array_equal(as_bytes(data.train.inputs), x.transpose(0, 3, 1, 2))
+    assert data.train.targets.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    path = tmp_path / "svhn/test_32x32.mat"
+    whole = path.read_bytes()
+    for damaged in (
+        whole[:3000],
+        whole[:100],
+        b"",
+        whole[:128] + bytes([255]) * 99,
+        whole[:124] + b"HDF5" + whole[128:],
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(BadInput) as error:
+            load_dataset("svhn", data_dir=tmp_path)
+        one_line(error, str(path))
+    scipy.io.savemat(path, {"y": y})
+    with pytest.raises(BadInput) as error:
+        load_dataset("svhn", data_dir=tmp_path)
+    one_line(error, "no numeric array X")
+
+
+def test_image_folders(tmp_path: Path) -> None:
+    x = pictures(6, 10, 14, 3)
+    for split, classes in (("train", "ab"), ("val", "ab")):
+        for i, name in enumerate(classes):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for j in range(3):
+                (folder / f"{j}.png").write_bytes(png(x[3 * i + j]))
+            (folder / "notes.txt").write_text("no image")
+    data = load_dataset("image-folder", data_dir=tmp_path)
+    assert data.class_names == ("a", "b")
+    assert np.array_equal(as_bytes(data.train.inputs), x.transpose(0, 3, 1, 2))
+    few = load_dataset("image-folder", data_dir=tmp_path, limit=2, image_size=10)
+    assert few.train.targets.tolist() == [0, 1]
+    assert np.array_equal(as_bytes(few.train.inputs), x[[0, 3], :, 2:12].transpose(0, 3, 1, 2))  # the central square
+
+    (tmp_path / "train/a/1.png").write_bytes(png(pictures(1, 9, 9, 3)[0]))
+    with pytest.raises(BadInput) as error:
+        load_dataset("image-folder", data_dir=tmp_path)
+    one_line(error, "differs in size", "give an image_size")
+    assert load_dataset("image-folder", data_dir=tmp_path, image_size=8).input_shape == (3, 8, 8)
+    (tmp_path / "train/a/1.png").write_bytes(b"\x89PNG broken")
+    with pytest.raises(BadInput) as error:
+        load_dataset("image-folder", data_dir=tmp_path, image_size=8)
+    one_line(error, "1.png", "not a readable image")
+    (tmp_path / "val/c").mkdir()
+    with pytest.raises(BadInput) as error:
+        load_dataset("image-folder", data_dir=tmp_path, image_size=8, limit=2)
+    one_line(error, "class folder 'c'")
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split).write_bytes(b"")
+    with pytest.raises(BadInput) as error:
+        load_dataset("image-folder", data_dir=tmp_path)
+    one_line(error, "is a file", "class folders")
+
+
+def test_imagenet_is_224_by_default(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("n01440764", "n01443537"):
+            folder = tmp_path / "imagenet" / split / name
+            folder.mkdir(parents=True)
+            Image.fromarray(pictures(1, 240, 300, 3)[0]).save(folder / "one.JPEG")
+    data = load_dataset("imagenet", data_dir=tmp_path)
+    assert data.input_shape == (3, 224, 224)
+    assert data.class_names == ("n01440764", "n01443537")
+
+
+@pytest.mark.parametrize("layout", ["npz", "pgm"])
+def test_faces(layout: str, tmp_path: Path) -> None:
+    x = pictures(400, 112, 92)
+    folder = tmp_path / "att_faces"
+    folder.mkdir()
+    if layout == "npz":
+        subject, shot = np.repeat(np.arange(1, 41), 10), np.tile(np.arange(1, 11), 40)
+        np.savez(folder / "att_faces.npz", images=x, subject=subject, shot=shot)
+    else:
+        for i, face in enumerate(x):
+            (folder / f"s{i // 10 + 1}").mkdir(exist_ok=True)
+            Image.fromarray(face).save(folder / f"s{i // 10 + 1}" / f"{i % 10 + 1}.pgm")
+    data = load_dataset("att-faces", data_dir=tmp_path)
+    assert data.input_shape == (1, 64, 64)
+    assert data.train.targets.bincount().tolist() == [8] * 40
+    assert data.test.targets.bincount().tolist() == [2] * 40
+    last = np.asarray(Image.fromarray(x[399]).resize((64, 64), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(as_bytes(data.test.inputs[-1])[0].astype(int) - last).max() <= 2
+
+
+ADULT = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40,"
+    " United-States, <=50K",
+    "50, Private, 83311, Bachelors, 13, Married-civ-spouse, Exec-managerial, Husband, White, Male, 0, 0, 13, ?, >50K",
+    "38, Private, 215646, HS-grad, 9, Divorced, Handlers-cleaners, Not-in-family, Black, Female, 0, 0, 40,"
+    " United-States, <=50K",
+)
+
+
+def test_adult(tmp_path: Path) -> None:
+    folder = tmp_path / "adult"
+    folder.mkdir()
+    (folder / "adult.data").write_text("\n".join(ADULT) + "\n\n")
+    unseen = ADULT[0].replace("State-gov", "Never-worked")
+    (folder / "adult.test").write_text(
+        "|1x3 Cross validator\n" + "\n".join(f"{r}." for r in (unseen, *ADULT[1:])) + "\n"
+    )
+    data = load_dataset("adult", data_dir=tmp_path)
+    # 2 workclasses, 2 educations, 3 marital states, 3 occupations, 2 relationships, 2 races, 2 sexes, 2 countries
+    assert data.input_shape == (6 + 18,)
+    ages = np.array([39, 50, 38])
+    assert np.allclose(data.train.inputs[:, 0], (ages - ages.mean()) / ages.std(), atol=1e-6)
+    assert data.train.inputs[:, 6:].sum(dim=1).tolist() == [8, 8, 8]
+    assert data.test.inputs[:, 6:].sum(dim=1).tolist() == [7, 8, 8]  # a category that train lacks is all zeros
+    assert data.test.targets.tolist() == [0, 1, 0]
+    (folder / "adult.data").write_text(ADULT[0] + "\n" + ADULT[1][:30])
+    with pytest.raises(BadInput) as error:
+        load_dataset("adult", data_dir=tmp_path)
+    one_line(error, "adult.data, row 2")
+
+
+@pytest.mark.parametrize("layout", ["npz", "csv"])
+def test_location30(layout: str, tmp_path: Path) -> None:
+    x, y = RNG.integers(0, 2, (90, 446), dtype=np.uint8), np.arange(90) % 30
+    (tmp_path / "location30").mkdir()
+    if layout == "npz":
+        np.savez(tmp_path / "location30/location30.npz", x=x, y=y.astype(np.uint8))
+    else:
+        rows = (",".join(f'"{v}"' for v in [label + 1, *row]) for label, row in zip(y, x, strict=True))
+        (tmp_path / "location30/bangkok").write_text("\n".join(rows))
+    data = load_dataset("location30", data_dir=tmp_path)
+    assert (len(data.train), len(data.test), data.input_shape, data.num_classes) == (72, 18, (446,), 30)
+    theirs = sorted((row.tobytes(), int(label)) for row, label in zip(x, y, strict=True))
+    parts = [(s.inputs.to(torch.uint8).numpy(), s.targets) for s in (data.train, data.test)]
+    assert sorted((row.tobytes(), int(label)) for a, b in parts for row, label in zip(a, b, strict=True)) == theirs
+
+
+def test_own_photographs(tmp_path: Path) -> None:
+    folder = tmp_path / "natural-photos"
+    folder.mkdir()
+    for name, shape in (("wide", (120, 260, 3)), ("high", (260, 120, 3))):
+        (folder / f"{name}.png").write_bytes(png(pictures(1, *shape)[0]))
+    data = load_dataset("natural-photos", data_dir=tmp_path, image_size=100)
+    assert data.class_names == ("high", "wide")
+    assert data.input_shape == (3, 100, 100)
+    with pytest.raises(BadInput) as error:
+        load_dataset("natural-photos", data_dir=tmp_path)
+    one_line(error, "no 224 px square", "<= 120")
+
+
+# ---- the real files, where there are any
+
+real = pytest.mark.skipif(REAL is None, reason="FEDAUDIT_DATA is not set")
+COUNTS = {
+    "cifar10": (7000, 10000, (3, 32, 32), 10),
+    "cifar100": (5000, 10000, (3, 32, 32), 100),
+    "mnist": (60000, 10000, (1, 28, 28), 10),
+    "fashion-mnist": (20000, 10000, (1, 28, 28), 10),
+    "att-faces": (320, 80, (1, 64, 64), 40),
+    "gtsrb": (4300, 2580, (3, 32, 32), 43),
+    "adult": (32561, 16281, (108,), 2),
+    "location30": (4008, 1002, (446,), 30),
+}
+PUBLISHED_MEANS = {  # of the test splits of CIFAR, of the train split of MNIST
+    "cifar10": (0.4942, 0.4851, 0.4504),
+    "cifar100": (0.5088, 0.4874, 0.4419),
+    "mnist": (0.1307,),
+    "fashion-mnist": (0.2860,),
+}
+
+
+@real
+@pytest.mark.parametrize("name", COUNTS)
+def test_real_files(name: str) -> None:
+    if find_dataset(name) is None:
+        pytest.skip(f"{name} is not in FEDAUDIT_DATA")
+    data = load_dataset(name)
+    if (len(data.train), len(data.test)) != COUNTS[name][:2]:
+        pytest.skip(f"another edition of {name}")
+    assert (data.input_shape, data.num_classes) == COUNTS[name][2:]
+    assert len(data.train.targets.unique()) == data.num_classes
+    if name in PUBLISHED_MEANS:
+        means = data.test.inputs.mean(dim=(0, 2, 3)).tolist() if name.startswith("cifar") else list(data.mean)
+        within = 6e-4 if name == "fashion-mnist" else 6e-5  # a third of Fashion-MNIST's train split is at hand
+        assert means == pytest.approx(PUBLISHED_MEANS[name], abs=within)
+    if name == "adult":
+        assert [int(s.targets.sum()) for s in (data.train, data.test)] == [7841, 3846]
+    if name == "location30":
+        counts = torch.cat([data.train.targets, data.test.targets]).bincount()
+        assert (int(counts.min()), int(counts.max())) == (97, 308)

@@ -1,0 +1,176 @@
+"""Partitions: every row to one client at most, everything given out where the scheme says so, the promised counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedaudit.data.partition import PARTITIONS, partition
+from fedaudit.errors import BadInput
+
+SCHEMES: list[tuple[str, dict[str, Any]]] = [
+    ("iid", {}),
+    ("dirichlet", {"alpha": 0.05}),
+    ("dirichlet", {"alpha": 100.0}),
+    ("classes-per-client", {"k": 2}),
+    ("shards", {"shards_per_client": 2}),
+    ("label-to-clients", {"m": 2}),
+]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def labels(per_class: list[int], seed: int) -> torch.Tensor:
+    y = torch.cat([torch.full((count,), 3 * i, dtype=torch.int64) for i, count in enumerate(per_class)])  # with gaps
+    return y[torch.randperm(len(y), generator=seeded(seed))]
+
+
+targets_strategy = st.builds(labels, st.lists(st.integers(12, 30), min_size=3, max_size=6), st.integers(0, 2**31))
+
+
+@pytest.mark.parametrize(("scheme", "options"), SCHEMES)
+@given(targets=targets_strategy, clients=st.integers(2, 6), seed=st.integers(0, 2**31))
+@settings(max_examples=25, deadline=None)
+def test_no_row_is_given_twice_and_no_client_is_empty(
+    scheme: str, options: dict[str, Any], targets: torch.Tensor, clients: int, seed: int
+) -> None:
+    parts = partition(scheme, targets, clients, seeded(seed), **options)
+    assert len(parts) == clients
+    assert all(len(part) > 0 and part.dtype == torch.int64 for part in parts)
+    given_out = [row for part in parts for row in part.tolist()]
+    assert len(given_out) == len(set(given_out))
+    assert set(given_out) <= set(range(len(targets)))
+    # classes-per-client covers everything only where the clients' hands suffice for all classes
+    if scheme != "classes-per-client" or clients * options["k"] >= len(targets.unique()):
+        assert set(given_out) == set(range(len(targets)))
+    again = partition(scheme, targets, clients, seeded(seed), **options)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+@given(n=st.integers(1, 200), clients=st.integers(1, 40), seed=st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_iid_sizes_differ_by_one_at_most(n: int, clients: int, seed: int) -> None:
+    targets = torch.randn(n, 1, generator=seeded(seed))  # regression targets are welcome here
+    if clients > n:
+        with pytest.raises(BadInput, match="clients"):
+            partition("iid", targets, clients, seeded(seed))
+        return
+    sizes = [len(part) for part in partition("iid", targets, clients, seeded(seed))]
+    assert sum(sizes) == n
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(targets=targets_strategy, clients=st.integers(2, 6), k=st.integers(1, 3), seed=st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_classes_per_client_gives_exactly_k(targets: torch.Tensor, clients: int, k: int, seed: int) -> None:
+    parts = partition("classes-per-client", targets, clients, seeded(seed), k=k)
+    held = [set(targets[part].tolist()) for part in parts]
+    assert all(len(classes) == k for classes in held)
+    holders = [sum(label in classes for classes in held) for label in targets.unique().tolist()]
+    assert max(holders) - min(holders) <= 1
+
+
+@given(targets=targets_strategy, clients=st.integers(2, 6), data=st.data(), seed=st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_every_label_lives_on_m_clients(targets: torch.Tensor, clients: int, data: st.DataObject, seed: int) -> None:
+    fewest = -(-clients // len(targets.unique()))
+    m = data.draw(st.integers(fewest, clients))
+    parts = partition("label-to-clients", targets, clients, seeded(seed), m=m)
+    for label in targets.unique():
+        counts = [int((targets[part] == label).sum()) for part in parts]
+        split = [count for count in counts if count]
+        assert len(split) == m
+        assert sum(split) == int((targets == label).sum())
+        assert max(split) - min(split) <= 1
+
+
+@given(targets=targets_strategy, clients=st.integers(2, 6), each=st.integers(1, 3), seed=st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_shards_hold_few_labels(targets: torch.Tensor, clients: int, each: int, seed: int) -> None:
+    parts = partition("shards", targets, clients, seeded(seed), shards_per_client=each)
+    # a run of s sorted examples, all classes being at least 12 long, spans at most s // 12 + 2 labels
+    longest = -(-len(targets) // (clients * each))
+    for part in parts:
+        assert len(targets[part].unique()) <= each * (longest // 12 + 2)
+        assert abs(len(part) - len(targets) / clients) <= each
+
+
+def test_shards_of_one_label_each_are_pure() -> None:
+    targets = torch.arange(10).repeat_interleave(20)[torch.randperm(200, generator=seeded(1))]
+    parts = partition("shards", targets, 5, seeded(2), shards_per_client=2)
+    assert [len(part) for part in parts] == [40] * 5
+    assert all(len(targets[part].unique()) == 2 for part in parts)
+
+
+def test_dirichlet_concentrates_with_small_alpha_and_evens_out_with_large() -> None:
+    targets = torch.arange(10).repeat_interleave(200)
+
+    def largest_share(alpha: float) -> float:
+        parts = partition("dirichlet", targets, 10, seeded(3), alpha=alpha)
+        counts = torch.stack([targets[part].bincount(minlength=10) for part in parts]).float()
+        return float((counts.max(dim=0).values / 200).mean())
+
+    # E[max share] is near 1 as alpha -> 0 and near 1/10 as alpha -> infinity
+    assert largest_share(0.01) > 0.85
+    assert largest_share(1e4) < 0.13
+    assert largest_share(0.01) > largest_share(0.5) > largest_share(1e4)
+
+
+def test_dirichlet_leaves_nobody_empty_even_with_as_many_clients_as_examples() -> None:
+    parts = partition("dirichlet", torch.arange(3).repeat(4), 12, seeded(4), alpha=0.01)
+    assert [len(part) for part in parts] == [1] * 12
+
+
+def test_another_seed_shares_out_otherwise() -> None:
+    targets = torch.arange(4).repeat_interleave(30)
+    for scheme, options in SCHEMES:
+        a, b = (partition(scheme, targets, 3, seeded(seed), **options) for seed in (0, 1))
+        assert any(x.tolist() != y.tolist() for x, y in zip(a, b, strict=True)), scheme
+
+
+Y = torch.arange(3).repeat(4)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "targets", "clients", "options", "message"),
+    [
+        ("iid", Y, 13, {}, "clients=13; give a whole number from 1 to 12"),
+        ("iid", Y, 0, {}, "clients=0"),
+        ("iid", Y, 2, {"alpha": 1.0}, "has no option 'alpha'"),
+        ("dirichlett", Y, 2, {}, "did you mean 'dirichlet'"),
+        ("dirichlet", Y, 2, {"alfa": 1.0}, "did you mean 'alpha'"),
+        ("dirichlet", Y, 2, {"alpha": 0.0}, "alpha=0.0; give a number above 0"),
+        ("dirichlet", Y, 2, {"alpha": -1}, "alpha=-1"),
+        ("dirichlet", Y, 2, {"alpha": float("nan")}, "alpha=nan"),
+        ("dirichlet", Y, 2, {"alpha": float("inf")}, "alpha=inf"),
+        ("dirichlet", torch.randn(12, 1), 2, {}, "regression"),
+        ("classes-per-client", Y, 2, {"k": 4}, "k=4; give a whole number from 1 to 3"),
+        ("classes-per-client", Y, 2, {"k": 1.5}, "k=1.5"),
+        ("classes-per-client", Y, 12, {"k": 3}, "has 4 examples for 12 clients"),
+        ("shards", Y, 4, {"shards_per_client": 4}, "from 1 to 3"),
+        ("label-to-clients", Y, 2, {"m": 3}, "m=3; give a whole number from 1 to 2"),
+        ("label-to-clients", Y, 10, {"m": 2}, "give m of at least 4"),
+        ("label-to-clients", Y, 6, {"m": 5}, "has 4 examples for 5 clients"),
+    ],
+)
+def test_what_is_impossible_is_one_line(
+    scheme: str, targets: torch.Tensor, clients: int, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        partition(scheme, targets, clients, seeded(), **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_partition_is_listed_with_its_options() -> None:
+    assert PARTITIONS.names() == ["iid", "dirichlet", "classes-per-client", "shards", "label-to-clients"]
+    for entry in PARTITIONS:
+        assert entry.summary
+        parts = partition(entry.name, Y, 2, seeded(), **entry.info["options"])
+        assert len(parts) == 2
