@@ -300,7 +300,7 @@ def exceeded(folder: Path) -> AuditResult:
         Threshold(metric="ssim", limit=0.99, worst=0.95, where="agic on fedsgd", exceeded=False),
         Threshold(metric="lpips", limit=0.5, worst=None, where=None, exceeded=False),
     ]
-    return sample(folder).model_copy(update={"thresholds": limits})
+    return sample(folder, curve=False).model_copy(update={"thresholds": limits})
 
 
 def single_curve(folder: Path) -> AuditResult:
@@ -536,6 +536,8 @@ def test_reasons_settings_and_scenario_are_told(pages: dict[str, Any]) -> None:
     told += [a.paper for a in result.attacks] + list(result.environment.values())
     assert [text for text in told if text not in page.words] == []
     assert "seed: 0" in page.words
+    assert page.words.count("band: from the lowest to the highest update") == 2
+    assert page.words.count("on the one update attacked") == 2
     assert "This audit ran in eval mode" in page.words
     assert "3 min 32 s, with 2 workers" in page.words
 

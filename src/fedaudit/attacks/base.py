@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import ConfigDict, ValidationError
@@ -159,8 +159,17 @@ class Attack(ABC):
 ATTACKS: Registry[type[Attack]] = Registry("attack")
 
 
-def register(cls: type[Attack]) -> type[Attack]:
-    """Add an attack class to ``ATTACKS`` under its own name."""
+AttackClass = TypeVar("AttackClass", bound=type)
+
+
+def register(cls: AttackClass) -> AttackClass:
+    """Add an attack class to ``ATTACKS`` under its own name.
+
+    Raises:
+        TypeError: it isn't an Attack.
+    """
+    if not issubclass(cls, Attack):
+        raise TypeError(f"{cls.__name__} isn't an Attack")
     info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs)}
     return ATTACKS.register(cls.name, cls.summary, **info)(cls)
 

@@ -122,6 +122,7 @@ class Chapter:
     candidates: int | None
     curves: dict[str, str]
     legend: list[tuple[str, str]]
+    banded: bool
     spread: str | None
 
 
@@ -324,12 +325,14 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
     spread_rows = figures.spreads(result, facts.name)
     curves: dict[str, str] = {}
     legend: dict[str, str] = {}
+    banded = False
     for quantity in figures.AXIS_LABELS:
         series = figures.curve_series(result, facts.name, quantity)
         if series:
             figure = figures.draw_curves(series, quantity)
             text = _curve_alt(series, quantity, facts.name)
             curves[quantity] = figures.to_svg(figure, f"f{index}-{quantity}-", text)
+        banded |= any(line.updates > 1 for line in series)
         for line in series:
             legend[line.attack] = figures.to_svg(figures.draw_swatch(line.style), f"f{index}-l{line.style}-", None)
     return Chapter(
@@ -344,6 +347,7 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
         candidates=max(candidates, default=None),
         curves=curves,
         legend=list(legend.items()),
+        banded=banded,
         spread=figures.to_svg(figures.draw_spread(spread_rows), f"f{index}-spread-", _spread_alt(spread_rows))
         if spread_rows
         else None,

@@ -1,0 +1,272 @@
+"""Attacks through their public face: what they recover, what they refuse, and that they never see the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedaudit.attacks import ATTACKS, Finding, make_attack
+from fedaudit.auditing import Recording, assess, plan, play, record
+from fedaudit.errors import BadInput, NotApplicable
+from fedaudit.preparation import resolve
+from fedaudit.progress import Quiet
+from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.seeds import generator
+from fedaudit.threat import Observation, ThreatModel, observe
+
+# What every attack must recover and must refuse; a new attack is one more row.
+#   setting: quick ones; psnr: least mean PSNR on two 8×8 digits through DLG's LeNet
+MUST_WIN: dict[str, tuple[dict[str, Any], float]] = {
+    "dlg-adam": ({"iterations": 600}, 15.0),
+    "invg": ({"iterations": 600, "total_variation": 1e-4}, 15.0),
+    "agic": ({"iterations": 600, "total_variation": 1e-4}, 15.0),
+}
+
+
+def scenario(**changes: Any) -> Scenario:
+    values: dict[str, Any] = {
+        "data": {"name": "digits"},
+        "model": {"name": "lenet", "initialisation": "uniform"},
+        "federations": [{"name": "fedsgd", "clients": 2, "examples": 2}],
+        "attacks": [{"name": "invg", "iterations": 20}],
+    }
+    return resolve(scenario_from(values | changes))
+
+
+def recording(**changes: Any) -> tuple[Scenario, Recording]:
+    made = scenario(**changes)
+    (only,), _, _ = record(made)
+    return made, only
+
+
+def observation(**changes: Any) -> Observation:
+    made, only = recording(**changes)
+    return observe(only.transcript, made.threat).split()[0]
+
+
+def run(name: str, seen: Observation, **settings: Any) -> Finding:
+    return make_attack(name, {"iterations": 20, **settings}).run(seen, generator=generator(0, "attack"))
+
+
+FEDAVG = {"name": "fedavg", "algorithm": "fedavg", "clients": 1, "examples": 4, "local_steps": 4, "batch_size": 1}
+
+
+def test_every_attack_has_its_row():
+    assert set(MUST_WIN) == set(ATTACKS.names())
+
+
+@pytest.mark.parametrize("name", MUST_WIN)
+def test_attack_recovers_what_it_must(name):
+    settings, least = MUST_WIN[name]
+    made, only = recording()
+    total = 0.0
+    for seen in observe(only.transcript, made.threat).split():
+        found = run(name, seen, **settings)
+        key = seen.messages[0].round, seen.messages[0].client
+        assert found.labels.equal(only.truth.labels[key])
+        assert found.label_source == "idlg"
+        total += -10 * (found.images - only.truth.inputs[key]).square().mean().log10().item()
+    assert total / 2 >= least
+
+
+@pytest.mark.parametrize("name", ATTACKS.names())
+@pytest.mark.parametrize("federation", [{"name": "fedsgd", "clients": 1, "examples": 2, "batch_size": 2}, FEDAVG])
+def test_attack_lowers_its_objective_on_every_kind_of_update(name, federation):
+    found = run(name, observation(federations=[federation]))
+    assert found.objective < found.trace.objective[0]
+    assert found.iterations == 20
+    assert found.images.shape[1:] == (1, 8, 8)
+    assert found.images.min() >= 0
+    assert found.images.max() <= 1
+    assert found.trace.snapshots.shape[0] == len(found.trace.iterations) == len(found.trace.objective)
+    assert found.trace.iterations[-1] == 20
+    assert found.trace.snapshots[-1].equal(found.images)
+
+
+@pytest.mark.parametrize("name", ATTACKS.names())
+def test_the_same_observation_and_seed_give_the_same_finding(name):
+    seen = observation()
+    a, b, c = (make_attack(name, {"iterations": 8}).run(seen, generator=generator(s, "x")) for s in (0, 0, 1))
+    assert a.images.equal(b.images)
+    assert a.objective == b.objective
+    assert not a.images.equal(c.images)
+
+
+def test_of_several_restarts_the_one_of_least_objective_is_kept():
+    seen = observation()
+    start = generator(0, "restarts")
+    singles = [make_attack("invg", {"iterations": 8}).run(seen, generator=start) for _ in range(3)]
+    best = make_attack("invg", {"iterations": 8, "restarts": 3}).run(seen, generator=generator(0, "restarts"))
+    assert best.objective == min(f.objective for f in singles)
+    assert best.iterations == 24
+    assert any(best.images.equal(f.images) for f in singles)
+
+
+def test_progress_is_reported_up_to_the_end():
+    calls: list[tuple[int, int]] = []
+    make_attack("invg", {"iterations": 20, "restarts": 2}).run(
+        observation(), generator=generator(0), progress=lambda done, total: calls.append((done, total))
+    )
+    assert calls[-1] == (40, 40)
+    assert calls == sorted(calls)
+
+
+def test_findings_survive_the_disk(tmp_path):
+    found = run("agic", observation())
+    found.save(tmp_path / "f.safetensors")
+    again = Finding.load(tmp_path / "f.safetensors")
+    assert again.images.equal(found.images)
+    assert again.trace.snapshots.equal(found.trace.snapshots)
+    assert dataclasses.replace(again, images=0, labels=0, trace=0) == dataclasses.replace(  # type: ignore[arg-type]
+        found, images=0, labels=0, trace=0  # type: ignore[arg-type]
+    )
+    (tmp_path / "f.safetensors").write_bytes((tmp_path / "f.safetensors").read_bytes()[:100])
+    with pytest.raises(BadInput, match="truncated"):
+        Finding.load(tmp_path / "f.safetensors")
+
+
+# The truth ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_finding_does_not_change_when_the_ground_truth_does():
+    made, only = recording(attacks=[{"name": n, "iterations": 10} for n in ATTACKS.names()])
+    start = generator(0, "lies")
+    lies = dataclasses.replace(
+        only.truth,
+        inputs={k: torch.rand(v.shape, generator=start) for k, v in only.truth.inputs.items()},
+        labels={k: (v + 1) % 10 for k, v in only.truth.labels.items()},
+        candidates=torch.rand(only.truth.candidates.shape, generator=start),
+    )
+    attacks = [make_attack(a.name, a.settings()) for a in made.attacks]
+    audits = []
+    for truth in (only.truth, lies):
+        recorded = [Recording(only.transcript, truth)]
+        targets = plan([only.transcript], attacks, made.threat)
+        outcomes = play(targets, seed=0, device="cpu", workers=1, store=None, display=Quiet())
+        _, data, model = record(made)
+        audits.append(
+            assess(recorded, attacks, targets, outcomes, scenario=made, data=data, model=model, limits={}, workers=1, started=0)  # noqa: E501
+        )
+    honest, lying = audits
+    for name, pixels in honest.pictures.items():
+        assert pixels.equal(lying.pictures[name]) != name.endswith("-true.png"), name
+    for a, b in zip(honest.result.findings, lying.result.findings, strict=True):
+        assert a.objective == b.objective
+        assert a.curve is not None
+        assert b.curve is not None
+        assert a.curve.objective == b.curve.objective
+        assert [i.label for i in a.images] == [i.label for i in b.images]
+        assert a.images[0].psnr != b.images[0].psnr
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Yield every tensor that can be reached from an observation."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.state_dict().values()
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item, depth + 1)
+    elif dataclasses.is_dataclass(value) and depth < 8:
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name), depth + 1)
+
+
+@pytest.mark.parametrize("knows_labels", [False, True])
+def test_no_victim_can_be_reached_from_an_observation(knows_labels):
+    made, only = recording(federations=[FEDAVG], threat={"knows_labels": knows_labels})
+    seen = observe(only.transcript, made.threat)
+    reachable = list(tensors_in(seen))
+    shape = only.truth.inputs[0, 0].shape[1:]
+    assert len(reachable) > 10
+    assert not [t for t in reachable if tuple(t.shape[-3:]) == tuple(shape)]
+    labels = [t for t in reachable if t.dtype == torch.int64 and t.numel() == 4]
+    assert len(labels) == int(knows_labels)
+
+
+def test_training_facts_are_hidden_from_who_is_not_told():
+    made, only = recording(federations=[FEDAVG])
+    seen = observe(only.transcript, ThreatModel(knows_training=False)).split()[0]
+    assert seen.messages[0].update.facts is None
+    for name in ("invg", "dlg-adam"):
+        with pytest.raises(NotApplicable, match="knows_training"):
+            make_attack(name).check(seen)
+    assert run("agic", seen).images.shape == (4, 1, 8, 8)
+    assert made.threat.knows_training
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------
+
+
+def duplicates(seen: Observation) -> Observation:
+    message = seen.messages[0]
+    many = dataclasses.replace(message.update, num_examples=11)
+    return dataclasses.replace(seen, messages=(dataclasses.replace(message, update=many),))
+
+
+REFUSALS = {
+    "table": (lambda: observation(data={"name": "breast-cancer"}, model={"name": "mlp"}), "rows of a table"),
+    "client": (lambda: observe(recording()[1].transcript, ThreatModel(adversary="client")), "sees no update"),
+    "several updates": (lambda: observe(recording()[1].transcript, ThreatModel()), "one update at a time"),
+    "more examples than classes": (lambda: duplicates(observation()), "knows_labels"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS.names())
+@pytest.mark.parametrize("case", REFUSALS)
+def test_attack_refuses_with_a_reason(name, case):
+    make, reason = REFUSALS[case]
+    with pytest.raises(NotApplicable, match=reason):
+        run(name, make())
+
+
+def test_labels_are_used_when_granted():
+    made, only = recording(federations=[FEDAVG], threat={"knows_labels": True})
+    found = run("invg", observe(only.transcript, made.threat).split()[0])
+    assert found.label_source == "given"
+    assert found.labels.equal(only.truth.labels[0, 0])
+
+
+def test_an_update_of_zeros_is_refused():
+    seen = observation()
+    message = seen.messages[0]
+    silent = dataclasses.replace(message.update, tensors={k: 0 * v for k, v in message.update.tensors.items()})
+    with pytest.raises(NotApplicable, match="zero throughout"):
+        run("agic", dataclasses.replace(seen, messages=(dataclasses.replace(message, update=silent),)))
+
+
+def test_a_model_without_a_classifier_at_its_end_is_refused():
+    class Convolutional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 10, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(self.conv(x).mean(dim=(2, 3)))
+
+    made = scenario(model={"name": "custom", "initialisation": "given"})
+    (only,), _, _ = record(made, model=Convolutional())
+    with pytest.raises(NotApplicable, match="no fully connected layer"):
+        run("agic", observe(only.transcript, made.threat).split()[0])
+
+
+@pytest.mark.parametrize("setting", [{"iterations": 0}, {"betta": 1}, {"shape": "cubic"}, {"label_inference": "yim"}])
+def test_bad_settings_are_refused_in_one_line(setting):
+    with pytest.raises(BadInput) as caught:
+        make_attack("agic", setting)
+    assert "\n" not in str(caught.value)
+    assert next(iter(setting)) in str(caught.value)
+
+
+def test_agic_says_when_its_layer_weights_have_nothing_to_work_on():
+    assert "ReLU" in run("agic", observation()).notes[0]
+    assert "no convolution" in run("agic", observation(model={"name": "mlp"})).notes[0]

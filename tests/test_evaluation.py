@@ -1,0 +1,239 @@
+"""Scores and verdicts against independent implementations and hand-made cases."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
+
+from fedaudit.attacks import Finding, Trace
+from fedaudit.evaluation import (
+    assign,
+    check_thresholds,
+    compare,
+    evaluate,
+    interval,
+    judge,
+    label_accuracy,
+    paired_interval,
+    rank,
+    summarise,
+)
+from fedaudit.federation.truth import Truth
+from fedaudit.federation.update import Update
+from fedaudit.metrics import lpips, lpips_missing, mse, psnr, ssim
+from fedaudit.results import FindingResult, ImageResult
+from fedaudit.seeds import generator
+from fedaudit.threat import Message
+
+
+def pictures(count: int, channels: int = 3, size: int = 16, seed: int = 0) -> torch.Tensor:
+    return torch.rand((count, channels, size, size), generator=generator(seed, "pictures"))
+
+
+def image(psnr_value: float = 20.0, ssim_value: float = 0.6, position: int = 1) -> ImageResult:
+    return ImageResult(
+        true_image="t.png", reconstruction="r.png", true_label=0, label=0, mse=0.01, psnr=psnr_value, ssim=ssim_value,
+        rank=position, candidates=100, psnr_mean_image=12.0, psnr_same_class=11.0,
+    )  # fmt: skip
+
+
+def finding(attack: str, images: list[ImageResult], client: int = 0, labels: float = 1.0) -> FindingResult:
+    return FindingResult(
+        attack=attack, federation="f", update_kind="gradient", round=0, client=client, num_examples=len(images),
+        status="done", images=images, label_accuracy=labels,
+    )  # fmt: skip
+
+
+# Metrics ------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000), noise=st.floats(0.01, 1.0), channels=st.sampled_from([1, 3]))
+def test_mse_psnr_and_ssim_agree_with_scikit_image(seed, noise, channels):
+    a = pictures(2, channels, 32, seed)
+    b = (a + noise * torch.randn(a.shape, generator=generator(seed, "noise"))).clamp(0, 1)
+    errors, structure = mse(a, b), ssim(a, b)
+    for i in range(2):
+        x, y = a[i].double().numpy(), b[i].double().numpy()
+        assert errors[i].item() == pytest.approx(mean_squared_error(x, y), rel=1e-5)
+        assert psnr(errors)[i].item() == pytest.approx(peak_signal_noise_ratio(x, y, data_range=1.0), rel=1e-5)
+        other = structural_similarity(
+            x, y, channel_axis=0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1.0
+        )
+        assert structure[i].item() == pytest.approx(other, abs=0.05)  # the two differ at the borders only
+
+
+def test_equal_pictures_reach_the_cap_and_not_infinity():
+    a = pictures(1)
+    assert psnr(mse(a, a)).item() == 100
+    assert ssim(a, a).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [3, 7, 8, 11])
+def test_ssim_works_on_images_smaller_than_its_window(size):
+    a = pictures(2, 1, size)
+    assert ssim(a, a).tolist() == pytest.approx([1, 1])
+    assert (ssim(a, 1 - a) < 0.5).all()
+
+
+def test_lpips_is_a_number_or_says_why_not(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    assert lpips(pictures(1), pictures(1)) is None
+    reason = lpips_missing()
+    assert reason is not None
+    assert "LPIPS" in reason
+
+
+# Pairing and identification -----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(count=st.integers(1, 5), seed=st.integers(0, 1000))
+def test_pairing_is_the_best_of_all_permutations(count, seed):
+    true, found = pictures(count, 1, 3, seed), pictures(count, 1, 3, seed + 1)
+    order = assign(true, found)
+    assert sorted(order.tolist()) == list(range(count))
+
+    def cost(permutation: tuple[int, ...]) -> float:
+        return sum(mse(true[i : i + 1], found[j : j + 1]).item() for i, j in enumerate(permutation))
+
+    best = min(cost(p) for p in itertools.permutations(range(count)))
+    assert cost(tuple(order.tolist())) == pytest.approx(best)
+
+
+def test_rank_counts_the_candidates_that_are_nearer():
+    candidates = torch.tensor([0.0, 0.2, 0.4, 0.6]).view(4, 1, 1, 1)
+    assert rank(torch.full((1, 1, 1), 0.41), candidates[2], candidates) == 1
+    assert rank(torch.full((1, 1, 1), 0.41), candidates[1], candidates) == 3  # 0.4 and 0.6 are nearer
+    assert rank(torch.full((1, 1, 1), 0.3), candidates[1], candidates) == 2  # a tie counts against
+    assert rank(torch.full((1, 1, 1), 0.0), torch.full((1, 1, 1), 0.9), candidates) == 5  # truth from elsewhere
+
+
+def test_a_copy_of_the_victim_among_the_candidates_does_not_count_against_it():
+    victim = torch.full((1, 1, 1), 0.5)
+    candidates = torch.cat([victim[None], victim[None], torch.zeros(1, 1, 1, 1)])
+    assert rank(torch.full((1, 1, 1), 0.5), victim, candidates) == 1
+
+
+@pytest.mark.parametrize(
+    ("inferred", "true", "share"),
+    [([1, 2], [2, 1], 1.0), ([1, 1], [1, 2], 0.5), ([3], [0], 0.0), ([0, 0, 1, 5], [0, 0, 0, 5], 0.75)],
+)
+def test_labels_are_compared_as_multisets(inferred, true, share):
+    assert label_accuracy(torch.tensor(inferred), torch.tensor(true)) == share
+
+
+def test_evaluation_pairs_scores_and_takes_the_psnr_of_snapshots():
+    true = pictures(2)
+    truth = Truth({(0, 7): true}, {(0, 7): torch.tensor([0, 1])}, pictures(10, seed=5), torch.zeros(10).long(), {})
+    swapped = true.flip(0)
+    trace = Trace([0, 5], [1.0, 0.1], torch.stack([torch.zeros_like(true), swapped]))
+    found = Finding("invg", swapped, torch.tensor([1, 0]), "yin", 0.1, 5, trace)
+    update = Update(7, "gradient", {}, 2, None)
+    judged = evaluate(found, Message(0, 7, {}, update), truth, "f", seed=0)
+    assert [i.psnr for i in judged.result.images] == [100, 100]
+    assert [(i.true_label, i.label) for i in judged.result.images] == [(0, 0), (1, 1)]
+    assert [i.rank for i in judged.result.images] == [1, 1]
+    assert judged.images.equal(true)
+    assert judged.result.curve is not None
+    assert judged.result.curve.psnr[1] == 100
+    assert judged.result.curve.psnr[0] < 10
+    assert judged.result.label_accuracy == 1
+
+
+# Intervals, verdicts, comparisons, thresholds -----------------------------------------------------------------------
+
+
+def test_bootstrap_interval_agrees_with_the_normal_one_on_many_values():
+    values = torch.randn(400, generator=generator(0, "values")).tolist()
+    found = interval(values, resamples=4000, seed=0)
+    spread = 1.96 * np.std(values) / 20
+    assert found.mean == pytest.approx(np.mean(values))
+    assert found.median == pytest.approx(np.median(values))
+    assert found.low == pytest.approx(found.mean - spread, abs=0.02)
+    assert found.high == pytest.approx(found.mean + spread, abs=0.02)
+
+
+def test_intervals_of_one_value_or_equal_values_have_no_width():
+    for values in ([3.0], [2.0, 2.0, 2.0]):
+        for found in (interval(values, resamples=200, seed=0), paired_interval(values)):
+            assert (found.low, found.mean, found.high, found.n) == (values[0], values[0], values[0], len(values))
+
+
+def test_paired_interval_is_the_one_of_the_t_test():
+    a, b = [20.0, 22.0, 25.0, 19.0], [18.0, 21.0, 21.0, 18.5]
+    expected = stats.ttest_rel(a, b).confidence_interval(0.95)
+    found = paired_interval([x - y for x, y in zip(a, b, strict=True)])
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("images", "verdict"),
+    [
+        ([image(), image()], "recognisable"),
+        ([image(), image(position=9)], "recognisable"),
+        ([image(), image(position=9), image(position=9)], "partly recognisable"),
+        ([image(ssim_value=0.2), image(ssim_value=0.2), image(position=9)], "partly recognisable"),
+        ([image(ssim_value=0.9, position=2)], "not demonstrated"),
+        ([image(ssim_value=0.1), image(position=4), image(position=4)], "not demonstrated"),
+    ],
+)
+def test_verdicts_follow_their_rules(images, verdict):
+    assert judge(images)[0] == verdict
+
+
+def test_summaries_hold_the_means_of_their_attack_only():
+    findings = [
+        finding("a", [image(20), image(30)], 0),
+        finding("a", [image(40, position=3)], 1, labels=0.0),
+        finding("b", [image(10)], 0),
+    ]
+    a, b = summarise(findings, resamples=200, seed=0)
+    assert a.psnr is not None
+    assert (a.psnr.mean, a.images, a.updates, a.label_accuracy) == (30, 3, 2, 0.5)
+    assert a.identification_rate == pytest.approx(2 / 3)
+    assert b.images == 1
+
+
+def test_an_attack_that_could_not_be_played_has_its_reason_in_the_summary():
+    row = FindingResult(
+        attack="a", federation="f", update_kind="gradient", round=0, client=0, num_examples=1,
+        status="not applicable", reason="no labels",
+    )  # fmt: skip
+    (summary,) = summarise([row], resamples=200, seed=0)
+    assert summary.verdict == "not applicable"
+    assert "no labels" in summary.verdict_text
+
+
+@pytest.mark.parametrize(
+    ("gains", "outcome"),
+    [([3, 3.5, 2.5, 3], "b is better"), ([-3, -3.5, -2.5], "a is better"), ([5, -4, 3], "undecided"), ([9], "undecided")],
+)
+def test_comparisons_are_paired(gains, outcome):
+    first = [finding("x", [image(20 + i)], i) for i in range(len(gains))]
+    second = [finding("y", [image(20 + i - gain)], i) for i, gain in enumerate(gains)]
+    (row,) = compare(first + second)
+    assert (row.a, row.b) == ("y", "x")
+    assert row.difference.mean == pytest.approx(-np.mean(gains))
+    assert row.outcome == outcome
+
+
+def test_thresholds_look_at_the_worst_image():
+    findings = [finding("a", [image(12), image(31)]), finding("b", [image(15)], labels=0.25)]
+    summaries = summarise(findings, resamples=200, seed=0)
+    limits = {"psnr": 30.0, "ssim": 0.99, "label_accuracy": 0.5, "identification_rate": 1.0}
+    by_metric = {t.metric: t for t in check_thresholds(limits, findings, summaries)}
+    assert by_metric["psnr"].exceeded
+    assert by_metric["psnr"].worst == 31
+    assert by_metric["psnr"].where == "a on f"
+    assert not by_metric["ssim"].exceeded
+    assert by_metric["label_accuracy"].exceeded
+    assert not by_metric["identification_rate"].exceeded
+    assert check_thresholds({"psnr": 1.0}, [], [])[0].worst is None
