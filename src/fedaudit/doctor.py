@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from fedaudit.auditing import environment
+from fedaudit.catalogue import wide_console
 from fedaudit.data import DATASETS, find_dataset, how_to_get
 from fedaudit.errors import BadInput
 from fedaudit.metrics import lpips_missing
@@ -27,7 +27,7 @@ def examine(data_dir: Path | None) -> None:
     """
     if data_dir is not None and not data_dir.is_dir():
         raise BadInput(f"--data-dir {data_dir} isn't a folder")
-    console = Console()
+    console = wide_console()
     facts = Table(title="machine", title_justify="left", title_style="bold", show_header=False)
     for name, value in environment("cpu").items():
         facts.add_row(name, value)

@@ -16,7 +16,7 @@ from fedaudit.data.partition import PARTITIONS
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.errors import BadInput
-from fedaudit.federation.client import train
+from fedaudit.federation.client import local_randomness, train
 from fedaudit.federation.simulator import Federation
 from fedaudit.federation.update import Loss, Setup, loss_function
 from fedaudit.models import (
@@ -30,7 +30,7 @@ from fedaudit.models import (
 )
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario
-from fedaudit.seeds import generator
+from fedaudit.seeds import derive_seed, generator
 
 Report = Callable[[float], None]
 
@@ -147,7 +147,7 @@ def prepare_federation(
 
 def _check_outputs(federation: Federation) -> None:
     sample = federation.setup.normalise(federation.dataset.test.inputs[:2])
-    set_training_mode(federation.model, "eval")
+    federation.model.eval()
     with torch.no_grad():
         outputs: Any = federation.model(sample)
     expected = (len(sample), federation.setup.outputs)
@@ -168,7 +168,8 @@ def _pretrain(federation: Federation, scenario: Scenario, report: Report | None)
         batches = (
             (federation.setup.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) > 1
         )
-        train(federation.model, federation.loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
+        with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
+            train(federation.model, federation.loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
         if report:
             report(epoch + 1)
     text = f"{spec.epochs} epoch{'s' if spec.epochs > 1 else ''} on {len(data)} examples"

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.attacks.base import Attack, Finding, Progress, Trace
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels
@@ -17,6 +18,7 @@ from fedaudit.attacks.inversion.matching import Engine, Victim, reference, simul
 from fedaudit.attacks.inversion.objectives import DISTANCES
 from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, reconstruct
 from fedaudit.errors import NotApplicable, unknown_name
+from fedaudit.federation.client import local_randomness
 from fedaudit.federation.update import Update
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation
@@ -128,9 +130,10 @@ class GradientInversion(Attack):
         best: Reconstruction | None = None
         for restart in range(self.restarts):
             noise = torch.randn((message.update.num_examples, *setup.input_shape), generator=generator).to(device)
-            run = reconstruct(
-                engine, noise, settings, setup.pixel_range(noise), _shifted(progress, restart, self.restarts)
-            )
+            with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
+                run = reconstruct(
+                    engine, noise, settings, setup.pixel_range(noise), _shifted(progress, restart, self.restarts)
+                )
             if best is None or run.objective < best.objective:
                 best = run
         assert best is not None  # restarts >= 1
@@ -144,7 +147,7 @@ class GradientInversion(Attack):
             objective=best.objective,
             iterations=self.iterations * self.restarts,
             trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:]),
-            notes=tuple(self.notes(prepared)),
+            notes=(*_common_notes(prepared), *self.notes(prepared)),
             seconds=time.perf_counter() - started,
         )
 
@@ -174,11 +177,15 @@ def prepare(observation: Observation, message: Message, label_inference: str, de
     update = message.update
     module = copy.deepcopy(observation.module).to(device)
     set_training_mode(module, setup.batch_norm)
+    for part in module.modules():
+        if isinstance(part, _DropoutNd):
+            part.eval()  # the client's masks are unknown; without them is the expectation
     state = {name: t.to(device) for name, t in message.weights.items()}
+    names = [name for name, _ in module.named_parameters() if name in update.tensors]  # the model's order, not a file's
     victim = Victim(
         module,
         observation.loss,
-        {name: state[name] for name in update.tensors},
+        {name: state[name] for name in names},
         {name: t for name, t in state.items() if name not in update.tensors},
     )
     module.load_state_dict(state)
@@ -221,6 +228,12 @@ def check_label_inference(name: str) -> str:
     if name not in known:
         raise ValueError(unknown_name("label inference", name, known))
     return name
+
+
+def _common_notes(prepared: Prepared) -> list[str]:
+    if any(isinstance(part, _DropoutNd) and part.p > 0 for part in prepared.victim.module.modules()):
+        return ["the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout"]
+    return []
 
 
 def _shifted(progress: Progress | None, restart: int, restarts: int) -> Progress | None:

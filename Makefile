@@ -1,0 +1,43 @@
+# Two commands do everything: `make audit` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+OUT ?= audit
+
+.PHONY: audit setup test test-slow lint format bench schema clean
+
+audit: $(READY)  ## run the default audit on the embedded photographs; report in audit/report.html
+	$(BIN)/fedaudit audit --out $(OUT)
+
+setup: $(READY)  ## make .venv and install fedaudit with everything that tests need
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+test: lint  ## lint, types, import rules, and the core of the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
+
+test-slow: $(READY)  ## the tests that take long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## how fast is it here?
+	$(BIN)/fedaudit bench inversion --quick
+
+schema: $(READY)  ## write the JSON Schema of results.json
+	$(BIN)/python -c "import json; from fedaudit.results import AuditResult; \
+	print(json.dumps(AuditResult.model_json_schema(), indent=2))" > docs/results.schema.json
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
