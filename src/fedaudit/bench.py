@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedaudit.attacks.inversion.matching import Victim, reference, simulation
-from fedaudit.attacks.inversion.objectives import weighted_cosine
+from fedaudit.attacks.inversion.frozen import frozen
+from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference
+from fedaudit.attacks.inversion.objectives import WeightedCosine
 from fedaudit.federation.update import TrainingFacts, loss_function
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.seeds import generator
@@ -50,11 +51,15 @@ def _time_case(name: str, images: int, local_steps: int, repetitions: int) -> li
     parameters = {n: p.detach() for n, p in model.named_parameters()}
     victim = Victim(model, loss_function("cross-entropy"), parameters, dict(model.named_buffers()))
     target = [torch.randn(p.shape, generator=start) for p in parameters.values()]
-    distance = weighted_cosine(target, [1.0] * len(target))
-    engines = {"reference (one batch)": reference(victim, labels, distance)}
+    distance = WeightedCosine(target, [1.0] * len(target))
+    ways = {"one batch": one_gradient(images)}
     if local_steps > 1:
-        facts = TrainingFacts(1e-3, local_steps, (images // local_steps,) * local_steps)
-        engines[f"simulation ({local_steps} steps)"] = simulation(victim, labels, facts, distance)
+        ways[f"{local_steps} local steps"] = TrainingFacts(1e-3, local_steps, (images // local_steps,) * local_steps)
+    engines = {
+        f"{make.__name__}, {way}": make(victim, labels, facts, distance)
+        for way, facts in ways.items()
+        for make in (reference, frozen)
+    }
     times: dict[str, list[tuple[float, float]]] = {engine: [] for engine in engines}
     for _ in range(repetitions + 1):
         for engine, step in engines.items():

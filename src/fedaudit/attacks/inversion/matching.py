@@ -1,6 +1,7 @@
 """The hot loop's step: the distance between dummy and observed update, and its gradient on the dummy images.
 
-The optimiser loop knows engines only as :data:`Engine`; how one gets its gradient is this module's affair.
+The optimiser loop knows engines only as :data:`Engine`; how one gets its gradient is the affair of this module
+(exactly, by double backward) and of ``frozen`` (by first-order passes only).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedaudit.attacks.inversion.objectives import Distance
+from fedaudit.attacks.inversion.objectives import Distance, flatten
 from fedaudit.federation.update import Loss, Tensors, TrainingFacts
 
 # (n, C, H, W) normalised images -> (distance, its gradient on the images)
@@ -41,65 +42,58 @@ class Victim:
         return self.loss(functional_call(self.module, {**parameters, **constants}, (images,)), labels)
 
 
-def reference(victim: Victim, labels: Tensor, distance: Distance) -> Engine:
-    """Return the exact engine for gradient updates: double backward through one batch."""
-    parameters = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
-    leaves = list(parameters.values())
-
-    def step(images: Tensor) -> tuple[Tensor, Tensor]:
-        images = images.detach().requires_grad_()
-        value = victim.value(parameters, images, labels)
-        dummy = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
-        return _differentiate(distance(dummy), images)
-
-    return step
+def one_gradient(num_examples: int) -> TrainingFacts:
+    """Return the local training whose −ΔW *is* the gradient of one batch: a single step of learning rate 1."""
+    return TrainingFacts(1.0, 1, (num_examples,))
 
 
-def simulation(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance) -> Engine:
-    """Return the engine for FedAvg updates that replays local training (InvG, Geiping et al. 2020, Section 6).
+def reference(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance) -> Engine:
+    """Return the exact engine: double backward through the client's local steps.
 
-    The images are cut into the client's mini-batches in order; the SGD steps are unrolled differentiably, and
-    ΔW = W_T − W is what ``distance`` receives.
+    With :func:`one_gradient` it matches the gradient of one batch (as ΔW = −g); with a FedAvg client's facts the images are cut
+    into its mini-batches in order and its SGD steps are replayed (InvG, Geiping et al. 2020, Section 6).
+
+    Args:
+        victim: the model.
+        labels: (n,) of the images, in the order of use.
+        facts: the local training.
+        distance: of ΔW to the observed one.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
     sizes = list(facts.batch_sizes)
 
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
         images = images.detach().requires_grad_()
-        end = unrolled(victim, start, images.split(sizes), labels.split(sizes), facts)
-        delta = [end[name] - start[name] for name in start]
-        return _differentiate(distance(delta), images)
+        delta = unrolled(victim, start, images.split(sizes), labels.split(sizes), facts)
+        value = distance(flatten(delta))
+        (grad,) = torch.autograd.grad(value, images)
+        return value.detach(), grad
 
     return step
 
 
 def unrolled(
     victim: Victim, start: Tensors, images: Sequence[Tensor], labels: Sequence[Tensor], facts: TrainingFacts
-) -> Tensors:
-    """Return the parameters after local SGD from ``start``, one step a batch, as a differentiable function.
+) -> list[Tensor]:
+    """Return ΔW = W_T − W of local SGD from ``start``, one step a batch, as a differentiable function.
 
     Follows ``torch.optim.SGD``: weight decay is added to the gradient, then momentum without dampening. FedProx's
     term pulls towards ``start``.
     """
-    names = list(start)
-    current = dict(start)
-    velocity: list[Tensor] | None = None
+    origin = list(start.values())
+    delta: list[Tensor] = []
+    velocity: list[Tensor] = []
     for x, y in zip(images, labels, strict=True):
-        value = victim.value(current, x, y)
-        grads = list(torch.autograd.grad(value, [current[n] for n in names], create_graph=True, materialize_grads=True))
-        if facts.proximal_mu:
-            grads = [g + facts.proximal_mu * (current[n] - start[n]) for g, n in zip(grads, names, strict=True)]
+        current = [w + d for w, d in zip(origin, delta, strict=True)] if delta else origin
+        value = victim.value(dict(zip(start, current, strict=True)), x, y)
+        grads = list(torch.autograd.grad(value, current, create_graph=True, materialize_grads=True))
+        if facts.proximal_mu and delta:
+            grads = [g + facts.proximal_mu * d for g, d in zip(grads, delta, strict=True)]
         if facts.weight_decay:
-            grads = [g + facts.weight_decay * current[n] for g, n in zip(grads, names, strict=True)]
-        if facts.momentum:
-            velocity = (
-                grads if velocity is None else [facts.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
-            )
-            grads = velocity
-        current = {n: current[n] - facts.learning_rate * g for n, g in zip(names, grads, strict=True)}
-    return current
-
-
-def _differentiate(value: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    (grad,) = torch.autograd.grad(value, images)
-    return value.detach(), grad
+            grads = [g + facts.weight_decay * w for g, w in zip(grads, current, strict=True)]
+        if facts.momentum and velocity:
+            grads = [facts.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
+        velocity = grads
+        steps = [-facts.learning_rate * g for g in grads]
+        delta = [d + s for d, s in zip(delta, steps, strict=True)] if delta else steps
+    return delta

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
+from fedaudit.attacks.inversion.engines import EngineName
 from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
 from fedaudit.attacks.inversion.template import (
     GradientInversion,
@@ -48,6 +49,7 @@ class DLGAdam(GradientInversion):
     clamp: bool = False
     restarts: Positive = 1
     label_inference: LabelMethod = "auto"
+    engine: EngineName = "auto"
 
 
 @register
@@ -75,6 +77,7 @@ class InvG(GradientInversion):
     clamp: bool = True
     restarts: Positive = 1
     label_inference: LabelMethod = "auto"
+    engine: EngineName = "auto"
 
 
 @register
@@ -103,6 +106,7 @@ class AGIC(GradientInversion):
     clamp: bool = True
     restarts: Positive = 1
     label_inference: LabelMethod = "auto"
+    engine: EngineName = "auto"
     beta: Rate = 50.0
     shape: Shape = "linear"
     relu_modifier: bool = True

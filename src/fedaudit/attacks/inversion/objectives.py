@@ -1,35 +1,67 @@
-"""How far a dummy gradient is from the observed one."""
+"""How far a dummy update is from the observed one: distances of flat vectors, with their derivatives in closed form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Distance = Callable[[Sequence[Tensor]], Tensor]
-
 _TINY = 1e-30  # keeps a gradient of zero from dividing by zero; far below any float32 square that matters
 
 
-def squared_l2(target: Sequence[Tensor], weights: Sequence[float]) -> Distance:
-    """Return the weighted squared Euclidean distance to ``target``: Σ_i w_i ‖g_i − t_i‖² (DLG, Zhu et al. 2019).
+class Distance(Protocol):
+    """A distance to a fixed target vector of length d."""
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Return the distance of (d,) ``vector`` as a differentiable scalar."""
+        ...
+
+    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distance and its (d,) derivative at ``vector``."""
+        ...
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all numbers of ``tensors`` as one vector."""
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def _weight_vector(target: Sequence[Tensor], weights: Sequence[float]) -> Tensor | None:
+    """Return each number's weight, or None where all are one."""
+    if all(w == 1 for w in weights):
+        return None
+    return torch.cat([t.new_full((t.numel(),), w) for t, w in zip(target, weights, strict=True)])
+
+
+class SquaredL2:
+    """Weighted squared Euclidean distance to ``target``: Σ_i w_i ‖g_i − t_i‖² (DLG, Zhu et al. 2019).
 
     Args:
         target: the observed gradient, one tensor per parameter.
         weights: one per tensor; 0 leaves a tensor out.
     """
-    pairs = [(i, t, w) for i, (t, w) in enumerate(zip(target, weights, strict=True)) if w]
 
-    def distance(gradient: Sequence[Tensor]) -> Tensor:
-        terms = [w * (gradient[i] - t).square().sum() for i, t, w in pairs]
-        return torch.stack(terms).sum()
+    def __init__(self, target: Sequence[Tensor], weights: Sequence[float]) -> None:
+        self._target = flatten(target)
+        self._weights = _weight_vector(target, weights)
 
-    return distance
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Return the distance of (d,) ``vector``."""
+        difference = vector - self._target
+        scaled = difference if self._weights is None else self._weights * difference
+        return torch.dot(scaled, difference)
+
+    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distance and 2·w·(g − t)."""
+        difference = vector - self._target
+        scaled = difference if self._weights is None else self._weights * difference
+        return torch.dot(scaled, difference), 2 * scaled
 
 
-def weighted_cosine(target: Sequence[Tensor], weights: Sequence[float]) -> Distance:
-    """Return one minus the layer-weighted cosine to ``target`` (AGIC, Xu et al. 2022, Eq. 6).
+class WeightedCosine:
+    """One minus the layer-weighted cosine to ``target`` (AGIC, Xu et al. 2022, Eq. 6).
 
     The weight of a tensor enters the dot product and both norms. With equal weights this is the plain cosine over
     the whole gradient (InvG, Geiping et al. 2020, Eq. 4).
@@ -38,19 +70,29 @@ def weighted_cosine(target: Sequence[Tensor], weights: Sequence[float]) -> Dista
         target: the observed gradient, one tensor per parameter.
         weights: one per tensor; 0 leaves a tensor out.
     """
-    pairs = [(i, w * t, w) for i, (t, w) in enumerate(zip(target, weights, strict=True)) if w]
-    squares = [w * t.double().square().sum() for t, w in zip(target, weights, strict=True) if w]
-    target_norm = torch.stack(squares).sum().sqrt().to(target[0].dtype)
 
-    def distance(gradient: Sequence[Tensor]) -> Tensor:
-        dots = torch.stack([(gradient[i] * scaled).sum() for i, scaled, _ in pairs]).sum()
-        norms = torch.stack([w * gradient[i].square().sum() for i, _, w in pairs]).sum()
-        return 1 - dots / (torch.sqrt(norms + _TINY) * target_norm + _TINY)
+    def __init__(self, target: Sequence[Tensor], weights: Sequence[float]) -> None:
+        flat = flatten(target)
+        self._weights = _weight_vector(target, weights)
+        scaled = flat if self._weights is None else self._weights * flat
+        norm = torch.dot(scaled.double(), flat.double()).sqrt().to(flat.dtype)
+        self._direction = scaled / (norm + _TINY)
 
-    return distance
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Return the distance of (d,) ``vector``."""
+        scaled = vector if self._weights is None else self._weights * vector
+        return 1 - torch.dot(self._direction, vector) / (torch.dot(scaled, vector) + _TINY).sqrt()
+
+    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distance and (cos/‖g‖_w²)·w·g − direction/‖g‖_w, direction being w·t/‖t‖_w."""
+        scaled = vector if self._weights is None else self._weights * vector
+        square = torch.dot(scaled, vector) + _TINY
+        norm = square.sqrt()
+        dot = torch.dot(self._direction, vector)
+        return 1 - dot / norm, scaled * (dot / (square * norm)) - self._direction / norm
 
 
 DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float]], Distance]] = {
-    "squared-l2": squared_l2,
-    "cosine": weighted_cosine,
+    "squared-l2": SquaredL2,
+    "cosine": WeightedCosine,
 }

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.attacks.base import Attack, Finding, Progress, Trace
+from fedaudit.attacks.inversion.engines import Checked, EngineName, make_engine
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels
-from fedaudit.attacks.inversion.matching import Engine, Victim, reference, simulation
+from fedaudit.attacks.inversion.matching import Engine, Victim, one_gradient
 from fedaudit.attacks.inversion.objectives import DISTANCES
 from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, reconstruct
 from fedaudit.errors import NotApplicable, unknown_name
@@ -63,6 +64,7 @@ class GradientInversion(Attack):
     clamp: bool
     restarts: int
     label_inference: str
+    engine: EngineName
     fedavg: ClassVar[Literal["simulation", "one-batch"]]
 
     def check(self, observation: Observation) -> None:
@@ -117,7 +119,7 @@ class GradientInversion(Attack):
         started = time.perf_counter()
         message = observation.single()
         prepared = prepare(observation, message, self.label_inference, device)
-        engine = self.engine(prepared, message)
+        engine = self.make_engine(prepared, message)
         setup = observation.setup
         settings = Optimisation(
             iterations=self.iterations,
@@ -147,23 +149,22 @@ class GradientInversion(Attack):
             objective=best.objective,
             iterations=self.iterations * self.restarts,
             trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:]),
-            notes=(*_common_notes(prepared), *self.notes(prepared)),
+            notes=(*_common_notes(prepared), *self.notes(prepared), *getattr(engine, "notes", ())),
             seconds=time.perf_counter() - started,
         )
 
-    def engine(self, prepared: Prepared, message: Message) -> Engine:
+    def make_engine(self, prepared: Prepared, message: Message) -> Engine | Checked:
         """Return the step: one batch for gradients, and for FedAvg whichever of the two ways the method takes."""
         update = message.update
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)
-        make = DISTANCES[self.distance]
+        target, facts = {n: -g for n, g in prepared.gradient.items()}, one_gradient(update.num_examples)
         if update.kind == "weights" and self.fedavg == "simulation":
             assert update.facts is not None  # check() saw to it
-            delta = [update.tensors[n].to(prepared.labels.device) for n in names]
-            distance = make(delta, [weights[n] for n in names])
-            return simulation(prepared.victim, prepared.labels, update.facts, distance)
-        distance = make([prepared.gradient[n] for n in names], [weights[n] for n in names])
-        return reference(prepared.victim, prepared.labels, distance)
+            target = {name: t.to(prepared.labels.device) for name, t in update.tensors.items()}
+            facts = update.facts
+        distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
+        return make_engine(self.engine, prepared.victim, prepared.labels, facts, distance)
 
 
 def prepare(observation: Observation, message: Message, label_inference: str, device: str) -> Prepared:

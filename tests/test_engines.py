@@ -1,0 +1,243 @@
+"""The fast engine against the exact one: on every kind of kink, on users' own modules, through local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedaudit.attacks.inversion.engines import AGREEMENT, Checked, make_engine
+from fedaudit.attacks.inversion.frozen import frozen
+from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference, unrolled
+from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, SquaredL2, WeightedCosine
+from fedaudit.federation.update import TrainingFacts
+from fedaudit.models import build_model, initialise, set_training_mode
+from fedaudit.seeds import generator
+
+SHAPE = (3, 12, 12)
+
+
+def victim_of(module: nn.Module, batch_norm: str = "eval") -> Victim:
+    initialise(module, "default", generator(0, "model"))
+    set_training_mode(module, batch_norm)  # type: ignore[arg-type]
+    parameters = {n: p.detach().clone() for n, p in module.named_parameters()}
+    return Victim(module, F.cross_entropy, parameters, {n: b.clone() for n, b in module.named_buffers()})
+
+
+def images(count: int, seed: int = 0) -> Tensor:
+    return torch.randn((count, *SHAPE), generator=generator(seed, "images"))
+
+
+def target_of(victim: Victim, facts: TrainingFacts) -> list[Tensor]:
+    count = sum(facts.batch_sizes)
+    start = {n: p.clone().requires_grad_() for n, p in victim.parameters.items()}
+    sizes = list(facts.batch_sizes)
+    delta = unrolled(victim, start, images(count, 7).split(sizes), (torch.arange(count) % 5).split(sizes), facts)
+    return [d.detach() for d in delta]
+
+
+def agreement(victim: Victim, facts: TrainingFacts, distance: Distance) -> tuple[float, float]:
+    """Return the cosine of the two engines' gradients and the difference of their values, relative."""
+    count = sum(facts.batch_sizes)
+    labels = torch.arange(count) % 5
+    value, grad = frozen(victim, labels, facts, distance)(images(count))
+    exact_value, exact = reference(victim, labels, facts, distance)(images(count))
+    assert exact.abs().max() > 0
+    return F.cosine_similarity(grad.flatten(), exact.flatten(), dim=0).item(), ((value - exact_value) / exact_value).item()
+
+
+class Functional(nn.Module):
+    """A network whose kinks are function calls, in place and not."""
+
+    def __init__(self, kink: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.LazyLinear(5)
+        self.kink = kink
+        self(torch.zeros(1, *SHAPE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.kink(self.first(x))
+        return torch.as_tensor(self.head(self.kink(self.second(x)).flatten(1)))
+
+
+KINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu in place": lambda x: F.relu(x, inplace=True),
+    "relu_": torch.relu_,
+    "method": lambda x: x.relu(),
+    "leaky": lambda x: F.leaky_relu(x, 0.2),
+    "leaky in place": lambda x: F.leaky_relu(x, 0.2, inplace=True),
+    "relu6": lambda x: F.relu6(x * 20),
+    "hardtanh": lambda x: F.hardtanh(x, -0.1, 0.1),
+    "hardtanh in place": lambda x: nn.Hardtanh(-0.1, 0.1, inplace=True)(x),
+    "clamp": lambda x: x.clamp(min=0.05),
+    "clamp_": lambda x: x.clamp_(-0.1, 0.1),
+    "abs": lambda x: x.abs(),
+    "builtin abs": abs,
+    "threshold": nn.Threshold(0.05, -0.3),
+    "softshrink": nn.Softshrink(0.05),
+    "hardshrink": nn.Hardshrink(0.05),
+    "maximum": lambda x: torch.maximum(x, 0.3 * x.flip(1)),
+    "minimum": lambda x: torch.minimum(x, x.flip(1)),
+    "max of two": lambda x: torch.max(x, x.flip(1)),
+    "max pool": lambda x: F.max_pool2d(x, 2, padding=1),
+    "max pool module": nn.MaxPool2d(3, stride=2, ceil_mode=True),
+    "adaptive max pool": nn.AdaptiveMaxPool2d(4),
+    "max over channels": lambda x: x.max(dim=1, keepdim=True).values.expand(-1, 8, -1, -1),
+    "amax": lambda x: x.amax(dim=1, keepdim=True).expand(-1, 8, -1, -1),
+    "dropout off": lambda x: F.relu(F.dropout(x, 0.5, training=False)),
+    "gelu": F.gelu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "elu": F.elu,
+}
+
+
+@pytest.mark.parametrize("kink", KINKS)
+def test_frozen_agrees_with_double_backward_whatever_the_kink(kink):
+    victim = victim_of(Functional(KINKS[kink]))
+    facts = one_gradient(2)
+    cosine, error = agreement(victim, facts, WeightedCosine(target_of(victim, facts), [1.0] * 6))
+    assert cosine >= AGREEMENT
+    assert abs(error) < 1e-3
+
+
+class PReLU(Functional):
+    def __init__(self) -> None:
+        super().__init__(nn.Identity())
+        self.kink = nn.PReLU(8)
+
+
+def test_prelu_s_slope_is_a_parameter():
+    victim = victim_of(Functional(nn.ReLU()))
+    victim.module.kink = nn.PReLU(8)  # type: ignore[assignment]
+    victim = Victim(victim.module, victim.loss, {n: p.detach().clone() for n, p in victim.module.named_parameters()}, {})
+    facts = one_gradient(2)
+    target = target_of(victim, facts)
+    assert agreement(victim, facts, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT
+
+
+@pytest.mark.parametrize("name", ["lenet", "convnet-small", "convnet", "resnet20", "mlp", "resnet18"])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_frozen_agrees_on_our_models(name, distance):
+    width = {"convnet": 8, "resnet18": 8}.get(name)
+    victim = victim_of(build_model(name, input_shape=SHAPE, outputs=5, width=width))
+    facts = one_gradient(2)
+    target = target_of(victim, facts)
+    weights = [1.0 + i % 3 for i in range(len(target))]
+    cosine, error = agreement(victim, facts, DISTANCES[distance](target, weights))
+    assert cosine >= AGREEMENT
+    assert abs(error) < 1e-2
+
+
+def test_frozen_agrees_with_batch_statistics():
+    victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5), "train")
+    facts = one_gradient(3)
+    target = target_of(victim, facts)
+    before = {n: t.clone() for n, t in victim.constants.items()}
+    assert agreement(victim, facts, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT
+    assert all(t.equal(before[n]) for n, t in victim.constants.items())
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    steps=st.integers(1, 4),
+    batch=st.integers(1, 2),
+    momentum=st.sampled_from([0.0, 0.9]),
+    decay=st.sampled_from([0.0, 0.1]),
+    proximal=st.sampled_from([0.0, 1.0]),
+)
+def test_frozen_agrees_through_local_training(steps, batch, momentum, decay, proximal):
+    victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5, width=6))
+    facts = TrainingFacts(0.1, steps, (batch,) * steps, momentum, decay, proximal)
+    target = target_of(victim, facts)
+    cosine, error = agreement(victim, facts, WeightedCosine(target, [1.0] * len(target)))
+    assert cosine >= AGREEMENT
+    assert abs(error) < 1e-3
+
+
+@pytest.mark.parametrize("distance", [SquaredL2, WeightedCosine])
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 1000), size=st.integers(1, 20))
+def test_closed_form_derivatives_are_those_of_autograd(distance, seed, size):
+    start = generator(seed, "derivative")
+    target, vector = (torch.randn(size, generator=start, dtype=torch.float64) for _ in range(2))
+    measure = distance([target[: size // 2], target[size // 2 :]], [0.5, 3.0])
+    leaf = vector.clone().requires_grad_()
+    value = measure(leaf)
+    (expected,) = torch.autograd.grad(value, leaf)
+    found, derivative = measure.derivative(vector)
+    torch.testing.assert_close(found, value.detach())
+    torch.testing.assert_close(derivative, expected, atol=1e-9, rtol=1e-6)
+
+
+class Attention(nn.Module):
+    """Fused attention has no second derivative at all: only first-order passes can attack it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(12, 16)
+        self.qkv = nn.Linear(16, 48)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embed(x.flatten(1, 2))).chunk(3, dim=-1)
+        mixed = F.scaled_dot_product_attention(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1))
+        return torch.as_tensor(self.head(mixed.squeeze(1).mean(dim=1)))
+
+
+def test_a_transformer_is_attacked_and_checked():
+    victim = victim_of(Attention())
+    facts = one_gradient(2)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        target = target_of(victim, facts)
+    engine = make_engine("auto", victim, torch.arange(2), facts, WeightedCosine(target, [1.0] * len(target)))
+    assert isinstance(engine, Checked)
+    value, grad = engine(images(2))
+    assert torch.isfinite(grad).all()
+    assert value > 0
+    assert engine.notes == []
+
+
+def test_a_model_without_second_derivatives_is_attacked_unchecked():
+    victim = victim_of(Functional(lambda x: F.hardsigmoid(x * 10)))
+    distance = SquaredL2([torch.zeros_like(p) for p in victim.parameters.values()], [1.0] * 6)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), one_gradient(1), distance)
+    assert isinstance(engine, Checked)
+    x = images(1)
+    value, grad = engine(x)
+    assert "unchecked" in engine.notes[0]
+    smaller, _ = engine(x - 0.05 * grad / grad.norm())
+    assert smaller < value
+
+
+class Rounding(nn.Module):
+    """A kink that nobody can know: which way it goes depends on the parameters by a hash of their bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3 * 144, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.fc(x.flatten(1)) * (1 + 10 * torch.frac(self.fc.weight.sum().detach() * 1e6)))
+
+
+def test_a_module_that_the_fast_engine_gets_wrong_falls_back_and_says_so():
+    victim = victim_of(Rounding())
+    facts = one_gradient(1)
+    distance = SquaredL2(target_of(victim, facts), [1.0, 1.0])
+    exact = make_engine("reference", victim, torch.zeros(1).long(), facts, distance)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), facts, distance)
+    assert isinstance(engine, Checked)
+    value, grad = engine(images(1))
+    assert grad.equal(exact(images(1))[1])
+    assert value.equal(exact(images(1))[0])
+    assert "reference from iteration 0" in engine.notes[0]
+    assert engine(images(1))[1].equal(grad)
