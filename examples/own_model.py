@@ -50,7 +50,9 @@ def main() -> None:
         fail_above={"psnr": 20},
     )
     for row in finished.result.summaries:
-        print(f"{row.federation:10} {row.attack:6} {row.verdict:20} {row.psnr.mean if row.psnr else float('nan'):5.1f} dB")
+        print(
+            f"{row.federation:10} {row.attack:6} {row.verdict:20} {row.psnr.mean if row.psnr else float('nan'):5.1f} dB"
+        )
     print("your limit was exceeded" if finished.exceeded else "within your limit", "- see", options.out / "report.html")
 
 

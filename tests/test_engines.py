@@ -48,7 +48,9 @@ def agreement(victim: Victim, facts: TrainingFacts, distance: Distance) -> tuple
     value, grad = frozen(victim, labels, facts, distance)(images(count))
     exact_value, exact = reference(victim, labels, facts, distance)(images(count))
     assert exact.abs().max() > 0
-    return F.cosine_similarity(grad.flatten(), exact.flatten(), dim=0).item(), ((value - exact_value) / exact_value).item()
+    return F.cosine_similarity(grad.flatten(), exact.flatten(), dim=0).item(), (
+        (value - exact_value) / exact_value
+    ).item()
 
 
 class Functional(nn.Module):
@@ -117,8 +119,10 @@ class PReLU(Functional):
 
 def test_prelu_s_slope_is_a_parameter():
     victim = victim_of(Functional(nn.ReLU()))
-    victim.module.kink = nn.PReLU(8)  # type: ignore[assignment]
-    victim = Victim(victim.module, victim.loss, {n: p.detach().clone() for n, p in victim.module.named_parameters()}, {})
+    victim.module.kink = nn.PReLU(8)
+    victim = Victim(
+        victim.module, victim.loss, {n: p.detach().clone() for n, p in victim.module.named_parameters()}, {}
+    )
     facts = one_gradient(2)
     target = target_of(victim, facts)
     assert agreement(victim, facts, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT

@@ -57,7 +57,7 @@ def finding(attack: str, images: list[ImageResult], client: int = 0, labels: flo
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 1000), noise=st.floats(0.01, 1.0), channels=st.sampled_from([1, 3]))
 def test_mse_psnr_and_ssim_agree_with_scikit_image(seed, noise, channels):
-    a = pictures(2, channels, 32, seed)
+    a = pictures(2, channels, 96, seed)
     b = (a + noise * torch.randn(a.shape, generator=generator(seed, "noise"))).clamp(0, 1)
     errors, structure = mse(a, b), ssim(a, b)
     for i in range(2):
@@ -67,7 +67,7 @@ def test_mse_psnr_and_ssim_agree_with_scikit_image(seed, noise, channels):
         other = structural_similarity(
             x, y, channel_axis=0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1.0
         )
-        assert structure[i].item() == pytest.approx(other, abs=0.05)  # the two differ at the borders only
+        assert structure[i].item() == pytest.approx(other, abs=0.02)  # the two differ at the borders only
 
 
 def test_equal_pictures_reach_the_cap_and_not_infinity():
@@ -214,7 +214,12 @@ def test_an_attack_that_could_not_be_played_has_its_reason_in_the_summary():
 
 @pytest.mark.parametrize(
     ("gains", "outcome"),
-    [([3, 3.5, 2.5, 3], "b is better"), ([-3, -3.5, -2.5], "a is better"), ([5, -4, 3], "undecided"), ([9], "undecided")],
+    [
+        ([3, 3.5, 2.5, 3], "b is better"),
+        ([-3, -3.5, -2.5], "a is better"),
+        ([5, -4, 3], "undecided"),
+        ([9], "undecided"),
+    ],
 )
 def test_comparisons_are_paired(gains, outcome):
     first = [finding("x", [image(20 + i)], i) for i in range(len(gains))]

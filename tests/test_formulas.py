@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, idlg, yin
-from fedaudit.attacks.inversion.layer_weights import layer_weights, shape_values, zero_modifier
+from fedaudit.attacks.inversion.layer_weights import Shape, layer_weights, shape_values, zero_modifier
 from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import SquaredL2, WeightedCosine, flatten
 from fedaudit.attacks.inversion.priors import total_variation
@@ -23,7 +23,7 @@ from fedaudit.models import build_model, initialise, layer_groups, set_training_
 from fedaudit.seeds import generator
 
 SHAPE = (3, 12, 12)
-SHAPES = ["linear", "logarithmic", "exponential"]
+SHAPES: list[Shape] = ["linear", "logarithmic", "exponential"]
 
 
 def victim(name: str = "convnet-small", batch_norm: str = "eval", width: int | None = None) -> Victim:
@@ -61,7 +61,8 @@ def test_the_linear_shape_is_equation_7(end, count, data):
 
 @pytest.mark.parametrize("count", [3, 21, 50])
 def test_logarithmic_is_concave_and_exponential_convex(count):
-    for shape, sign in (("logarithmic", -1), ("exponential", 1)):
+    signs: dict[Shape, int] = {"logarithmic": -1, "exponential": 1}
+    for shape, sign in signs.items():
         values = torch.tensor(shape_values(shape, 2.0, count))
         assert (sign * values.diff().diff() >= -1e-6).all(), shape
 
@@ -184,9 +185,7 @@ def test_unrolled_simulation_is_the_real_local_training(steps, batch, momentum, 
     facts = TrainingFacts(0.05, steps, (batch,) * steps, momentum, decay, proximal)
     start = {n: p.clone().requires_grad_() for n, p in v.parameters.items()}
     end = unrolled(v, start, images.split(batch), labels.split(batch), facts)
-    train(
-        v.module, v.loss, batches, learning_rate=0.05, momentum=momentum, weight_decay=decay, proximal_mu=proximal
-    )
+    train(v.module, v.loss, batches, learning_rate=0.05, momentum=momentum, weight_decay=decay, proximal_mu=proximal)
     for d, (n, p) in zip(end, v.module.named_parameters(), strict=True):
         torch.testing.assert_close(v.parameters[n] + d.detach(), p.detach(), msg=n)
 

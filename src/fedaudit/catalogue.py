@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.results import AuditResult, Interval
@@ -32,19 +33,25 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
 
 
 def print_catalogue(shown: Catalogue) -> None:
-    """Print one table per kind."""
-    console = Console()
+    """Print one line per entry, and under an attack whose it is, who can play it and what it needs."""
+    console = wide_console()
     for kind, entries in shown.items():
-        if not entries:
-            console.print(f"{kind}: none yet", style="bold")
-            continue
-        columns = [key for key in entries[0] if any(entry.get(key) not in (None, [], "") for entry in entries)]
-        table = Table(title=kind, title_justify="left", title_style="bold")
-        for column in columns:
-            table.add_column(column.replace("_", " "), no_wrap=column == "name")
+        console.print(kind, style="bold")
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True, style="cyan")
+        grid.add_column()
         for entry in entries:
-            table.add_row(*[_text(entry.get(column)) for column in columns])
-        console.print(table)
+            grid.add_row("  " + entry["name"], escape(entry["summary"]))
+            if kind == "attacks":
+                for key in ("paper", "threat_model", "needs"):
+                    grid.add_row("", f"[dim]{key.replace('_', ' ')}: {escape(_text(entry[key]))}[/]")
+        console.print(grid if entries else "  none yet")
+
+
+def wide_console() -> Console:
+    """Return a console as wide as the terminal, or wide enough for our tables where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
 
 
 def _text(value: Any) -> str:
@@ -57,8 +64,10 @@ def _text(value: Any) -> str:
 
 def print_summary(result: AuditResult) -> None:
     """Print one row per attack and federation."""
-    console = Console()
-    table = Table(title=f"{result.name}: {result.adversary.adversary}", title_justify="left", title_style="bold")
+    console = wide_console()
+    table = Table(
+        title=escape(f"{result.name}: {result.adversary.adversary}"), title_justify="left", title_style="bold"
+    )
     table.add_column("federation")
     table.add_column("attack")
     table.add_column("verdict")
@@ -79,13 +88,10 @@ def print_summary(result: AuditResult) -> None:
     console.print(table)
     for row in result.summaries:
         if row.verdict == "not applicable":
-            console.print(row.verdict_text)
+            print(row.verdict_text)
     for c in result.comparisons:
         d = c.difference
-        console.print(
-            f"{c.federation}: {c.a} - {c.b}: {d.mean:+.2f} dB [{d.low:+.2f}, {d.high:+.2f}], n = {d.n}: {c.outcome}",
-            markup=False,
-        )
+        print(f"{c.federation}: {c.a} - {c.b}: {d.mean:+.2f} dB [{d.low:+.2f}, {d.high:+.2f}], n = {d.n}: {c.outcome}")
 
 
 def _interval(value: Interval | None, digits: int) -> str:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import math
+import os
 import sys
+import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from fedaudit import __version__
-from fedaudit.errors import BadInput, FedAuditError
+from fedaudit.errors import BadInput, FedAuditError, unknown_name
 
 if TYPE_CHECKING:
     from fedaudit.auditing import Audit
+
+INTERRUPTED = 130
+HUNG_UP = 141  # what a shell reports of a program whose reader went away
 
 app = typer.Typer(
     name="fedaudit",
@@ -24,11 +31,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _folder(given: str | Path) -> Path:
+    if not str(given).strip():
+        raise typer.BadParameter("the name is empty")
+    return Path(given)
+
+
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", envvar="FEDAUDIT_DATA", help="Folder of data sets that aren't embedded.")
 ]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Instead of the scenario's.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value; dotted keys; may be repeated.")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes for the attacks; default: all cores.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, max=1024, help="Processes for the attacks; default: all cores.")
+]
 Limits = Annotated[
     list[str] | None, typer.Option("--fail-above", help="metric=limit, e.g. psnr=20: exit 1 if exceeded; repeatable.")
 ]
@@ -48,20 +65,25 @@ class Kind(StrEnum):
 def audit(
     scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the scenario's.", min=0)] = None,
+    seed: Seed = None,
     data_dir: DataDir = None,
-    out: Annotated[Path, typer.Option(help="Folder for report.html, results.json and scenario.yaml.")] = Path("audit"),
+    out: Annotated[
+        Path, typer.Option(parser=_folder, metavar="FOLDER", help="For report.html, results.json and scenario.yaml.")
+    ] = Path("audit"),
     workers: Workers = None,
     fail_above: Limits = None,
 ) -> None:
     """Simulate a federation, attack what the adversary sees, and write a report."""
-    from fedaudit.auditing import run_audit
-    from fedaudit.progress import live_display
+    from fedaudit.preparation import resolve
     from fedaudit.scenario import load_scenario
 
-    loaded = load_scenario(scenario, settings, seed)
+    loaded = resolve(load_scenario(scenario, settings, seed))
     limits = _limits(fail_above)
+    _check_data_dir(data_dir)
     _check_folder(out)
+    from fedaudit.auditing import run_audit  # after the checks: it takes seconds to import
+    from fedaudit.progress import live_display
+
     with live_display() as display:
         finished = run_audit(
             loaded,
@@ -77,16 +99,17 @@ def audit(
 @app.command()
 def simulate(
     scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
-    out: Annotated[Path, typer.Option(help="New folder for the transcript.")] = Path("transcript"),
+    out: Annotated[Path, typer.Option(parser=_folder, metavar="FOLDER", help="A new one, for the transcript.")] = Path(
+        "transcript"
+    ),
     federation: Annotated[str | None, typer.Option(help="Which federation, if the scenario has several.")] = None,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the scenario's.", min=0)] = None,
+    seed: Seed = None,
     data_dir: DataDir = None,
 ) -> None:
     """Simulate one federation and write what travelled; the ground truth goes to a file of its own."""
     from fedaudit.auditing import record
-    from fedaudit.errors import unknown_name
-    from fedaudit.federation.truth import FILE
+    from fedaudit.federation.truth import FILE, save_recording
     from fedaudit.preparation import resolve
     from fedaudit.progress import live_display
     from fedaudit.scenario import load_scenario
@@ -99,10 +122,11 @@ def simulate(
         raise BadInput(unknown_name("federation", federation, names))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"'{out}' exists and isn't an empty folder; choose a new one for the transcript")
+    _check_data_dir(data_dir)
+    _check_folder(out)
     with live_display() as display:
         (recording,), _, _ = record(loaded, names=[federation or names[0]], data_dir=data_dir, display=display)
-    recording.transcript.save(out)
-    recording.truth.save(out / FILE)
+    save_recording(recording.transcript, recording.truth, out)
     print(f"{recording.transcript.updates} updates in {len(recording.transcript.rounds)} round(s): {out}")
     print(f"ground truth, for the evaluation only: {out / FILE}")
 
@@ -114,8 +138,10 @@ def attack(
     settings: Settings = None,
     adversary: Annotated[str, typer.Option(help="server, eavesdropper or client")] = "server",
     knows_labels: Annotated[bool, typer.Option(help="Use the labels, if the transcript grants them.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Instead of the scenario's.", min=0)] = None,
-    out: Annotated[Path, typer.Option(help="Folder for what was recovered, and the report.")] = Path("audit"),
+    seed: Annotated[int | None, typer.Option(help="Of the attacks; 0 if left out.", min=0, max=2**63 - 1)] = None,
+    out: Annotated[
+        Path, typer.Option(parser=_folder, metavar="FOLDER", help="For what was recovered, and the report.")
+    ] = Path("audit"),
     workers: Workers = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     truth: Annotated[
@@ -197,9 +223,14 @@ def _limits(texts: list[str] | None) -> dict[str, float]:
     for text in texts or []:
         metric, _, value = text.partition("=")
         try:
-            limits[metric.strip()] = float(value)
+            limit = float(value)
         except ValueError:
-            raise BadInput(f"--fail-above {text}: expected metric=number, for example psnr=20") from None
+            limit = math.nan
+        if not math.isfinite(limit):
+            raise BadInput(f"--fail-above {text}: expected metric=number, for example psnr=20")
+        if metric.strip() in limits:
+            raise BadInput(f"--fail-above {text}: '{metric.strip()}' has a limit already; give one")
+        limits[metric.strip()] = limit
     check_limits(limits)
     return limits
 
@@ -215,9 +246,12 @@ def _check_folder(out: Path) -> None:
         raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
 
 
-def _workers(workers: int | None) -> int:
-    import os
+def _check_data_dir(data_dir: Path | None) -> None:
+    if data_dir is not None and not data_dir.is_dir():
+        raise BadInput(f"the data folder '{data_dir}' (--data-dir or FEDAUDIT_DATA) isn't a folder")
 
+
+def _workers(workers: int | None) -> int:
     return workers or os.cpu_count() or 1
 
 
@@ -243,21 +277,50 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 def main() -> None:
     """Run the command line; every error of ours, or in the use of a flag, is one line and exit code 2."""
+    if not sys.warnoptions:  # a library's warning isn't an answer to the user; -W shows them
+        warnings.simplefilter("ignore")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter must not end an audit
     try:
         code = app(standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except FedAuditError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on where it stopped", code=130)
-    except Exception as error:
-        if not hasattr(error, "format_message"):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        _hang_up()
+    except SystemExit as error:  # from the command-line library
+        if isinstance(error.__context__, BrokenPipeError):
+            _hang_up()
+        raise
+    except OSError as error:
+        if error.filename is not None:
             raise
-        _fail(" ".join(error.format_message().split()))  # a wrong flag or argument, from the command-line library
+        _fail(f"can't write the output: {error.strerror or error}")
+    except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.exit(2)  # the help has been printed
+        if hasattr(error, "format_message"):  # a wrong flag or argument, from the command-line library
+            _fail(" ".join(error.format_message().replace("Value error, ", "").split()))
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+            _fail("there isn't enough memory; use a smaller model, batch_size or image_size, or fewer --workers")
+        raise
+    if code == INTERRUPTED:
+        _fail("interrupted; findings that were finished are kept, and the same command goes on from there", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int = 2) -> None:
-    print(f"fedaudit: error: {message}", file=sys.stderr)
+def _hang_up() -> NoReturn:
+    """End quietly: the reader of our output has gone, as in ``fedaudit list | head -1``."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(HUNG_UP)
+
+
+def _fail(message: str, code: int = 2) -> NoReturn:
+    shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in message[:1000])
+    print(f"fedaudit: error: {shown}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from fedaudit.attacks import Finding, make_attack
 from fedaudit.auditing import Audit, Recording, Target, assess, plan, play, save_png
 from fedaudit.errors import BadInput, CorruptTranscript
 from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import FILE, Truth, matches
+from fedaudit.federation.truth import FILE, Truth, check_belongs
 from fedaudit.progress import Display
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario, scenario_from
@@ -60,10 +61,14 @@ def attack_transcript(
     started = time.time()
     adversary = _threat(threat)
     attacks = [make_attack(name, settings) for name in names]
+    if not attacks:
+        raise BadInput("no attack is named; give --attack once or more")
     if len(set(names)) < len(names):
         raise BadInput("the same attack is named twice; give every --attack once")
     if device not in ("cpu", "cuda"):
         raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch finds no GPU here; use --device cpu")
     transcript = Transcript.load(folder)
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
         raise BadInput(f"the transcript in '{folder}' grants no labels; simulate with --set threat.knows_labels=true")
@@ -71,14 +76,14 @@ def attack_transcript(
     judged = truth is not None or truth_path.exists()
     if limits and not judged:
         raise BadInput(f"--fail-above needs the ground truth to judge by, and there is none at {truth_path}")
+    if judged:  # find out before hours of work; nothing of it is kept until every attack has been played
+        _open_truth(truth_path, transcript)
     targets = plan([transcript], attacks, adversary)
     outcomes = play(targets, seed=seed or 0, device=device, workers=workers, store=out / "findings", display=display)
     if not judged:
         _save_findings(out, targets, outcomes)
         return None
-    loaded = Truth.load(truth_path)
-    matches(loaded, [(r.index, u.client) for r in transcript.rounds for u in r.updates], transcript.setup.input_shape)
-    scenario, data, model = _about(loaded)
+    loaded, scenario, data, model = _open_truth(truth_path, transcript)
     specs = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
     played = scenario.model_copy(
         update={
@@ -130,13 +135,16 @@ def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]
     (out / "findings.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def _about(truth: Truth) -> tuple[Scenario, DataRecord, ModelRecord]:
-    """Return the scenario and the records that a recording was made with."""
+def _open_truth(path: Path, transcript: Transcript) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:
+    """Return the truth, checked against the transcript, and the scenario and records it was recorded with."""
+    truth = Truth.load(path)
+    check_belongs(truth, transcript, path)
     try:
-        data, model = (
-            DataRecord.model_validate(truth.about["data"]),
-            ModelRecord.model_validate(truth.about["model"]),
-        )
-        return scenario_from(truth.about["scenario"], where="ground truth"), data, model
+        data = DataRecord.model_validate(truth.about["data"])
+        model = ModelRecord.model_validate(truth.about["model"])
+        scenario = scenario_from(truth.about["scenario"], where=f"the scenario in {path}")
     except (KeyError, ValidationError) as error:
-        raise CorruptTranscript(f"the ground truth doesn't say what was recorded: {error}") from None
+        raise CorruptTranscript(f"{path} doesn't say what was recorded: {error}") from None
+    if transcript.name not in [spec.name for spec in scenario.federations]:
+        raise CorruptTranscript(f"{path}: its scenario has no federation '{transcript.name}'")
+    return truth, scenario, data, model

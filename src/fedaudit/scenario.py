@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedaudit import plain_yaml
+from fedaudit.data.partition import PARTITIONS
 from fedaudit.errors import BadInput, unknown_name
 from fedaudit.threat import ThreatModel
-from fedaudit.validation import explain
-
-Positive = Annotated[int, Field(ge=1)]
+from fedaudit.validation import Count, Fraction, Name, NonNegative, Positive, Title, Whole, explain, no_boolean
 
 
 class _Spec(BaseModel):
@@ -24,74 +22,99 @@ class DataSpec(_Spec):
     """Which data set, and which part of it the clients hold."""
 
     name: str = "photos"
-    image_size: Positive | None = Field(default=None, description="side in pixels; the data set's own if null")
-    limit: Positive | None = Field(default=None, description="at most so many examples per split are loaded")
+    image_size: Count | None = Field(default=None, description="side in pixels; the data set's own if null")
+    limit: Count | None = Field(default=None, description="at most so many examples per split are loaded")
     split: Literal["train", "test"] = Field(default="test", description="the split that the clients hold")
 
 
 class TrainingSpec(_Spec):
     """How the model is trained before the audited rounds (in one place, on the train split)."""
 
-    epochs: Annotated[int, Field(ge=0)] = 0
-    learning_rate: Annotated[float, Field(gt=0)] = 0.05
-    batch_size: Positive = 64
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    epochs: Annotated[Whole, Field(le=10**6)] = 0
+    learning_rate: Positive = 0.05
+    batch_size: Count = 64
+    momentum: Fraction = 0.9
 
 
 class ModelSpec(_Spec):
     """Which model, and in which state: both decide what can be recovered (docs/methods.md)."""
 
     name: str = "convnet-small"
-    width: Positive | None = None
+    width: Annotated[Count, Field(le=65_536)] | None = None
     initialisation: Literal["default", "he", "uniform", "given"] = "default"
     batch_norm: Literal["eval", "train"] = Field(default="eval", description="BatchNorm's mode in local training")
     training: TrainingSpec = TrainingSpec()
     checkpoint: Path | None = Field(default=None, description="safetensors file with the model's weights")
     loss: Literal["auto", "cross-entropy", "mse", "custom"] = "auto"
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> ModelSpec:
+        if self.initialisation == "given" and self.name != "custom" and self.checkpoint is None:
+            raise ValueError(
+                "initialisation 'given' is for a checkpoint, or for a model of your own; give a checkpoint"
+            )
+        return self
+
 
 class PartitionSpec(_Spec):
     """How the examples are spread over the clients."""
 
     scheme: str = "iid"
-    alpha: Annotated[float, Field(gt=0)] | None = Field(default=None, description="dirichlet: concentration")
-    k: Positive | None = Field(default=None, description="classes-per-client: classes a client")
-    shards_per_client: Positive | None = Field(default=None, description="shards")
-    m: Positive | None = Field(default=None, description="label-to-clients: clients a label")
+    alpha: Positive | None = Field(default=None, description="dirichlet: concentration")
+    k: Count | None = Field(default=None, description="classes-per-client: classes a client")
+    shards_per_client: Count | None = Field(default=None, description="shards")
+    m: Count | None = Field(default=None, description="label-to-clients: clients a label")
 
     def options(self) -> dict[str, float]:
         """Return the options that were given."""
         given = {"alpha": self.alpha, "k": self.k, "shards_per_client": self.shards_per_client, "m": self.m}
         return {name: value for name, value in given.items() if value is not None}
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> PartitionSpec:
+        if self.scheme not in PARTITIONS:
+            raise ValueError(unknown_name("partition", self.scheme, PARTITIONS.names()))
+        takes = PARTITIONS[self.scheme].info["options"]
+        for name in self.options():
+            if name not in takes:
+                allowed = f"only {', '.join(takes)}" if takes else "no options"
+                raise ValueError(f"the partition '{self.scheme}' takes {allowed}; leave '{name}' out")
+        return self
+
 
 class FederationSpec(_Spec):
     """One federation: who trains how. ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights."""
 
-    name: str
+    name: Name
     algorithm: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
-    clients: Positive = 4
-    clients_per_round: Positive | None = Field(default=None, description="all if null")
-    rounds: Positive = 1
-    examples: Positive | None = Field(default=None, description="examples that all clients hold together; all if null")
-    batch_size: Positive = 1
-    local_steps: Positive | None = Field(default=None, description="FedAvg: mini-batches a round")
-    local_epochs: Positive | None = Field(default=None, description="FedAvg: or passes over the client's data")
-    learning_rate: Annotated[float, Field(gt=0)] = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    proximal_mu: Annotated[float, Field(ge=0)] = 0.0
+    clients: Count = 4
+    clients_per_round: Count | None = Field(default=None, description="all if null")
+    rounds: Count = 1
+    examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
+    batch_size: Count = 1
+    local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
+    local_epochs: Count | None = Field(default=None, description="FedAvg: or passes over the client's data")
+    learning_rate: Positive = 0.01
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    proximal_mu: NonNegative = 0.0
     partition: PartitionSpec = PartitionSpec()
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:
-        local = self.local_steps is not None or self.local_epochs is not None
-        if self.algorithm == "fedsgd" and local:
-            raise ValueError("fedsgd sends one gradient a round: local_steps and local_epochs are for fedavg, fedprox")
-        if self.algorithm != "fedsgd" and (self.local_steps is None) == (self.local_epochs is None):
+        if self.algorithm == "fedsgd":
+            local = ("local_steps", "local_epochs", "momentum", "weight_decay")
+            given = [name for name in local if getattr(self, name)]
+            if given:
+                raise ValueError(
+                    f"fedsgd sends one gradient a round: {given[0]} is for fedavg and fedprox; leave it out"
+                )
+        elif (self.local_steps is None) == (self.local_epochs is None):
             raise ValueError(f"{self.algorithm} needs local_steps or local_epochs, and not both")
         if self.proximal_mu and self.algorithm != "fedprox":
-            raise ValueError("proximal_mu is for fedprox only")
+            raise ValueError("proximal_mu is for fedprox only; leave it out")
+        if not self.proximal_mu and self.algorithm == "fedprox":
+            raise ValueError("fedprox needs proximal_mu above 0 (at 0 it is fedavg)")
         if self.clients_per_round is not None and self.clients_per_round > self.clients:
             raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
         if self.examples is not None and self.examples < self.clients:
@@ -124,16 +147,18 @@ class AttackSpec(BaseModel):
 class EvaluationSpec(_Spec):
     """How findings are turned into numbers."""
 
-    updates: Positive | None = Field(default=None, description="attack only the first so many updates; all if null")
-    bootstrap: Annotated[int, Field(ge=100)] = Field(default=2000, description="resamples of the 95 % intervals")
+    updates: Count | None = Field(default=None, description="attack only the first so many updates; all if null")
+    bootstrap: Annotated[Count, Field(ge=100, le=10**6)] = Field(
+        default=2000, description="resamples of the 95 % intervals"
+    )
 
 
 class Scenario(_Spec):
     """Everything needed to repeat an audit."""
 
-    version: Literal[1] = 1
-    name: str = "audit"
-    seed: Annotated[int, Field(ge=0)] = 0
+    version: Annotated[Literal[1], BeforeValidator(no_boolean)] = 1
+    name: Title = "audit"
+    seed: Whole = 0
     device: Literal["cpu", "cuda"] = "cpu"
     data: DataSpec = DataSpec()
     model: ModelSpec = ModelSpec()
@@ -146,7 +171,7 @@ class Scenario(_Spec):
     @field_validator("federations", "attacks")
     @classmethod
     def _unique_names(cls, value: list[Any]) -> list[Any]:
-        names = [item.name for item in value]
+        names = [item.name.lower() for item in value]  # they become file names, and some disks don't tell A from a
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"the name '{min(twice)}' is used twice; names must differ")
@@ -154,7 +179,7 @@ class Scenario(_Spec):
 
     def to_yaml(self) -> str:
         """Return the scenario as YAML; loading it gives an equal scenario."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return plain_yaml.dumps(self.model_dump(mode="json"))
 
 
 def scenario_from(values: Any, *, where: str = "scenario") -> Scenario:
@@ -177,23 +202,15 @@ def load_scenario(path: Path | None, overrides: list[str] | None = None, seed: i
     Raises:
         BadInput: the file can't be read, isn't YAML, or isn't a scenario; an override doesn't fit.
     """
-    where = str(path) if path else "default scenario"
-    source = path or Path(__file__).parent / "default.yaml"
-    try:
-        values = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"can't read the scenario {where}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise BadInput(f"{where} is not YAML{at}: {getattr(error, 'problem', None) or error}") from None
+    where = f"the scenario '{path}'" if path else "the default scenario"
+    values = plain_yaml.read(path or Path(__file__).parent / "default.yaml", where)
     if not isinstance(values, dict):
         raise BadInput(f"{where}: expected a mapping of keys such as data, model, federations, attacks")
     for override in overrides or []:
         values = apply_override(values, override)
     if seed is not None:
         values = {**values, "seed": seed}
-    return scenario_from(values, where=where)
+    return scenario_from(values, where=f"{where} with --set" if overrides else where)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -205,14 +222,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
         raise BadInput(f"--set {text}: expected key=value, for example federations.fedavg.local_steps=8")
-    try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError:
-        raise BadInput(f"--set {text}: the value isn't YAML; quote it if it is text") from None
-    if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    return key.strip(), value
+    return key.strip(), plain_yaml.loads(raw, f"--set {text}: the value")
 
 
 def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:

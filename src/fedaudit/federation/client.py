@@ -42,11 +42,10 @@ def gradient(model: nn.Module, loss: Loss, batch: Batch) -> Tensors:
     """Return the gradient of the mean loss over ``batch`` for every trainable parameter.
 
     Raises:
-        BadInput: a parameter doesn't take part in the loss, or the gradient isn't finite.
+        BadInput: the gradient isn't finite, or the loss isn't one number.
     """
     parameters = trainable(model)
-    inputs, targets = batch
-    value = loss(model(inputs), targets)
+    value = _loss(model, loss, batch)
     grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     result = {}
     for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
@@ -72,15 +71,15 @@ def train(
     FedProx (Li et al. 2020, Eq. 2) adds μ/2·‖w − w_global‖² to the loss, w_global being the weights at the start.
 
     Raises:
-        BadInput: training diverged.
+        BadInput: training diverged, or the loss isn't one number.
     """
     parameters = list(trainable(model).values())
     anchor = [p.detach().clone() for p in parameters] if proximal_mu else []
     optimiser = torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
     losses: list[Tensor] = []
-    for inputs, targets in batches:
+    for batch in batches:
         optimiser.zero_grad(set_to_none=True)
-        value = loss(model(inputs), targets)
+        value = _loss(model, loss, batch)
         value.backward()
         for parameter, start in zip(parameters, anchor, strict=False):
             if parameter.grad is not None:
@@ -90,3 +89,20 @@ def train(
     if not all(torch.isfinite(p).all() for p in parameters):
         raise BadInput(f"local training diverged at learning rate {learning_rate:g}; lower it")
     return [float(value) for value in losses]
+
+
+def _loss(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
+    inputs, targets = batch
+    try:
+        value = loss(model(inputs), targets)
+    except ValueError as error:
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        raise BadInput(
+            "BatchNorm in training mode can't normalise a single value per channel: "
+            "use a larger batch_size or larger images, or model.batch_norm: eval"
+        ) from None
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise BadInput(f"the loss must return one number, the mean over the batch, not {got}")
+    return value

@@ -23,6 +23,7 @@ from fedaudit.federation.update import Loss, Setup, Tensors, TrainingFacts, Upda
 from fedaudit.models import set_training_mode
 from fedaudit.scenario import DefencesSpec, FederationSpec
 from fedaudit.seeds import derive_seed, generator
+from fedaudit.validation import check_memory
 
 Report = Callable[[float], None]
 
@@ -61,23 +62,10 @@ def simulate(
     Raises:
         BadInput: the spec asks for more examples, clients or batches than there are.
     """
-    pool: Split = federation.dataset.train if federation.split == "train" else federation.dataset.test
-    held = _held_examples(pool, spec.examples)
-    split = Split(pool.inputs[held], pool.targets[held])
-    if len(split) < spec.clients:
-        raise BadInput(f"federation '{spec.name}': {len(split)} examples can't be spread over {spec.clients} clients")
-    shares = partition(
-        spec.partition.scheme,
-        split.targets,
-        spec.clients,
-        generator(seed, spec.name, "partition"),
-        **spec.partition.options(),
-    )
+    _check_size(federation, spec)
+    shares = spread(federation.dataset, federation.split, spec, seed=seed)
     model = copy.deepcopy(federation.model)
-    clients = [
-        _Client(i, Split(split.inputs[share], split.targets[share]), federation, spec, defences, seed)
-        for i, share in enumerate(shares)
-    ]
+    clients = [_Client(i, share, federation, spec, defences, seed) for i, share in enumerate(shares)]
     sampler = generator(seed, spec.name, "sampling")
     rounds: list[Round] = []
     inputs: dict[tuple[int, int], Tensor] = {}
@@ -98,8 +86,41 @@ def simulate(
         rejected = {updates[row].client: reason for row, reason in aggregate.rejected.items()}
         rounds.append(Round(index, weights, updates, rejected))
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
-    candidates = _candidates(federation.dataset, federation.split, split)
+    held = Split(torch.cat([share.inputs for share in shares]), torch.cat([share.targets for share in shares]))
+    candidates = _candidates(federation.dataset, federation.split, held)
     return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {})
+
+
+def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
+    """Return what each client of ``spec`` holds; quick, so that what doesn't fit is found before any training.
+
+    Args:
+        dataset: whose ``split`` (train or test) the clients hold.
+        split: train or test.
+        spec: of the federation.
+        seed: of the scenario.
+
+    Raises:
+        BadInput: there are too few examples, or the partition can't be made.
+    """
+    pool = dataset.train if split == "train" else dataset.test
+    try:
+        held = pool[_held_examples(pool, spec.examples)]
+        if len(held) < spec.clients:
+            raise BadInput(f"{len(held)} examples can't be spread over {spec.clients} clients")
+        chance = generator(seed, spec.name, "partition")
+        rows = partition(spec.partition.scheme, held.targets, spec.clients, chance, **spec.partition.options())
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
+    return [held[share] for share in rows]
+
+
+def _check_size(federation: Federation, spec: FederationSpec) -> None:
+    """Refuse a transcript that can't fit into memory, and training that would take for ever, before it begins."""
+    sent = spec.rounds * (spec.clients_per_round or spec.clients)
+    tensors = (sent + spec.rounds) * sum(t.numel() for t in federation.model.state_dict().values())
+    pixels = sent * (spec.local_steps or 1) * math.prod(federation.setup.input_shape)
+    check_memory(4 * (tensors + pixels), f"federation '{spec.name}' ({sent:,} updates)")
 
 
 def _apply(
@@ -142,9 +163,14 @@ class _Client:
         self.stream = self._passes()
 
     def _passes(self) -> Iterator[Tensor]:
-        """Yield mini-batches of row numbers, pass after pass, each shuffled anew; a pass's last batch may be short."""
+        """Yield mini-batches of row numbers, pass after pass, each shuffled anew; a pass's last batch may be short.
+
+        A client with fewer than ``batch_size`` examples has one batch, of all that it has.
+        """
         while True:
-            yield from torch.randperm(len(self.data), generator=self.order).split(self.spec.batch_size)
+            yield from torch.randperm(len(self.data), generator=self.order).split(
+                min(self.spec.batch_size, len(self.data))
+            )
 
     def _batches(self) -> list[Tensor]:
         if self.spec.algorithm == "fedsgd":
@@ -179,6 +205,10 @@ class _Client:
         moved = {
             n: end[n].detach().clone() for n, _ in model.named_buffers() if n in end and not end[n].equal(start[n])
         }
+        if not all(torch.isfinite(value).all() for value in moved.values()):
+            raise BadInput(
+                f"BatchNorm's statistics are not finite after client {self.number}'s training; lower learning_rate"
+            )
         used = torch.cat(rows)
         update = Update(
             client=self.number,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from fedaudit.errors import BadInput, CorruptTranscript
 from fedaudit.federation.update import Loss, Setup, Tensors, TrainingFacts, Update, UpdateKind, loss_function
 from fedaudit.models import build_model
+from fedaudit.validation import Name, Number, explain
 
 FORMAT = "fedaudit-transcript"
 VERSION = 1
@@ -61,12 +65,25 @@ class Transcript:
         """Number of updates in all rounds."""
         return sum(len(r.updates) for r in self.rounds)
 
-    def save(self, folder: Path) -> None:
+    def fingerprint(self) -> str:
+        """Return a hash of all updates, by which a ground truth file knows the transcript that it belongs to."""
+        digest = hashlib.sha256()
+        for record in self.rounds:
+            for update in record.updates:
+                digest.update(f"{record.index}/{update.client}/{update.kind}/{update.num_examples}".encode())
+                for name in sorted(update.tensors):
+                    digest.update(name.encode())
+                    tensor = update.tensors[name].detach().cpu().contiguous()
+                    digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def save(self, folder: Path | str) -> None:
         """Write the transcript to ``folder``, which must be empty or new.
 
         Raises:
             BadInput: the folder is in use or can't be written.
         """
+        folder = Path(folder)
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise BadInput(f"'{folder}' exists and isn't an empty folder; choose a new one for the transcript")
@@ -75,11 +92,11 @@ class Transcript:
             setup = TypeAdapter(Setup).dump_python(self.setup, mode="json")
             index = _Index(format=FORMAT, version=VERSION, name=self.name, setup=setup, rounds=rounds)
             (folder / INDEX).write_text(index.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"can't write the transcript to '{folder}': {error.strerror or error}") from None
+        except (OSError, SafetensorError) as error:
+            raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
 
     @classmethod
-    def load(cls, folder: Path, module: nn.Module | None = None, loss: Loss | None = None) -> Transcript:
+    def load(cls, folder: Path | str, module: nn.Module | None = None, loss: Loss | None = None) -> Transcript:
         """Read a transcript and check all of it against the architecture.
 
         Args:
@@ -89,60 +106,62 @@ class Transcript:
 
         Raises:
             BadInput: there is no transcript there, or it needs ``module`` or ``loss``.
-            CorruptTranscript: something is missing, misshapen, not finite or truncated.
+            CorruptTranscript: something is missing, misshapen, not finite, truncated, or contradicts something else.
         """
+        folder = Path(folder)
         index = _read_index(folder)
-        try:
-            setup = TypeAdapter(Setup).validate_python(index.setup)
-        except ValidationError as error:
-            raise CorruptTranscript(f"{folder / INDEX}: 'setup' is broken: {_first(error)}") from None
+        setup = _read_setup(folder / INDEX, index.setup)
         if (module is None and setup.model == "custom") or (loss is None and setup.loss == "custom"):
             own = "model" if setup.model == "custom" else "loss"
             raise BadInput(f"the transcript in '{folder}' is of a user's own {own}; load it from Python and pass that")
-        if module is None:
-            module = build_model(setup.model, input_shape=setup.input_shape, outputs=setup.outputs, width=setup.width)
-        state = {name: t.shape for name, t in module.state_dict().items()}
-        parameters = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
-        buffers = {name: b.shape for name, b in module.named_buffers() if name in state}
+        try:
+            loss = loss or loss_function(setup.loss)
+            if module is None:
+                module = build_model(
+                    setup.model, input_shape=setup.input_shape, outputs=setup.outputs, width=setup.width
+                )
+        except BadInput as error:
+            raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
+        state = module.state_dict()
+        parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+        buffers = {name: b for name, b in module.named_buffers() if name in state}
         rounds = []
         for entry in index.rounds:
             weights = _read_tensors(folder, entry.weights, state)
             updates = [_read_update(folder, u, parameters, buffers, setup) for u in entry.updates]
             rounds.append(Round(index=entry.index, weights=weights, updates=updates, rejected=entry.rejected))
-        return cls(index.name, setup, module, loss or loss_function(setup.loss), rounds)
+        return cls(index.name, setup, module, loss, rounds)
+
+
+_Natural = Annotated[int, Field(ge=0, lt=2**31)]
+_STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 class _UpdateEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    client: int
+    model_config = _STRICT
+    client: _Natural
     kind: UpdateKind
     file: str
-    num_examples: int
+    num_examples: Annotated[int, Field(ge=1, le=10_000_000)]
     facts: TrainingFacts | None
-    labels: list[int] | None = None
+    labels: list[_Natural] | list[Number] | None = None
 
 
 class _RoundEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    index: int
+    model_config = _STRICT
+    index: _Natural
     weights: str
-    updates: list[_UpdateEntry]
+    updates: Annotated[list[_UpdateEntry], Field(min_length=1)]
     rejected: dict[int, str] = {}
 
 
 class _Index(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = _STRICT
     format: str
     version: int
-    name: str
+    name: Name
     setup: dict[str, Any]
-    rounds: list[_RoundEntry]
-
-
-def _first(error: ValidationError) -> str:
-    detail = error.errors()[0]
-    where = ".".join(map(str, detail["loc"]))
-    return f"{where}: {detail['msg']}" if where else detail["msg"]
+    rounds: Annotated[list[_RoundEntry], Field(min_length=1)]
 
 
 def _save_round(folder: Path, record: Round) -> _RoundEntry:
@@ -154,7 +173,7 @@ def _save_round(folder: Path, record: Round) -> _RoundEntry:
         tensors = {f"parameters/{k}": v for k, v in update.tensors.items()}
         tensors |= {f"buffers/{k}": v for k, v in update.buffers.items()}
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / file)
-        labels = None if update.labels is None else update.labels.tolist()
+        labels = None if update.labels is None else update.labels.flatten().tolist()
         entries.append(
             _UpdateEntry(
                 client=update.client,
@@ -173,24 +192,65 @@ def _read_index(folder: Path) -> _Index:
     if not path.is_file():
         raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit simulate'")
     try:
-        index = _Index.model_validate_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _check_version(path, text)
+        index = _Index.model_validate_json(text)
     except UnicodeDecodeError:
         raise CorruptTranscript(f"{path} is not UTF-8 text") from None
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
     except ValidationError as error:
-        raise CorruptTranscript(f"{path} is not a transcript's index: {_first(error)}") from None
-    if index.format != FORMAT:
-        raise CorruptTranscript(f"{path}: format is '{index.format}', not '{FORMAT}'")
-    if index.version != VERSION:
-        raise CorruptTranscript(f"{path}: version {index.version} can't be read by this fedaudit, only {VERSION}")
+        raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, _Index)}") from None
+    except CorruptTranscript:
+        raise
+    except BadInput as error:  # from the training facts of an update
+        raise CorruptTranscript(f"{path}: {error}") from None
+    _check_order(path, index)
     return index
 
 
+class _Header(BaseModel):
+    format: str
+    version: int
+
+
+def _check_version(path: Path, text: str) -> None:
+    """Look at format and version first: what another version's index holds isn't known here."""
+    header = _Header.model_validate_json(text)
+    if header.format != FORMAT:
+        raise CorruptTranscript(f"{path}: format is '{header.format}', not '{FORMAT}'")
+    if header.version != VERSION:
+        raise CorruptTranscript(f"{path}: version {header.version} can't be read by this fedaudit, only {VERSION}")
+
+
+def _check_order(path: Path, index: _Index) -> None:
+    numbers = [r.index for r in index.rounds]
+    if any(b <= a for a, b in itertools.pairwise(numbers)):
+        raise CorruptTranscript(f"{path}: rounds {numbers} are not in order, each once")
+    if len({u.kind for r in index.rounds for u in r.updates}) > 1:
+        raise CorruptTranscript(f"{path}: some updates are gradients and some are weights; a federation has one kind")
+    for entry in index.rounds:
+        clients = [u.client for u in entry.updates]
+        if len(set(clients)) < len(clients):
+            raise CorruptTranscript(f"{path}: a client sent two updates in round {entry.index}; it sends one")
+        strangers = set(entry.rejected) - set(clients)
+        if strangers:
+            raise CorruptTranscript(f"{path}: round {entry.index} rejects client {min(strangers)}, who sent nothing")
+
+
+def _read_setup(path: Path, values: dict[str, Any]) -> Setup:
+    try:
+        return TypeAdapter(Setup).validate_python(values)
+    except ValidationError as error:
+        raise CorruptTranscript(f"{path}: 'setup' is broken: {explain(error)}") from None
+    except BadInput as error:
+        raise CorruptTranscript(f"{path}: 'setup' is broken: {error}") from None
+
+
 def _read_file(folder: Path, file: str) -> Tensors:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", file) or (folder / file).is_symlink():
+        raise CorruptTranscript(f"the index of '{folder}' names a file that isn't a plain one beside it: {file[:80]!r}")
     path = folder / file
-    if path.resolve().parent != folder.resolve():
-        raise CorruptTranscript(f"the index of '{folder}' names a file outside of it: {file}")
     if not path.is_file():
         raise CorruptTranscript(f"{path} is missing; the transcript is incomplete")
     try:
@@ -199,51 +259,54 @@ def _read_file(folder: Path, file: str) -> Tensors:
         raise CorruptTranscript(f"{path} is truncated or not a safetensors file ({error})") from None
 
 
-def _check(tensors: Tensors, shapes: dict[str, torch.Size], path: Path) -> None:
-    for name, shape in shapes.items():
+def _check(tensors: Tensors, wanted: Tensors, path: Path) -> None:
+    for name, own in wanted.items():
         if name not in tensors:
             raise CorruptTranscript(f"{path}: tensor '{name}' is missing")
-        if tensors[name].shape != shape:
-            raise CorruptTranscript(
-                f"{path}: tensor '{name}' has shape {tuple(tensors[name].shape)}, the model needs {tuple(shape)}"
-            )
+        given = tensors[name]
+        if given.shape != own.shape:
+            shapes = f"shape {tuple(given.shape)}, the model needs {tuple(own.shape)}"
+            raise CorruptTranscript(f"{path}: tensor '{name}' has {shapes}")
+        if given.dtype != own.dtype:
+            raise CorruptTranscript(f"{path}: tensor '{name}' is {given.dtype}, the model needs {own.dtype}")
     for name, tensor in tensors.items():
-        if name not in shapes:
+        if name not in wanted:
             raise CorruptTranscript(f"{path}: the model has no tensor '{name}'")
         if not torch.isfinite(tensor).all():
             raise CorruptTranscript(f"{path}: tensor '{name}' has NaN or infinite values")
 
 
-def _read_tensors(folder: Path, file: str, shapes: dict[str, torch.Size]) -> Tensors:
+def _read_tensors(folder: Path, file: str, wanted: Tensors) -> Tensors:
     tensors = _read_file(folder, file)
-    _check(tensors, shapes, folder / file)
+    _check(tensors, wanted, folder / file)
     return tensors
 
 
-def _read_update(
-    folder: Path, entry: _UpdateEntry, parameters: dict[str, torch.Size], buffers: dict[str, torch.Size], setup: Setup
-) -> Update:
+def _read_update(folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers: Tensors, setup: Setup) -> Update:
     tensors = _read_file(folder, entry.file)
     path = folder / entry.file
-    own = {k.removeprefix("parameters/"): v for k, v in tensors.items() if not k.startswith("buffers/")}
     moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
-    _check(own, parameters, path)
+    own = {k: v for k, v in tensors.items() if not k.startswith("buffers/")}
+    _check(own, {f"parameters/{k}": v for k, v in parameters.items()}, path)
     _check(moved, {k: v for k, v in buffers.items() if k in moved}, path)
-    if entry.num_examples < 1:
-        raise CorruptTranscript(f"{path}: an update over {entry.num_examples} examples")
-    labels = None
-    if entry.labels is not None:
-        labels = torch.tensor(entry.labels, dtype=torch.int64)
-        if len(labels) != entry.num_examples:
-            raise CorruptTranscript(f"{path}: {len(labels)} labels for {entry.num_examples} examples")
-        if setup.num_classes is None or bool(((labels < 0) | (labels >= setup.num_classes)).any()):
-            raise CorruptTranscript(f"{path}: a label is outside of 0..{(setup.num_classes or 1) - 1}")
-    return Update(
-        client=entry.client,
-        kind=entry.kind,
-        tensors=own,
-        num_examples=entry.num_examples,
-        facts=entry.facts,
-        buffers=moved,
-        labels=labels,
-    )
+    try:
+        return Update(
+            client=entry.client,
+            kind=entry.kind,
+            tensors={name: own[f"parameters/{name}"] for name in parameters},  # in the model's order
+            num_examples=entry.num_examples,
+            facts=entry.facts,
+            buffers=moved,
+            labels=None if entry.labels is None else _labels(entry.labels, setup.num_classes),
+        )
+    except BadInput as error:
+        raise CorruptTranscript(f"{path}: {error}") from None
+
+
+def _labels(values: list[int] | list[float], classes: int | None) -> Tensor:
+    if classes is None:
+        return torch.tensor(values, dtype=torch.float32).view(-1, 1)
+    labels = torch.tensor(values)
+    if labels.is_floating_point() or bool((labels >= classes).any()):
+        raise BadInput(f"a label is outside of 0..{classes - 1}")
+    return labels

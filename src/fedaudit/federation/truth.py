@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedaudit.errors import BadInput, CorruptTranscript
+from fedaudit.federation.transcript import Transcript
 
 FILE = "truth.safetensors"
 
@@ -26,7 +28,7 @@ class Truth:
         labels: (round, client) to (n,).
         candidates: (m, C, H, W) the victims and all held-out examples: identification is among these.
         candidate_labels: (m,).
-        about: data, model and scenario in words, for the report.
+        about: data, model and scenario in words, for the report; and the fingerprint of the transcript.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -66,6 +68,8 @@ class Truth:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             about = json.loads(metadata["about"])
+            if not isinstance(about, dict):
+                raise ValueError("'about' is no mapping")
             inputs, labels = {}, {}
             for name, value in tensors.items():
                 if name.startswith("inputs/"):
@@ -73,18 +77,54 @@ class Truth:
                     inputs[r, c] = value
                     labels[r, c] = tensors[f"labels/{r}/{c}"]
             return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about)
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+        except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
             raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
 
 
-def matches(truth: Truth, keys: list[tuple[int, int]], input_shape: tuple[int, ...]) -> None:
-    """Check that ``truth`` belongs to a transcript with updates ``keys``.
+def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
+    """Write the transcript to ``folder``, and into the same folder the truth, marked as this transcript's.
 
     Raises:
-        CorruptTranscript: an update has no truth, or the shapes differ.
+        BadInput: the folder is in use or can't be written.
     """
-    for key in keys:
-        if key not in truth.inputs:
-            raise CorruptTranscript(f"the ground truth has nothing on round {key[0]}, client {key[1]}: wrong file?")
-        if tuple(truth.inputs[key].shape[1:]) != input_shape or not torch.isfinite(truth.inputs[key]).all():
-            raise CorruptTranscript(f"the ground truth of round {key[0]}, client {key[1]} doesn't fit the transcript")
+    transcript.save(folder)
+    about = {**truth.about, "transcript": transcript.fingerprint()}
+    dataclasses.replace(truth, about=about).save(folder / FILE)
+
+
+def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
+    """Check that ``truth``, read from ``path``, is whole and belongs to ``transcript``.
+
+    Raises:
+        CorruptTranscript: it is another transcript's, or something in it is missing, misshapen or not finite.
+    """
+    if truth.about.get("transcript") != transcript.fingerprint():
+        raise CorruptTranscript(f"{path} is the ground truth of another transcript than '{transcript.name}'")
+    setup = transcript.setup
+    updates = {(r.index, u.client): u.num_examples for r in transcript.rounds for u in r.updates}
+    parts = {
+        f"round {r}, client {c}": (truth.inputs.get((r, c)), truth.labels.get((r, c)), n)
+        for (r, c), n in updates.items()
+    }
+    parts["the candidates"] = (truth.candidates, truth.candidate_labels, len(truth.candidates))
+    for what, (inputs, labels, count) in parts.items():
+        if inputs is None or labels is None:
+            raise CorruptTranscript(f"{path} has nothing on {what}")
+        if inputs.shape != (count, *setup.input_shape) or len(labels) != count or count < 1:
+            shapes = f"{tuple(inputs.shape)} inputs, {tuple(labels.shape)} labels"
+            raise CorruptTranscript(f"{path}: {what}: {shapes}; expected {count} of shape {setup.input_shape}")
+        if inputs.dtype != torch.float32 or not torch.isfinite(inputs).all():
+            raise CorruptTranscript(f"{path}: {what}: the inputs must be finite float32 numbers")
+        if setup.kind == "image" and not 0 <= float(inputs.min()) <= float(inputs.max()) <= 1:
+            raise CorruptTranscript(f"{path}: {what}: a pixel lies outside of [0, 1]")
+        classes = setup.num_classes
+        if classes is None:
+            wrong = labels.shape != (count, 1) or not torch.isfinite(labels).all()
+        else:
+            wrong = (
+                labels.dtype != torch.int64
+                or labels.ndim != 1
+                or not 0 <= int(labels.min()) <= int(labels.max()) < classes
+            )
+        if wrong:
+            raise CorruptTranscript(f"{path}: {what}: the labels are none of this model's")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from fedaudit.errors import BadInput, unknown_name
@@ -14,6 +16,11 @@ from fedaudit.errors import BadInput, unknown_name
 UpdateKind = Literal["gradient", "weights"]
 Tensors = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+# Beyond these a number in a file is an error or an attack on this machine's memory.
+_LARGEST_INPUT = 100_000_000
+_MOST_CLASSES = 1_000_000
+_WIDEST = 65_536
 
 LOSSES: dict[str, Loss] = {
     "cross-entropy": nn.functional.cross_entropy,
@@ -34,7 +41,13 @@ def loss_function(name: str) -> Loss:
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """How the client trained: part of the federation's plan, so known to the server that wrote the plan."""
+    """How the client trained: part of the federation's plan, so known to the server that wrote the plan.
+
+    Raises:
+        BadInput: a number that no training has.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
 
     learning_rate: float
     local_steps: int
@@ -46,6 +59,16 @@ class TrainingFacts:
     def __post_init__(self) -> None:
         if len(self.batch_sizes) != self.local_steps:
             raise BadInput(f"an update of {self.local_steps} local steps lists {len(self.batch_sizes)} batch sizes")
+        if self.local_steps < 1 or min(self.batch_sizes) < 1:
+            raise BadInput("an update needs one local step or more, each on a batch of one example or more")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise BadInput(f"an update's learning rate is {self.learning_rate}; it must be above 0")
+        for name in ("momentum", "weight_decay", "proximal_mu"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0 and (name != "momentum" or value < 1)):
+                raise BadInput(
+                    f"an update's {name} is {value}; it must be 0 or more" + ", below 1" * (name == "momentum")
+                )
 
 
 @dataclass(frozen=True)
@@ -60,7 +83,11 @@ class Update:
         num_examples: over how many examples (with repetition over epochs) the update was made.
         facts: how the client trained; None where the adversary isn't told.
         buffers: BatchNorm's running statistics after local training, if they changed.
-        labels: (num_examples,) the labels in the order of use; only where the threat model grants them.
+        labels: (num_examples,) the labels, or (num_examples, 1) targets, in the order of use; only where the threat
+            model grants them.
+
+    Raises:
+        BadInput: the numbers contradict each other.
     """
 
     client: int
@@ -70,6 +97,19 @@ class Update:
     facts: TrainingFacts | None
     buffers: Tensors = field(default_factory=dict)
     labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.client < 0:
+            raise BadInput(f"client {self.client}: clients count from 0")
+        if self.num_examples < 1:
+            raise BadInput(f"client {self.client}: an update over {self.num_examples} examples")
+        if self.facts is not None and sum(self.facts.batch_sizes) != self.num_examples:
+            sizes = f"{sum(self.facts.batch_sizes)} examples in its batches"
+            raise BadInput(f"client {self.client}: an update over {self.num_examples} examples, but {sizes}")
+        if self.facts is not None and self.kind == "gradient" and self.facts.local_steps != 1:
+            raise BadInput(f"client {self.client}: a gradient over {self.facts.local_steps} local steps; it has one")
+        if self.labels is not None and len(self.labels) != self.num_examples:
+            raise BadInput(f"client {self.client}: {len(self.labels)} labels for {self.num_examples} examples")
 
 
 @dataclass(frozen=True)
@@ -85,7 +125,12 @@ class Setup:
         input_shape: of one example, (C, H, W) or (d,).
         num_classes: None for regression.
         mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std with x in [0, 1].
+
+    Raises:
+        BadInput: these don't fit together.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
 
     model: str
     width: int | None
@@ -96,6 +141,29 @@ class Setup:
     num_classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        shape, image = self.input_shape, self.kind == "image"
+        if len(shape) != (3 if image else 1) or min(shape) < 1 or math.prod(shape) > _LARGEST_INPUT:
+            wanted = "(channels, height, width)" if image else "(columns,)"
+            raise BadInput(
+                f"input_shape is {shape}; {self.kind} data have {wanted}, with up to {_LARGEST_INPUT:,} values"
+            )
+        if self.num_classes is not None and not 2 <= self.num_classes <= _MOST_CLASSES:
+            raise BadInput(
+                f"num_classes is {self.num_classes}; it must be 2 to {_MOST_CLASSES:,}, or none for regression"
+            )
+        if self.width is not None and not 1 <= self.width <= _WIDEST:
+            raise BadInput(f"width is {self.width}; it must be 1 to {_WIDEST:,}")
+        if self.loss in LOSSES and (self.loss == "mse") != (self.num_classes is None):
+            task = "real values (regression)" if self.num_classes is None else f"{self.num_classes} classes"
+            fits = "mse" if self.num_classes is None else "cross-entropy"
+            raise BadInput(f"the loss '{self.loss}' doesn't fit targets that are {task}; use {fits}")
+        channels = shape[0] if image else 1
+        if len(self.mean) != channels or len(self.std) != channels:
+            raise BadInput(f"mean has {len(self.mean)} values and std {len(self.std)}; both must have {channels}")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
+            raise BadInput(f"mean {self.mean} and std {self.std} must be finite, and every std above 0")
 
     @property
     def outputs(self) -> int:

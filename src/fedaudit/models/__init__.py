@@ -13,6 +13,7 @@ from fedaudit.models.checkpoint import load_checkpoint, save_checkpoint
 from fedaudit.models.families import MODELS, ModelBuilder
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
+from fedaudit.validation import check_memory
 
 __all__ = [
     "INITIALISATIONS",
@@ -59,6 +60,7 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, width:
         _check_image(name, shape, entry.info["min_size"])
     with torch.device("meta"):
         model = entry.value(shape, outputs, width)
+    check_memory(4 * sum(p.numel() for p in model.parameters()), f"model '{name}'")
     model.to_empty(device="cpu")
     initialise(model, "default", torch.Generator().manual_seed(0))
     return model.train()

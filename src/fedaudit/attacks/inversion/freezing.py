@@ -57,7 +57,7 @@ class Replaying(TorchFunctionMode):
         return rule[1](next(self.kept), func, *args, **(kwargs or {}))
 
 
-# ReLU: the output's sign is the slope. -------------------------------------------------------------------------------
+# ReLU: the output's sign is the slope.
 
 
 def _record_relu(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ def _replay_slope(slope: Tensor, _func: Any, x: Tensor, *_args: Any, **_kwargs: 
     return x * slope
 
 
-# Piecewise linear functions of one tensor: y = offset + slope·x on the piece where x was. ------------------------------
+# Piecewise linear functions of one tensor: y = offset + slope·x on the piece where x was.
 
 
 def _record_affine(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -86,7 +86,7 @@ def _replay_affine(kept: tuple[Tensor, Tensor], _func: Any, x: Tensor, *_args: A
     return torch.addcmul(offset, x, slope)
 
 
-# PReLU: the slope below zero is a parameter itself. ---------------------------------------------------------------------
+# PReLU: the slope below zero is a parameter itself.
 
 
 def _record_prelu(func: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def _replay_prelu(positive: Tensor, _func: Any, x: Tensor, weight: Tensor) -> Te
     return torch.where(positive, x, weight.view(shape) * x)
 
 
-# Dropout: the mask. -----------------------------------------------------------------------------------------------------
+# Dropout: the mask.
 
 
 def _record_dropout(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def _record_dropout(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Te
     return x * mask, mask
 
 
-# Which of several: two tensors, a dimension, a pooling window. ------------------------------------------------------------
+# Which of several: two tensors, a dimension, a pooling window.
 
 
 def _record_larger(func: Any, a: Tensor, b: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -148,8 +148,11 @@ RULES: dict[Any, tuple[Record, Replay]] = {
         _AFFINE,
     ),
     **dict.fromkeys(
-        [torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clip, Tensor.clip]
-        + [torch.clamp_min, torch.clamp_max, Tensor.clamp_min, Tensor.clamp_max, Tensor.clamp_min_, Tensor.clamp_max_],
+        [
+            *(torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clip, Tensor.clip, Tensor.clip_),
+            *(torch.clamp_min, torch.clamp_max, Tensor.clamp_min, Tensor.clamp_max),
+            *(Tensor.clamp_min_, Tensor.clamp_max_),
+        ],
         _AFFINE,
     ),
     **dict.fromkeys([F.prelu, torch.prelu, Tensor.prelu], (_record_prelu, _replay_prelu)),

@@ -12,7 +12,7 @@ from fedaudit.attacks.inversion.matching import Engine, Victim
 from fedaudit.attacks.inversion.objectives import Distance, flatten
 from fedaudit.federation.update import TrainingFacts
 
-# Length of the finite difference, relative to the parameters' norm: long enough for float32, short enough for curvature.
+# Length of the finite difference relative to the parameters' norm: long enough for float32, short enough for curves.
 _RELATIVE_STEP = 1e-4
 
 

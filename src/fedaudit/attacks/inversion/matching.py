@@ -50,8 +50,8 @@ def one_gradient(num_examples: int) -> TrainingFacts:
 def reference(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance) -> Engine:
     """Return the exact engine: double backward through the client's local steps.
 
-    With :func:`one_gradient` it matches the gradient of one batch (as ΔW = −g); with a FedAvg client's facts the images are cut
-    into its mini-batches in order and its SGD steps are replayed (InvG, Geiping et al. 2020, Section 6).
+    With :func:`one_gradient` it matches the gradient of one batch (as ΔW = −g); with a FedAvg client's facts the
+    images are cut into its mini-batches in order and its SGD steps are replayed (InvG, Geiping et al. 2020, Section 6).
 
     Args:
         victim: the model.

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
-from fedaudit.attacks.inversion.engines import EngineName
 from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
-from fedaudit.attacks.inversion.template import (
-    GradientInversion,
-    NonNegative,
-    Positive,
-    Prepared,
-    check_label_inference,
-)
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared
 from fedaudit.federation.update import Update
-
-LabelMethod = Annotated[str, AfterValidator(check_label_inference)]
-Rate = Annotated[float, Field(gt=0)]
 
 _NEEDS = ("images and a classifier", "labels: given, or inferable from the last fully connected layer")
 
@@ -39,17 +29,7 @@ class DLGAdam(GradientInversion):
     paper: ClassVar[str] = "Zhu et al. 2019 (DLG), with Adam as in Xu et al. 2022"
     needs: ClassVar[tuple[str, ...]] = (*_NEEDS, "training facts, for FedAvg updates")
     distance: ClassVar[str] = "squared-l2"
-    fedavg: ClassVar = "simulation"
-
-    iterations: Positive = 10_000
-    learning_rate: Rate = 0.1
-    total_variation: NonNegative = 0.0
-    signed: bool = False
-    decay: bool = False
-    clamp: bool = False
-    restarts: Positive = 1
-    label_inference: LabelMethod = "auto"
-    engine: EngineName = "auto"
+    fedavg: ClassVar[FedAvgWay] = "simulation"
 
 
 @register
@@ -67,47 +47,37 @@ class InvG(GradientInversion):
     paper: ClassVar[str] = "Geiping et al. 2020 (Inverting Gradients)"
     needs: ClassVar[tuple[str, ...]] = (*_NEEDS, "training facts, for FedAvg updates")
     distance: ClassVar[str] = "cosine"
-    fedavg: ClassVar = "simulation"
+    fedavg: ClassVar[FedAvgWay] = "simulation"
 
-    iterations: Positive = 10_000
-    learning_rate: Rate = 0.1
-    total_variation: NonNegative = 1e-4
+    total_variation: Annotated[float, Field(ge=0)] = 1e-4
     signed: bool = True
     decay: bool = True
     clamp: bool = True
-    restarts: Positive = 1
-    label_inference: LabelMethod = "auto"
-    engine: EngineName = "auto"
 
 
 @register
 @dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class AGIC(GradientInversion):
+class AGIC(InvG):
     """AGIC (Xu et al. 2022): layer-weighted cosine (Eq. 6-8) and, for FedAvg, the one-batch approximation (Eq. 4).
 
-    ``beta`` is 50 for untrained and 2 for trained networks in the paper; ``relu_modifier`` is the 1/(1 − p) of Eq. 8.
     Departures: the paper doesn't say whether Adam gets the gradient or its sign, nor its schedule; here both are
     InvG's, so that the two differ in what the paper claims and in nothing else. Biases and normalisations, which the
-    paper doesn't mention, weigh what the layer before them does (``others``). Several epochs aren't used yet.
+    paper doesn't mention, weigh what the layer before them does. Several epochs aren't used yet.
+
+    Args:
+        beta: β, the last convolution's weight; 50 for untrained and 2 for trained networks in the paper.
+        shape: of the weights from 1 to β: ``linear`` (Eq. 7), ``logarithmic``, ``exponential`` (Table I).
+        relu_modifier: the 1/(1 − p) of Eq. 8.
+        others: what biases and normalisations weigh: ``preceding``, ``one`` or ``zero``.
     """
 
     name: ClassVar[str] = "agic"
     summary: ClassVar[str] = "layer-weighted cosine; FedAvg as one batch"
     paper: ClassVar[str] = "Xu et al. 2022 (AGIC)"
     needs: ClassVar[tuple[str, ...]] = _NEEDS
-    distance: ClassVar[str] = "cosine"
-    fedavg: ClassVar = "one-batch"
+    fedavg: ClassVar[FedAvgWay] = "one-batch"
 
-    iterations: Positive = 10_000
-    learning_rate: Rate = 0.1
-    total_variation: NonNegative = 1e-4
-    signed: bool = True
-    decay: bool = True
-    clamp: bool = True
-    restarts: Positive = 1
-    label_inference: LabelMethod = "auto"
-    engine: EngineName = "auto"
-    beta: Rate = 50.0
+    beta: Annotated[float, Field(gt=0)] = 50.0
     shape: Shape = "linear"
     relu_modifier: bool = True
     others: OthersWeight = "preceding"
@@ -128,7 +98,7 @@ class AGIC(GradientInversion):
         )
 
     def notes(self, prepared: Prepared) -> list[str]:
-        """Say so where the ReLU modifier has nothing to work with."""
+        """Say so where the layer weights or the ReLU modifier have nothing to work with."""
         convolutions = [layer for layer in prepared.layers if layer.kind == "conv"]
         if not convolutions:
             return ["the model has no convolution: layer weights are all equal"]

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedaudit.attacks.base import Attack, Finding, Progress, Trace
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Finding, Progress, Trace
 from fedaudit.attacks.inversion.engines import Checked, EngineName, make_engine
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels
 from fedaudit.attacks.inversion.matching import Engine, Victim, one_gradient
@@ -24,8 +25,21 @@ from fedaudit.federation.update import Update
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0)]
+
+def check_label_inference(name: str) -> str:
+    """Return ``name`` if it is a label inference.
+
+    Raises:
+        ValueError: it isn't; the message says what is.
+    """
+    known = ["auto", *LABEL_INFERENCES.names()]
+    if name not in known:
+        raise ValueError(unknown_name("label inference", name, known))
+    return name
+
+
+FedAvgWay = Literal["simulation", "one-batch"]
+LabelMethod = Annotated[str, AfterValidator(check_label_inference)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +61,37 @@ class Prepared:
     label_source: str
 
 
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class GradientInversion(Attack):
     """Template of the attacks that optimise dummy images until their gradient is the observed one.
 
-    A method is a subclass that sets defaults; the hyper-parameters below are common to all.
+    A method is a subclass that sets defaults; the hyper-parameters here are common to all.
+
+    Args:
+        iterations: of the optimiser, in each restart.
+        learning_rate: of Adam, in normalised pixels.
+        total_variation: weight of the prior.
+        signed: give Adam the sign of the gradient only.
+        decay: learning rate ×0.1 after 3/8, 5/8 and 7/8 of the iterations.
+        clamp: keep pixels in their valid range.
+        restarts: from new noise; the one of least objective is kept.
+        label_inference: ``auto``, ``idlg`` or ``yin``; not used where the labels are granted.
+        engine: ``auto``, ``reference`` or ``frozen``.
     """
 
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
-
-    iterations: int
-    learning_rate: float
-    total_variation: float
     distance: ClassVar[str]
-    signed: bool
-    decay: bool
-    clamp: bool
-    restarts: int
-    label_inference: str
-    engine: EngineName
-    fedavg: ClassVar[Literal["simulation", "one-batch"]]
+    fedavg: ClassVar[FedAvgWay]
+
+    iterations: Annotated[int, Field(ge=1)] = 10_000
+    learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    total_variation: Annotated[float, Field(ge=0)] = 0.0
+    signed: bool = False
+    decay: bool = False
+    clamp: bool = False
+    restarts: Annotated[int, Field(ge=1)] = 1
+    label_inference: LabelMethod = "auto"
+    engine: EngineName = "auto"
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of images and everything that is needed is known.
@@ -217,18 +243,6 @@ def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]
         facts = update.facts
         scale = -1.0 / (facts.learning_rate * facts.local_steps) if facts else -1.0
     return {name: scale * t.to(device) for name, t in update.tensors.items()}
-
-
-def check_label_inference(name: str) -> str:
-    """Return ``name`` if it is a label inference.
-
-    Raises:
-        ValueError: it isn't; the message says what is.
-    """
-    known = ["auto", *LABEL_INFERENCES.names()]
-    if name not in known:
-        raise ValueError(unknown_name("label inference", name, known))
-    return name
 
 
 def _common_notes(prepared: Prepared) -> list[str]:

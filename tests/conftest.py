@@ -1,0 +1,81 @@
+"""What several test files need: the command line in this process, and a small recorded federation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedaudit.cli import main
+
+SCENARIO = """\
+version: 1
+name: small
+data: {name: digits}
+model: {name: lenet, initialisation: uniform}
+federations:
+  - {name: sgd, algorithm: fedsgd, clients: 2, examples: 2, batch_size: 1}
+attacks:
+  - {name: invg, iterations: 2}
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    code: object
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return a function that runs ``fedaudit`` with the given words in this process."""
+    monkeypatch.delenv("FEDAUDIT_DATA", raising=False)
+
+    def run(*words: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedaudit", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        captured = capsys.readouterr()
+        return Outcome(stopped.value.code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def scenario_file(tmp_path: Path) -> Path:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the transcript and the truth of ``SCENARIO``; copy it before changing anything."""
+    from fedaudit.auditing import record
+    from fedaudit.federation.truth import save_recording
+    from fedaudit.scenario import load_scenario
+
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "scenario.yaml").write_text(SCENARIO)
+    (recording,), _, _ = record(load_scenario(folder / "scenario.yaml"))
+    save_recording(recording.transcript, recording.truth, folder / "transcript")
+    return folder / "transcript"

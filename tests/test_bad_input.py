@@ -1,0 +1,564 @@
+"""Bad input: one line on standard error that says what was wrong, exit code 2, nothing on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import fedaudit
+from fedaudit.errors import BadInput
+from tests.conftest import SCENARIO, Command, Outcome
+
+HEAD, _, TAIL = SCENARIO.partition("federations:")
+
+
+def refused(outcome: Outcome, fragment: str) -> None:
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("fedaudit: error: ")
+    assert outcome.err.endswith("\n")
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err
+    assert fragment in outcome.err
+
+
+# --- scenarios, by --set -------------------------------------------------------------------------------------------
+
+SETTINGS = [
+    ("unknown key at the top", ["modell.name=lenet"], "unknown key 'modell'; did you mean 'model'?"),
+    ("unknown key in data", ["data.nmae=x"], "data: unknown key 'nmae'; did you mean 'name'?"),
+    ("unknown key in training", ["model.training.epoch=1"], "model.training: unknown key 'epoch'; did you mean 'epoch"),
+    ("unknown key in a federation", ["federations.sgd.client=1"], "unknown key 'client'; did you mean 'clients'?"),
+    ("unknown key in a partition", ["federations.sgd.partition.alfa=1"], "did you mean 'alpha'?"),
+    ("unknown key in the threat", ["threat.adversry=server"], "threat: unknown key 'adversry'; did you mean 'adversar"),
+    ("unknown attack setting", ["attacks.invg.iteration=1"], "attack 'invg': unknown key 'iteration'; did you mean"),
+    ("version 2", ["version=2"], "version: 2 isn't allowed; it should be 1"),
+    ("version true", ["version=true"], "version: true is not a number"),
+    ("empty name", ["name=''"], "name: give 1 to 200 characters"),
+    ("name with control characters", ['name="a\\eb"'], "without control characters"),
+    ("a number for a name", ["name=3"], "name: 3 isn't allowed; it should be a valid string"),
+    ("negative seed", ["seed=-1"], "seed: -1 isn't allowed"),
+    ("huge seed", ["seed=99999999999999999999999"], "seed: 99999999999999999999999 isn't allowed"),
+    ("clients: true", ["federations.sgd.clients=true"], "clients: true is not a number"),
+    ("clients: a list", ["federations.sgd.clients=[2]"], "clients: [2] isn't allowed; it should be a valid integer"),
+    ("clients: half", ["federations.sgd.clients=1.5"], "fractional part"),
+    ("clients: none", ["federations.sgd.clients=0"], "clients: 0 isn't allowed"),
+    ("more clients than examples", ["federations.sgd.clients=3"], "2 examples can't be spread over 3 clients"),
+    ("more clients than data", ["federations.sgd.examples=null", "federations.sgd.clients=400"], "355 examples can't"),
+    ("more examples than data", ["federations.sgd.examples=400"], "400 examples are asked for, but the split has 355"),
+    ("clients a round", ["federations.sgd.clients_per_round=3"], "but there are 2 clients"),
+    ("huge batch size", ["federations.sgd.batch_size=99999999999999999999"], "less than or equal to 1000000000"),
+    ("learning rate NaN", ["federations.sgd.learning_rate=.nan"], "it should be a finite number"),
+    ("learning rate infinite", ["federations.sgd.learning_rate=1e999"], "it should be a finite number"),
+    ("learning rate zero", ["federations.sgd.learning_rate=0"], "it should be greater than 0"),
+    ("momentum one", ["federations.sgd.momentum=1"], "it should be less than 1"),
+    ("endless rounds", ["federations.sgd.rounds=1000000000"], "GB of memory, this machine has"),
+    ("fedsgd with steps", ["federations.sgd.local_steps=2"], "local_steps is for fedavg and fedprox"),
+    ("fedsgd with momentum", ["federations.sgd.momentum=0.9"], "momentum is for fedavg and fedprox"),
+    ("fedavg without steps", ["federations.sgd.algorithm=fedavg"], "fedavg needs local_steps or local_epochs"),
+    ("mu without fedprox", ["federations.sgd.proximal_mu=1"], "proximal_mu is for fedprox only"),
+    (
+        "fedprox without mu",
+        ["federations.sgd.algorithm=fedprox", "federations.sgd.local_steps=1"],
+        "fedprox needs proximal_mu above 0",
+    ),
+    ("federation name up", ["federations.sgd.name=../x"], "the name '../x' can't be used"),
+    ("federation name with slash", ["federations.sgd.name=a/b"], "the name 'a/b' can't be used"),
+    ("federation name with space", ["federations.sgd.name=a b"], "the name 'a b' can't be used"),
+    ("unknown algorithm", ["federations.sgd.algorithm=fedvg"], "it should be 'fedsgd', 'fedavg' or 'fedprox'"),
+    ("unknown partition", ["federations.sgd.partition.scheme=dirichelt"], "did you mean 'dirichlet'?"),
+    ("option of another partition", ["federations.sgd.partition.alpha=1"], "'iid' takes no options; leave 'alpha' out"),
+    (
+        "more classes than there are",
+        ["federations.sgd.partition.scheme=classes-per-client", "federations.sgd.partition.k=11"],
+        "federation 'sgd': partition 'classes-per-client': k=11; give a whole number from 1 to 2",
+    ),
+    ("unknown attack", ["attacks.invg.name=invgg"], "unknown attack 'invgg'; did you mean 'invg'?"),
+    ("attack twice", ["attacks=[invg, invg]"], "the name 'invg' is used twice"),
+    ("no attack", ["attacks=[]"], "attacks: at least one is needed"),
+    ("bad attack setting", ["attacks.invg.iterations=0"], "attack 'invg': iterations: 0 isn't allowed"),
+    ("label inference", ["attacks.invg.label_inference=idgl"], "unknown label inference 'idgl'; did you mean 'idlg'?"),
+    ("unknown model", ["model.name=lenett"], "unknown model 'lenett'; did you mean 'lenet'?"),
+    ("unknown data set", ["data.name=digit"], "unknown data set 'digit'; did you mean 'digits'?"),
+    ("unknown aggregator", ["defences.aggregator=meen"], "unknown aggregator 'meen'; did you mean 'mean'?"),
+    ("unknown sanitiser", ["defences.sanitiser=nome"], "unknown sanitiser 'nome'; did you mean 'none'?"),
+    ("unknown initialisation", ["model.initialisation=hee"], "it should be 'default', 'he', 'uniform' or 'given'"),
+    ("initialisation given by none", ["model.initialisation=given"], "'given' is for a checkpoint, or for a model of"),
+    ("unknown adversary", ["threat.adversary=hacker"], "it should be 'server', 'eavesdropper' or 'client'"),
+    ("unknown device", ["device=tpu"], "device: 'tpu' isn't allowed; it should be 'cpu' or 'cuda'"),
+    ("width of a model without", ["model.name=logistic", "model.width=3"], "model 'logistic' has no width"),
+    (
+        "immense model",
+        ["model.name=mlp", "data.image_size=1024", "data.limit=2", "model.width=65536"],
+        "model 'mlp' needs",
+    ),
+    ("convolutions on a table", ["data.name=breast-cancer"], "model 'lenet' takes images"),
+    ("image size of a table", ["data.name=breast-cancer", "data.image_size=32"], "which is a table"),
+    ("image size 0", ["data.image_size=0"], "data.image_size: 0 isn't allowed"),
+    ("image size 3", ["data.image_size=3"], "give 4 to 1024 pixels"),
+    ("mse for classes", ["model.loss=mse"], "the loss 'mse' doesn't fit targets that are 10 classes"),
+    ("classes for regression", ["data.name=diabetes", "model.name=linear", "model.loss=cross-entropy"], "use mse"),
+    (
+        "diverging training",
+        ["model.name=mlp", "model.training.epochs=1", "model.training.learning_rate=1e30"],
+        "local training diverged at learning rate 1e+30",
+    ),
+    (
+        "diverging federation",
+        [
+            "model.name=mlp",
+            "federations.sgd.algorithm=fedavg",
+            "federations.sgd.local_steps=3",
+            "federations.sgd.learning_rate=1e30",
+        ],
+        "local training diverged",
+    ),
+    ("BatchNorm of one", ["model.name=resnet18", "model.width=2", "model.batch_norm=train"], "use a larger batch_size"),
+    ("missing checkpoint", ["model.checkpoint=nowhere.safetensors"], "no checkpoint at 'nowhere.safetensors'"),
+    ("checkpoint is a number", ["model.checkpoint=3"], "it should be a path"),
+    ("a user's own model", ["model.name=custom"], "run it from Python"),
+    ("a missing data set", ["data.name=cifar10"], "data set 'cifar10' not found"),
+    ("into a plain value", ["attacks.invg.iterations.x=1"], "'x' can't be set inside of a plain value"),
+    ("no equals sign", ["seed"], "--set seed: expected key=value"),
+    ("no key", ["=3"], "--set =3: expected key=value"),
+    ("item that isn't there", ["federations.5.clients=1"], "unknown item '5'; known: sgd"),
+    ("value that isn't YAML", ["data=[1"], "--set data=[1: the value is not YAML"),
+]
+
+
+@pytest.mark.parametrize(("settings", "fragment"), [pytest.param(*row[1:], id=row[0]) for row in SETTINGS])
+def test_setting(settings: list[str], fragment: str, scenario_file: Path, tmp_path: Path, command: Command) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    refused(command("audit", scenario_file, *words, "--out", tmp_path / "out", "--workers", 1), fragment)
+    assert not (tmp_path / "out" / "results.json").exists()
+
+
+# --- scenario files ------------------------------------------------------------------------------------------------
+
+BOMB = "a: &a [x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [*{a},*{a},*{a},*{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+FILES: list[tuple[str, str | bytes, str]] = [
+    ("empty", "", "expected a mapping of keys such as data"),
+    ("a list", "- data\n- model\n", "expected a mapping of keys"),
+    ("a word", "hello", "expected a mapping of keys"),
+    ("syntax", "version: 1\ndata: {name: digits\nmodel: x\n", "is not YAML that can be used at line 3, column 6"),
+    ("tab", "data:\n\tname: x\n", "at line 2, column 1"),
+    ("binary", bytes(range(256)), "is not UTF-8 text"),
+    ("NUL", "name: \0", "is not YAML"),
+    ("too large", "#" * 2_000_000, "larger than 1,000,000 bytes"),
+    ("alias bomb", BOMB, "aliases (*name) aren't allowed"),
+    ("alias of itself", "&a {b: *a}", "aliases (*name) aren't allowed"),
+    ("deep", "a: " + "[" * 5000 + "]" * 5000, "more than 50 levels deep"),
+    ("impossible date", SCENARIO.replace("small", "2024-13-01"), "at line 2, column 7: month must be in 1..12"),
+    (
+        "number of 5,000 digits",
+        SCENARIO.replace("version: 1", "version: " + "9" * 5000),
+        "is not YAML that can be used",
+    ),
+    ("key twice", SCENARIO + "data: {name: photos}\n", "line 9, column 1: the key 'data' is given twice"),
+    ("code", "name: !!python/object/apply:os.system ['exit']\n", "could not determine a constructor"),
+    ("two documents", SCENARIO + "---\n" + SCENARIO, "found another document"),
+    ("number as key", SCENARIO + "1: 2\n", "Keys should be strings"),
+    ("list as key", SCENARIO + "? [a]\n: 2\n", "unhashable key"),
+    ("no federations", HEAD + "attacks: [invg]\n", "'federations' is missing"),
+    ("empty federations", HEAD + "federations: []\nattacks: [invg]\n", "federations: at least one is needed"),
+    ("federation as text", HEAD + "federations: [x]\nattacks: [invg]\n", "federations.0: 'x' isn't allowed"),
+    ("federation without name", HEAD + "federations: [{}]\nattacks: [invg]\n", "'federations.0.name' is missing"),
+    (
+        "federations that differ in case only",
+        SCENARIO.replace("attacks:", "  - {name: SGD}\nattacks:"),
+        "the name 'sgd' is used twice",
+    ),
+    ("attacks as text", SCENARIO.partition("attacks")[0] + "attacks: invg\n", "'invg' isn't allowed; it should be a"),
+    (
+        "empty data",
+        SCENARIO.replace("data: {name: digits}", "data:"),
+        "data: None isn't allowed; it should be a mapping",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "fragment"), [pytest.param(*row[1:], id=row[0]) for row in FILES])
+def test_scenario_file(content: str | bytes, fragment: str, tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    refused(command("audit", path, "--out", tmp_path / "out"), fragment)
+    with pytest.raises(BadInput):
+        fedaudit.load_scenario(path)
+    assert not (tmp_path / "out").exists()
+
+
+# --- flags and files on the command line ---------------------------------------------------------------------------
+
+# {s}: the scenario; {t}: a folder of this test; {r}: a recorded transcript
+FLAGS = [
+    ("unknown command", "audti {s}", "No such command 'audti'. Did you mean 'audit'?"),
+    ("unknown flag", "audit {s} --sed 1", "No such option: --sed"),
+    ("flag without value", "audit {s} --seed", "'--seed' requires an argument"),
+    ("two scenarios", "audit {s} {s}", "unexpected extra argument"),
+    ("missing scenario", "audit {t}/nowhere.yaml", "nowhere.yaml': No such file"),
+    ("folder for a scenario", "audit {t}", "Is a directory"),
+    ("negative seed", "audit {s} --seed -1", "'--seed'"),
+    ("seed of text", "audit {s} --seed x", "'--seed'"),
+    ("no workers", "audit {s} --workers 0", "'--workers'"),
+    ("limit without number", "audit {s} --fail-above psnr", "--fail-above psnr: expected metric=number"),
+    ("limit of text", "audit {s} --fail-above psnr=abc", "expected metric=number"),
+    ("limit NaN", "audit {s} --fail-above psnr=nan", "expected metric=number"),
+    ("limit of nothing known", "audit {s} --fail-above pnsr=3", "there is no limit for 'pnsr'"),
+    ("limit twice", "audit {s} --fail-above psnr=3 --fail-above psnr=4", "'psnr' has a limit already"),
+    ("out is a file", "audit {s} --out {s}", "can't write to"),
+    ("out is below a file", "audit {s} --out {s}/x", "can't write to"),
+    ("out can't be made", "audit {s} --out /proc/x", "can't write to '/proc/x'"),
+    ("out is empty", "audit {s} --out ''", "'--out': the name is empty"),
+    ("data folder is a file", "audit {s} --data-dir {s}", "isn't a folder"),
+    ("data folder is missing", "simulate {s} --data-dir {t}/nowhere", "isn't a folder"),
+    ("doctor's data folder", "doctor --data-dir {t}/nowhere", "isn't a folder"),
+    ("unknown kind", "list attack", "'attack' is not one of 'attacks'"),
+    ("used folder", "simulate {s} --out {r}", "exists and isn't an empty folder"),
+    (
+        "unknown federation",
+        "simulate {s} --federation sdg --out {t}/new",
+        "unknown federation 'sdg'; did you mean 'sgd'?",
+    ),
+    ("which federation", "simulate --out {t}/new", "choose one with --federation: fedsgd, fedavg"),
+    ("no attack", "attack {r}", "Missing option '--attack'"),
+    ("unknown attack", "attack {r} --attack agik", "unknown attack 'agik'; did you mean 'agic'?"),
+    ("attack twice", "attack {r} --attack invg --attack invg", "the same attack is named twice"),
+    ("attack's setting", "attack {r} --attack invg --set itrations=3", "did you mean 'iterations'?"),
+    ("adversary", "attack {r} --attack invg --adversary hacker", "adversary: 'hacker' isn't allowed"),
+    ("labels not granted", "attack {r} --attack invg --knows-labels", "grants no labels"),
+    ("device", "attack {r} --attack invg --device tpu", "device 'tpu' isn't known"),
+    ("no transcript", "attack {t}/nowhere --attack invg", "no transcript in"),
+    ("empty folder", "attack {t} --attack invg", "it has no index.json"),
+    ("no truth", "attack {r} --attack invg --truth {t}/nowhere", "no ground truth at"),
+    ("truth of text", "attack {r} --attack invg --truth {s}", "is truncated or not a ground truth file"),
+]
+
+
+@pytest.mark.parametrize(("line", "fragment"), [pytest.param(*row[1:], id=row[0]) for row in FLAGS])
+def test_flag(
+    line: str,
+    fragment: str,
+    scenario_file: Path,
+    recorded: Path,
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [w.format(s=scenario_file, t=tmp_path, r=recorded).replace("''", "") for w in line.split()]
+    refused(command(*words), fragment)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu(scenario_file: Path, recorded: Path, tmp_path: Path, command: Command) -> None:
+    refused(command("audit", scenario_file, "--set", "device=cuda", "--out", tmp_path / "o"), "torch finds no GPU")
+    refused(
+        command("attack", recorded, "--attack", "invg", "--device", "cuda", "--out", tmp_path / "o"), "finds no GPU"
+    )
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_scenario(scenario_file: Path, tmp_path: Path, command: Command) -> None:
+    scenario_file.chmod(0)
+    refused(command("audit", scenario_file, "--out", tmp_path / "out"), "Permission denied")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps(print)], ids=["empty", "garbage", "pickle"])
+def test_checkpoint(content: bytes, suffix: str, scenario_file: Path, tmp_path: Path, command: Command) -> None:
+    path = (tmp_path / "weights").with_suffix(suffix)
+    path.write_bytes(content)
+    words = ("--set", f"model.checkpoint={path}", "--out", tmp_path / "out")
+    refused(command("audit", scenario_file, *words), f"checkpoint '{path}'")
+
+
+# --- transcripts ---------------------------------------------------------------------------------------------------
+
+UPDATE = ("rounds", 0, "updates", 0)
+FACTS = {"learning_rate": 0.01, "local_steps": 1, "batch_sizes": [1]}
+INDEX: list[tuple[str, tuple[str | int, ...], Any, str]] = [
+    ("other format", ("format",), "tar", "format is 'tar', not 'fedaudit-transcript'"),
+    ("version 2", ("version",), 2, "version 2 can't be read by this fedaudit"),
+    ("unknown key", ("x",), 1, "unknown key 'x'"),
+    ("no rounds", ("rounds",), [], "rounds: at least one is needed"),
+    ("no updates", ("rounds", 0, "updates"), [], "updates: at least one is needed"),
+    ("name that leaves the folder", ("name",), "../x", "the name '../x' can't be used"),
+    ("unknown model", ("setup", "model"), "lenett", "unknown model 'lenett'"),
+    ("own model", ("setup", "model"), "custom", "is of a user's own model"),
+    ("own loss", ("setup", "loss"), "custom", "is of a user's own loss"),
+    ("loss of another task", ("setup", "loss"), "mse", "the loss 'mse' doesn't fit"),
+    ("huge width", ("setup", "width"), 10**9, "width is 1000000000"),
+    ("other width", ("setup", "width"), 3, "tensor 'conv1.weight' has shape (12, 1, 5, 5)"),
+    ("other kind", ("setup", "kind"), "table", "table data have (columns,)"),
+    ("negative size", ("setup", "input_shape"), [-1, 8, 8], "input_shape is (-1, 8, 8)"),
+    ("absurd size", ("setup", "input_shape"), [1, 10**9, 10**9], "input_shape is"),
+    ("other size", ("setup", "input_shape"), [1, 8, 16], "tensor 'fc.weight' has shape"),
+    ("absurd classes", ("setup", "num_classes"), 10**12, "num_classes is"),
+    ("std 0", ("setup", "std"), [0.0], "every std above 0"),
+    ("mean NaN", ("setup", "mean"), [float("nan")], "must be finite"),
+    ("too many means", ("setup", "mean"), [0.1, 0.2], "mean has 2 values and std 1; both must have 1"),
+    ("unknown key in setup", ("setup", "x"), 1, "unknown key 'x'"),
+    ("path traversal", (*UPDATE, "file"), "../../etc/passwd", "isn't a plain one beside it"),
+    ("absolute path", (*UPDATE, "file"), "/etc/passwd", "isn't a plain one beside it"),
+    ("NUL in path", (*UPDATE, "file"), "a\0b", "isn't a plain one beside it"),
+    ("endless path", (*UPDATE, "file"), "x" * 5000, "isn't a plain one beside it"),
+    ("missing file", (*UPDATE, "file"), "nowhere.safetensors", "nowhere.safetensors is missing"),
+    ("the index as tensors", (*UPDATE, "file"), "index.json", "not a safetensors file"),
+    ("the truth as an update", (*UPDATE, "file"), "truth.safetensors", "tensor 'parameters/conv1.weight' is missing"),
+    ("negative client", (*UPDATE, "client"), -1, "client: -1 isn't allowed"),
+    ("client twice", (*UPDATE, "client"), 1, "a client sent two updates in round 0"),
+    ("client true", (*UPDATE, "client"), True, "client: True isn't allowed"),
+    ("unknown kind", (*UPDATE, "kind"), "x", "'gradient' or 'weights'"),
+    ("two kinds", (*UPDATE, "kind"), "weights", "a federation has one kind"),
+    ("no examples", (*UPDATE, "num_examples"), 0, "num_examples: 0 isn't allowed"),
+    ("endless examples", (*UPDATE, "num_examples"), 10**12, "num_examples: 1000000000000 isn't allowed"),
+    ("examples against batches", (*UPDATE, "num_examples"), 2, "2 examples, but 1 examples in its batches"),
+    ("label too large", (*UPDATE, "labels"), [10], "a label is outside of 0..9"),
+    ("label negative", (*UPDATE, "labels"), [-1], "a label is outside of 0..9"),
+    ("label huge", (*UPDATE, "labels"), [10**30], "a label is outside of 0..9"),
+    ("labels too many", (*UPDATE, "labels"), [1, 2], "2 labels for 1 examples"),
+    ("facts incomplete", (*UPDATE, "facts"), {}, "facts.learning_rate' is missing"),
+    ("learning rate NaN", (*UPDATE, "facts"), {**FACTS, "learning_rate": float("nan")}, "learning rate is nan"),
+    ("batch sizes too many", (*UPDATE, "facts"), {**FACTS, "batch_sizes": [1, 1]}, "1 local steps lists 2 batch sizes"),
+    ("batch of nothing", (*UPDATE, "facts"), {**FACTS, "batch_sizes": [0]}, "one example or more"),
+    ("facts unknown key", (*UPDATE, "facts"), {**FACTS, "x": 1}, "unknown key 'x'"),
+    ("negative round", ("rounds", 0, "index"), -1, "index: -1 isn't allowed"),
+    ("another round than the truth", ("rounds", 0, "index"), 7, "the ground truth of another transcript"),
+    ("rejects a stranger", ("rounds", 0, "rejected"), {"9": "x"}, "rejects client 9, who sent nothing"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "fragment"), [pytest.param(*row[1:], id=row[0]) for row in INDEX])
+def test_index(
+    place: tuple[str | int, ...], value: Any, fragment: str, recorded: Path, tmp_path: Path, command: Command
+) -> None:
+    folder = tmp_path / "transcript"
+    shutil.copytree(recorded, folder)
+    index: Any = json.loads((folder / "index.json").read_text())
+    node = index
+    for part in place[:-1]:
+        node = node[part]
+    node[place[-1]] = value
+    (folder / "index.json").write_text(json.dumps(index))
+    refused(command("attack", folder, "--attack", "invg", "--out", tmp_path / "out"), fragment)
+
+
+FIRST, GLOBAL, CONV = (
+    "round-00000-client-00000.safetensors",
+    "round-00000-global.safetensors",
+    "parameters/conv1.weight",
+)
+
+
+def tensors(name: str, change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], None]:
+    """Return what rewrites the safetensors file ``name`` of a folder with its tensors changed."""
+
+    def rewrite(folder: Path) -> None:
+        with safe_open(folder / name, framework="pt") as file:
+            about = file.metadata()
+        content = load_file(folder / name)
+        change(content)
+        save_file(content, folder / name, metadata=about)
+
+    return rewrite
+
+
+def link(folder: Path) -> None:
+    (folder / FIRST).rename(folder.parent / "elsewhere")
+    (folder / FIRST).symlink_to(folder.parent / "elsewhere")
+
+
+def index_folder(folder: Path) -> None:
+    (folder / "index.json").unlink()
+    (folder / "index.json").mkdir()
+
+
+TRUTH, PIXELS, LABELS = "truth.safetensors", "inputs/0/0", "labels/0/0"
+Mutation = Callable[[Path], Any]
+MUTATIONS: list[tuple[str, Mutation, str]] = [
+    ("index of half a line", lambda f: (f / "index.json").write_text("{"), "Invalid JSON"),
+    ("index is a list", lambda f: (f / "index.json").write_text("[]"), "not a transcript's index"),
+    ("index is binary", lambda f: (f / "index.json").write_bytes(b"\xff\xfe"), "is not UTF-8 text"),
+    ("index is deep", lambda f: (f / "index.json").write_text("[" * 100_000), "Invalid JSON"),
+    ("index is a folder", index_folder, "no transcript in"),
+    ("update missing", lambda f: (f / FIRST).unlink(), f"{FIRST} is missing"),
+    ("weights missing", lambda f: (f / GLOBAL).unlink(), f"{GLOBAL} is missing"),
+    ("update truncated", lambda f: os.truncate(f / FIRST, 3000), "is truncated or not a safetensors file"),
+    ("update empty", lambda f: os.truncate(f / FIRST, 0), "is truncated or not a safetensors file"),
+    ("update linked", link, "isn't a plain one beside it"),
+    ("wrong shape", tensors(FIRST, lambda t: t.update({CONV: torch.zeros(3)})), "has shape (3,)"),
+    ("NaN", tensors(FIRST, lambda t: t[CONV].fill_(float("nan"))), "has NaN or infinite values"),
+    ("infinite weights", tensors(GLOBAL, lambda t: t["fc.bias"].fill_(float("inf"))), "has NaN or infinite values"),
+    ("tensor missing", tensors(FIRST, lambda t: t.pop(CONV)), f"tensor '{CONV}' is missing"),
+    ("tensor too many", tensors(FIRST, lambda t: t.update(x=torch.zeros(1))), "the model has no tensor 'x'"),
+    ("buffer too many", tensors(FIRST, lambda t: t.update({"buffers/x": torch.zeros(1)})), "has no tensor 'x'"),
+    ("double precision", tensors(FIRST, lambda t: t.update({CONV: t[CONV].double()})), "is torch.float64"),
+    ("whole numbers", tensors(FIRST, lambda t: t.update({CONV: t[CONV].long()})), "is torch.int64"),
+    ("another truth", tensors(FIRST, lambda t: t[CONV].mul_(2)), "is the ground truth of another transcript"),
+    ("truth truncated", lambda f: os.truncate(f / TRUTH, 5000), "is truncated or not a ground truth file"),
+    ("truth misshapen", tensors(TRUTH, lambda t: t.update({PIXELS: torch.zeros(1, 3, 4, 4)})), "expected 1 of shape"),
+    ("truth of two", tensors(TRUTH, lambda t: t.update({PIXELS: torch.zeros(2, 1, 8, 8)})), "expected 1 of shape"),
+    ("truth missing", tensors(TRUTH, lambda t: (t.pop(PIXELS), t.pop(LABELS))), "has nothing on round 0, client 0"),
+    ("truth without label", tensors(TRUTH, lambda t: t.pop(LABELS)), "not a ground truth file"),
+    ("truth NaN", tensors(TRUTH, lambda t: t[PIXELS].fill_(float("nan"))), "must be finite float32"),
+    ("truth too bright", tensors(TRUTH, lambda t: t[PIXELS].fill_(255)), "a pixel lies outside of [0, 1]"),
+    ("truth's label", tensors(TRUTH, lambda t: t[LABELS].fill_(77)), "the labels are none of this model's"),
+    ("no candidates", tensors(TRUTH, lambda t: t.update(candidates=torch.zeros(0, 1, 8, 8))), "the candidates"),
+]
+
+
+@pytest.mark.parametrize(("mutate", "fragment"), [pytest.param(*row[1:], id=row[0]) for row in MUTATIONS])
+def test_damaged_files(mutate: Mutation, fragment: str, recorded: Path, tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "transcript"
+    shutil.copytree(recorded, folder)
+    mutate(folder)
+    refused(command("attack", folder, "--attack", "invg", "--out", tmp_path / "out"), fragment)
+
+
+def test_a_limit_needs_the_truth(recorded: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(recorded, tmp_path / "t", ignore=shutil.ignore_patterns(TRUTH))
+    outcome = command("attack", tmp_path / "t", "--attack", "invg", "--fail-above", "psnr=3", "--out", tmp_path / "out")
+    refused(outcome, "--fail-above needs the ground truth")
+
+
+# --- from Python ---------------------------------------------------------------------------------------------------
+
+IMAGES, ANSWERS = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
+CALLS: list[tuple[str, dict[str, Any], str]] = [
+    ("unknown attack", {"attacks": ["agik"]}, "did you mean 'agic'?"),
+    ("unknown key", {"scenario": {"dta": {}}}, "did you mean 'data'?"),
+    ("missing file", {"scenario": "nowhere.yaml"}, "No such file"),
+    ("negative seed", {"seed": -1}, "seed: -1 isn't allowed"),
+    ("unknown adversary", {"threat": {"adversary": "hacker"}}, "'hacker' isn't allowed"),
+    ("unknown limit", {"fail_above": {"pnsr": 1.0}}, "there is no limit for 'pnsr'"),
+    ("data of text", {"data": "digits"}, "data"),
+    ("targets too few", {"data": (IMAGES, ANSWERS[:3])}, "10 inputs but 3 targets"),
+    ("pixels to 255", {"data": (IMAGES * 255, ANSWERS)}, "not in [0, 1]"),
+    ("model without parameters", {"data": (IMAGES, ANSWERS), "model": torch.nn.Flatten()}, "the model"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fragment"), [pytest.param(*row[1:], id=row[0]) for row in CALLS])
+def test_python(arguments: dict[str, Any], fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=re.escape(fragment)) as stopped:
+        fedaudit.audit(**arguments, progress=False)
+    assert "\n" not in str(stopped.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "fragment"),
+    [
+        (lambda out, _: out, "must return one number"),
+        (lambda out, _: float(out.detach().sum()), "must return one number"),
+    ],
+    ids=["not reduced", "not a tensor"],
+)
+def test_own_loss_must_be_a_number(loss: Any, fragment: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    federations = [{"name": "sgd", "clients": 1, "examples": 1}]
+    with pytest.raises(BadInput, match=fragment):
+        fedaudit.audit(
+            data=(IMAGES, ANSWERS), model=model, loss=loss, federations=federations, attacks=["invg"], progress=False
+        )
+
+
+def test_a_full_disk_is_one_line(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors import SafetensorError
+
+    from fedaudit.federation import transcript
+
+    def full(*_args: object, **_options: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    loaded = fedaudit.Transcript.load(recorded)
+    monkeypatch.setattr(transcript, "save_file", full)
+    with pytest.raises(BadInput, match=r"can't write the transcript .* No space left on device"):
+        loaded.save(tmp_path / "new")
+
+
+# --- in a process of its own ---------------------------------------------------------------------------------------
+
+
+def process(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "fedaudit", *map(str, words)]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_real_process_refuses(tmp_path: Path) -> None:
+    running = process("audit", tmp_path / "nöwhere.yaml")
+    out, err = running.communicate(timeout=60)
+    refused(Outcome(running.returncode, out, err), "nöwhere.yaml': No such file or directory")
+
+
+def test_reader_that_goes_away() -> None:
+    running = process("list")
+    assert running.stdout is not None
+    running.stdout.close()
+    assert running.stderr is not None
+    assert running.stderr.read() == ""
+    assert running.wait(timeout=60) not in (0, 1, 2)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_interrupt(scenario_file: Path, tmp_path: Path) -> None:
+    endless = ("--set", "attacks.invg.iterations=1000000000")
+    running = process("audit", scenario_file, *endless, "--out", tmp_path / "out", "--workers", "1")
+    while not (tmp_path / "out" / "findings").exists():  # made just before the first attack begins
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("fedaudit: error: interrupted")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written() -> None:
+    with Path("/dev/full").open("w") as full:
+        line = [sys.executable, "-m", "fedaudit", "list", "models"]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    refused(Outcome(done.returncode, "", done.stderr), "can't write the output: No space left on device")
+
+
+# --- what must work ------------------------------------------------------------------------------------------------
+
+
+def test_spaces_and_letters_in_paths(recorded: Path, tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "dossier d'été [b] 1"
+    folder.mkdir()
+    scenario = folder / "scénario 1.yaml"
+    scenario.write_text(SCENARIO.replace("small", '"[/red] größe"'), encoding="utf-8")
+    assert command("audit", scenario, "--out", folder / "öut 1", "--workers", 1).code == 0
+    assert (folder / "öut 1" / "report.html").exists()
+    shutil.copytree(recorded, folder / "t 1")
+    assert (
+        command("attack", folder / "t 1", "--attack", "invg", "--set", "iterations=1", "--out", folder / "o 2").code
+        == 0
+    )
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it(scenario_file: Path, tmp_path: Path, command: Command) -> None:
+    words = ("--set", "federations.sgd.batch_size=1000", "--out", tmp_path / "out", "--workers", 1)
+    assert command("audit", scenario_file, *words).code == 0
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert "one batch of 1 example" in result["federations"][0]["description"]
