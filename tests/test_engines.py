@@ -15,9 +15,9 @@ from fedaudit.attacks.inversion.engines import AGREEMENT, Checked, make_engine
 from fedaudit.attacks.inversion.frozen import frozen
 from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, SquaredL2, WeightedCosine
-from fedaudit.federation.update import TrainingFacts
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.seeds import generator
+from fedaudit.update import TrainingFacts
 
 SHAPE = (3, 12, 12)
 

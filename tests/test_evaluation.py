@@ -26,11 +26,11 @@ from fedaudit.evaluation import (
     summarise,
 )
 from fedaudit.federation.truth import Truth
-from fedaudit.federation.update import Update
 from fedaudit.metrics import lpips, lpips_missing, mse, psnr, ssim
 from fedaudit.results import FindingResult, ImageResult
 from fedaudit.seeds import generator
 from fedaudit.threat import Message
+from fedaudit.update import Update
 
 
 def pictures(count: int, channels: int = 3, size: int = 16, seed: int = 0) -> torch.Tensor:

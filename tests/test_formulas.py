@@ -18,9 +18,9 @@ from fedaudit.attacks.inversion.priors import total_variation
 from fedaudit.attacks.inversion.template import one_batch_gradient
 from fedaudit.errors import NotApplicable
 from fedaudit.federation.client import gradient, train
-from fedaudit.federation.update import TrainingFacts, Update
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
 from fedaudit.seeds import generator
+from fedaudit.update import TrainingFacts, Update
 
 SHAPE = (3, 12, 12)
 SHAPES: list[Shape] = ["linear", "logarithmic", "exponential"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedaudit.version import __version__
+
 if TYPE_CHECKING:
     from fedaudit.api import audit
     from fedaudit.attacks import Attack, Finding, make_attack
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from fedaudit.scenario import Scenario, load_scenario
     from fedaudit.threat import Observation, ThreatModel, observe
 
-__version__ = "0.1.0"
 
 # Where each public name lives; imported at first use, so that `import fedaudit` and `fedaudit --help` are quick.
 _HOMES = {

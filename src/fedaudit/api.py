@@ -13,9 +13,9 @@ from fedaudit.auditing import Audit, run_audit
 from fedaudit.data import Dataset
 from fedaudit.errors import BadInput
 from fedaudit.evaluation import THRESHOLD_METRICS
-from fedaudit.federation.update import Loss
 from fedaudit.progress import live_display
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
+from fedaudit.update import Loss
 
 Array = Tensor | np.ndarray[Any, Any]
 

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedaudit import __version__
 from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
 from fedaudit.data import Dataset
 from fedaudit.errors import BadInput, NotApplicable
@@ -23,7 +22,6 @@ from fedaudit.evaluation import VERDICT_RULES, check_thresholds, compare, evalua
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.federation.update import Loss
 from fedaudit.metrics import lpips_missing
 from fedaudit.preparation import prepare_federation, resolve
 from fedaudit.progress import Display, Quiet
@@ -40,6 +38,8 @@ from fedaudit.results import (
 from fedaudit.scenario import Scenario
 from fedaudit.threat import Message, Observation, ThreatModel, observe
 from fedaudit.trials import Trial, run_trials
+from fedaudit.update import Loss
+from fedaudit.version import __version__
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from rich.table import Table
 from fedaudit.attacks.inversion.frozen import frozen
 from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference
 from fedaudit.attacks.inversion.objectives import WeightedCosine
-from fedaudit.federation.update import TrainingFacts, loss_function
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.seeds import generator
+from fedaudit.update import TrainingFacts, loss_function
 
 _SHAPE = (3, 32, 32)
 _QUICK = [("lenet", 1, 1), ("convnet-small", 1, 1), ("convnet-small", 4, 4)]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedaudit import __version__
 from fedaudit.errors import BadInput, FedAuditError, unknown_name
+from fedaudit.version import __version__
 
 if TYPE_CHECKING:
     from fedaudit.auditing import Audit

@@ -18,7 +18,6 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.errors import BadInput
 from fedaudit.federation.client import local_randomness, train
 from fedaudit.federation.simulator import Federation
-from fedaudit.federation.update import Loss, Setup, loss_function
 from fedaudit.models import (
     MODELS,
     build_model,
@@ -31,6 +30,7 @@ from fedaudit.models import (
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario
 from fedaudit.seeds import derive_seed, generator
+from fedaudit.update import Loss, Setup, loss_function
 
 Report = Callable[[float], None]
 

@@ -8,17 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedaudit import plain_yaml
-from fedaudit.data.partition import PARTITIONS
 from fedaudit.errors import BadInput, unknown_name
+from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.threat import ThreatModel
-from fedaudit.validation import Count, Fraction, Name, NonNegative, Positive, Title, Whole, explain, no_boolean
+from fedaudit.validation import Count, Fraction, Positive, Spec, Title, Whole, explain, no_boolean
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataSpec(_Spec):
+class DataSpec(Spec):
     """Which data set, and which part of it the clients hold."""
 
     name: str = "photos"
@@ -27,7 +23,7 @@ class DataSpec(_Spec):
     split: Literal["train", "test"] = Field(default="test", description="the split that the clients hold")
 
 
-class TrainingSpec(_Spec):
+class TrainingSpec(Spec):
     """How the model is trained before the audited rounds (in one place, on the train split)."""
 
     epochs: Annotated[Whole, Field(le=10**6)] = 0
@@ -36,7 +32,7 @@ class TrainingSpec(_Spec):
     momentum: Fraction = 0.9
 
 
-class ModelSpec(_Spec):
+class ModelSpec(Spec):
     """Which model, and in which state: both decide what can be recovered (docs/methods.md)."""
 
     name: str = "convnet-small"
@@ -56,79 +52,6 @@ class ModelSpec(_Spec):
         return self
 
 
-class PartitionSpec(_Spec):
-    """How the examples are spread over the clients."""
-
-    scheme: str = "iid"
-    alpha: Positive | None = Field(default=None, description="dirichlet: concentration")
-    k: Count | None = Field(default=None, description="classes-per-client: classes a client")
-    shards_per_client: Count | None = Field(default=None, description="shards")
-    m: Count | None = Field(default=None, description="label-to-clients: clients a label")
-
-    def options(self) -> dict[str, float]:
-        """Return the options that were given."""
-        given = {"alpha": self.alpha, "k": self.k, "shards_per_client": self.shards_per_client, "m": self.m}
-        return {name: value for name, value in given.items() if value is not None}
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> PartitionSpec:
-        if self.scheme not in PARTITIONS:
-            raise ValueError(unknown_name("partition", self.scheme, PARTITIONS.names()))
-        takes = PARTITIONS[self.scheme].info["options"]
-        for name in self.options():
-            if name not in takes:
-                allowed = f"only {', '.join(takes)}" if takes else "no options"
-                raise ValueError(f"the partition '{self.scheme}' takes {allowed}; leave '{name}' out")
-        return self
-
-
-class FederationSpec(_Spec):
-    """One federation: who trains how. ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights."""
-
-    name: Name
-    algorithm: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
-    clients: Count = 4
-    clients_per_round: Count | None = Field(default=None, description="all if null")
-    rounds: Count = 1
-    examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
-    batch_size: Count = 1
-    local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
-    local_epochs: Count | None = Field(default=None, description="FedAvg: or passes over the client's data")
-    learning_rate: Positive = 0.01
-    momentum: Fraction = 0.0
-    weight_decay: NonNegative = 0.0
-    proximal_mu: NonNegative = 0.0
-    partition: PartitionSpec = PartitionSpec()
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> FederationSpec:
-        if self.algorithm == "fedsgd":
-            local = ("local_steps", "local_epochs", "momentum", "weight_decay")
-            given = [name for name in local if getattr(self, name)]
-            if given:
-                raise ValueError(
-                    f"fedsgd sends one gradient a round: {given[0]} is for fedavg and fedprox; leave it out"
-                )
-        elif (self.local_steps is None) == (self.local_epochs is None):
-            raise ValueError(f"{self.algorithm} needs local_steps or local_epochs, and not both")
-        if self.proximal_mu and self.algorithm != "fedprox":
-            raise ValueError("proximal_mu is for fedprox only; leave it out")
-        if not self.proximal_mu and self.algorithm == "fedprox":
-            raise ValueError("fedprox needs proximal_mu above 0 (at 0 it is fedavg)")
-        if self.clients_per_round is not None and self.clients_per_round > self.clients:
-            raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
-        if self.examples is not None and self.examples < self.clients:
-            raise ValueError(f"{self.examples} examples can't be spread over {self.clients} clients")
-        return self
-
-
-class DefencesSpec(_Spec):
-    """The defences in place, by registered name."""
-
-    aggregator: str = "mean"
-    sanitiser: str = "none"
-
-
 def _attack_from_name(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
@@ -144,7 +67,7 @@ class AttackSpec(BaseModel):
         return dict(self.model_extra or {})
 
 
-class EvaluationSpec(_Spec):
+class EvaluationSpec(Spec):
     """How findings are turned into numbers."""
 
     updates: Count | None = Field(default=None, description="attack only the first so many updates; all if null")
@@ -153,7 +76,7 @@ class EvaluationSpec(_Spec):
     )
 
 
-class Scenario(_Spec):
+class Scenario(Spec):
     """Everything needed to repeat an audit."""
 
     version: Annotated[Literal[1], BeforeValidator(no_boolean)] = 1

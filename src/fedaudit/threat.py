@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedaudit.errors import NotApplicable
 from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.update import Loss, Setup, Update
+from fedaudit.update import Loss, Setup, Update
 
 Adversary = Literal["server", "eavesdropper", "client"]
 

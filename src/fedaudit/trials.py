@@ -15,11 +15,11 @@ import torch
 from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from fedaudit import __version__
 from fedaudit.attacks import Attack, Finding
 from fedaudit.errors import BadInput, FedAuditError, NotApplicable
 from fedaudit.seeds import generator
 from fedaudit.threat import Observation
+from fedaudit.version import __version__
 
 Report = Callable[[float], None]
 

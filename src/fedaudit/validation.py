@@ -7,9 +7,15 @@ import re
 import reprlib
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fedaudit.errors import BadInput, unknown_name
+
+
+class Spec(BaseModel):
+    """A part of a scenario: immutable, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def no_boolean(value: Any) -> Any:

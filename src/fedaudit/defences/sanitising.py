@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from fedaudit.federation.update import Update
 from fedaudit.registry import Registry
+from fedaudit.update import Update
 
 
 class Sanitiser(Protocol):

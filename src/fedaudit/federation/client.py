@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import BadInput
-from fedaudit.federation.update import Loss, Tensors
+from fedaudit.update import Loss, Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,12 +17,12 @@ from fedaudit.defences.aggregation import AGGREGATORS, Aggregate
 from fedaudit.defences.sanitising import SANITISERS, Sanitiser
 from fedaudit.errors import BadInput
 from fedaudit.federation.client import gradient, local_randomness, train, trainable
+from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.federation.update import Loss, Setup, Tensors, TrainingFacts, Update
 from fedaudit.models import set_training_mode
-from fedaudit.scenario import DefencesSpec, FederationSpec
 from fedaudit.seeds import derive_seed, generator
+from fedaudit.update import Loss, Setup, Tensors, TrainingFacts, Update
 from fedaudit.validation import check_memory
 
 Report = Callable[[float], None]

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedaudit.errors import BadInput, CorruptTranscript
-from fedaudit.federation.update import Loss, Setup, Tensors, TrainingFacts, Update, UpdateKind, loss_function
 from fedaudit.models import build_model
+from fedaudit.update import Loss, Setup, Tensors, TrainingFacts, Update, UpdateKind, loss_function
 from fedaudit.validation import Name, Number, explain
 
 FORMAT = "fedaudit-transcript"

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedaudit.attacks.inversion.frozen import frozen
 from fedaudit.attacks.inversion.matching import Engine, Victim, reference
 from fedaudit.attacks.inversion.objectives import Distance
-from fedaudit.federation.update import TrainingFacts
+from fedaudit.update import TrainingFacts
 
 EngineName = Literal["auto", "reference", "frozen"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedaudit.attacks.inversion.freezing import Kept, Recording, Replaying
 from fedaudit.attacks.inversion.matching import Engine, Victim
 from fedaudit.attacks.inversion.objectives import Distance, flatten
-from fedaudit.federation.update import TrainingFacts
+from fedaudit.update import TrainingFacts
 
 # Length of the finite difference relative to the parameters' norm: long enough for float32, short enough for curves.
 _RELATIVE_STEP = 1e-4

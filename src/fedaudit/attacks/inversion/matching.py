@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaudit.attacks.inversion.objectives import Distance, flatten
-from fedaudit.federation.update import Loss, Tensors, TrainingFacts
+from fedaudit.update import Loss, Tensors, TrainingFacts
 
 # (n, C, H, W) normalised images -> (distance, its gradient on the images)
 Engine = Callable[[Tensor], tuple[Tensor, Tensor]]

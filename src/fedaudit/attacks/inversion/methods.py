@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from fedaudit.attacks.base import ATTACK_CONFIG, register
 from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
 from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared
-from fedaudit.federation.update import Update
+from fedaudit.update import Update
 
 _NEEDS = ("images and a classifier", "labels: given, or inferable from the last fully connected layer")
 

@@ -21,9 +21,9 @@ from fedaudit.attacks.inversion.objectives import DISTANCES
 from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, reconstruct
 from fedaudit.errors import NotApplicable, unknown_name
 from fedaudit.federation.client import local_randomness
-from fedaudit.federation.update import Update
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation
+from fedaudit.update import Update
 
 
 def check_label_inference(name: str) -> str:

@@ -1,0 +1,84 @@
+"""What a scenario says of a federation: who trains how, on which share of the data, with which defences."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from fedaudit.data.partition import PARTITIONS
+from fedaudit.errors import unknown_name
+from fedaudit.validation import Count, Fraction, Name, NonNegative, Positive, Spec
+
+
+class PartitionSpec(Spec):
+    """How the examples are spread over the clients."""
+
+    scheme: str = "iid"
+    alpha: Positive | None = Field(default=None, description="dirichlet: concentration")
+    k: Count | None = Field(default=None, description="classes-per-client: classes a client")
+    shards_per_client: Count | None = Field(default=None, description="shards")
+    m: Count | None = Field(default=None, description="label-to-clients: clients a label")
+
+    def options(self) -> dict[str, float]:
+        """Return the options that were given."""
+        given = {"alpha": self.alpha, "k": self.k, "shards_per_client": self.shards_per_client, "m": self.m}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> PartitionSpec:
+        if self.scheme not in PARTITIONS:
+            raise ValueError(unknown_name("partition", self.scheme, PARTITIONS.names()))
+        takes = PARTITIONS[self.scheme].info["options"]
+        for name in self.options():
+            if name not in takes:
+                allowed = f"only {', '.join(takes)}" if takes else "no options"
+                raise ValueError(f"the partition '{self.scheme}' takes {allowed}; leave '{name}' out")
+        return self
+
+
+class FederationSpec(Spec):
+    """One federation: who trains how. ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights."""
+
+    name: Name
+    algorithm: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
+    clients: Count = 4
+    clients_per_round: Count | None = Field(default=None, description="all if null")
+    rounds: Count = 1
+    examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
+    batch_size: Count = 1
+    local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
+    local_epochs: Count | None = Field(default=None, description="FedAvg: or passes over the client's data")
+    learning_rate: Positive = 0.01
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    proximal_mu: NonNegative = 0.0
+    partition: PartitionSpec = PartitionSpec()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> FederationSpec:
+        if self.algorithm == "fedsgd":
+            local = ("local_steps", "local_epochs", "momentum", "weight_decay")
+            given = [name for name in local if getattr(self, name)]
+            if given:
+                raise ValueError(
+                    f"fedsgd sends one gradient a round: {given[0]} is for fedavg and fedprox; leave it out"
+                )
+        elif (self.local_steps is None) == (self.local_epochs is None):
+            raise ValueError(f"{self.algorithm} needs local_steps or local_epochs, and not both")
+        if self.proximal_mu and self.algorithm != "fedprox":
+            raise ValueError("proximal_mu is for fedprox only; leave it out")
+        if not self.proximal_mu and self.algorithm == "fedprox":
+            raise ValueError("fedprox needs proximal_mu above 0 (at 0 it is fedavg)")
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
+        if self.examples is not None and self.examples < self.clients:
+            raise ValueError(f"{self.examples} examples can't be spread over {self.clients} clients")
+        return self
+
+
+class DefencesSpec(Spec):
+    """The defences in place, by registered name."""
+
+    aggregator: str = "mean"
+    sanitiser: str = "none"

@@ -1,0 +1,50 @@
+"""The rules of the house that no other test holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LINTER = Path(sys.executable).parent / "lint-imports"
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(LINTER), "--no-cache", "--config", str(folder / "pyproject.toml")]
+    environment = {"PYTHONPATH": str(folder / "src"), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+
+
+def test_import_rules_hold():
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("room", "line", "contract"),
+    [
+        ("attacks/base.py", "import fedaudit.federation.truth", "An attack never sees the truth"),
+        ("attacks/inversion/labels.py", "import fedaudit.data", "An attack never sees the truth"),
+        ("defences/aggregation.py", "import fedaudit.threat", "Defences don't know attacks"),
+        ("models/small.py", "import fedaudit.cli", "The house"),
+    ],
+)
+def test_a_broken_rule_is_caught(tmp_path, room, line, contract):
+    subprocess.run(["cp", "-r", str(ROOT / "src"), str(ROOT / "pyproject.toml"), str(tmp_path)], check=True)
+    path = tmp_path / "src" / "fedaudit" / room
+    path.write_text(path.read_text() + f"\n{line}\n")
+    done = lint(tmp_path)
+    assert done.returncode != 0
+    assert any(contract in row and "BROKEN" in row for row in done.stdout.splitlines()), done.stdout
+
+
+def test_no_module_is_too_long():
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in (ROOT / "src").rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 500
+    }
+    assert long == {}
