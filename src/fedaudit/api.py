@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,11 @@ def check_limits(limits: dict[str, float]) -> None:
     Raises:
         BadInput: naming the ones that do.
     """
-    for metric in limits:
+    for metric, limit in limits.items():
         if metric not in THRESHOLD_METRICS:
             raise BadInput(f"there is no limit for '{metric}'; known: {', '.join(THRESHOLD_METRICS)}")
+        if not math.isfinite(limit):
+            raise BadInput(f"the limit for '{metric}' is {limit}; give a number")
 
 
 def _values(scenario: Scenario | str | Path | dict[str, Any] | None) -> dict[str, Any]:

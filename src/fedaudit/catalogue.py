@@ -65,14 +65,12 @@ def _text(value: Any) -> str:
 def print_summary(result: AuditResult) -> None:
     """Print one row per attack and federation."""
     console = wide_console()
-    table = Table(
-        title=escape(f"{result.name}: {result.adversary.adversary}"), title_justify="left", title_style="bold"
-    )
-    table.add_column("federation")
-    table.add_column("attack")
-    table.add_column("verdict")
-    for column in ("PSNR dB [95 %]", "SSIM", "identified", "labels", "n", "seconds"):
-        table.add_column(column, justify="right")
+    title = escape(f"{result.name}: {result.adversary.adversary}")
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    for column in ("federation", "attack", "verdict"):
+        table.add_column(column, no_wrap=True)
+    for column in ("PSNR dB [95 %]", "SSIM", "identified", "n"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in result.summaries:
         table.add_row(
             row.federation,
@@ -81,9 +79,7 @@ def print_summary(result: AuditResult) -> None:
             _interval(row.psnr, 1),
             f"{row.ssim.mean:.2f}" if row.ssim else "-",
             "-" if row.identification_rate is None else f"{row.identification_rate:.0%}",
-            "-" if row.label_accuracy is None else f"{row.label_accuracy:.0%}",
             str(row.images),
-            f"{row.timing.seconds:.0f}" if row.timing else "-",
         )
     console.print(table)
     for row in result.summaries:

@@ -109,6 +109,7 @@ def simulate(
 ) -> None:
     """Simulate one federation and write what travelled; the ground truth goes to a file of its own."""
     from fedaudit.auditing import record
+    from fedaudit.federation.transcript import check_new
     from fedaudit.federation.truth import FILE, save_recording
     from fedaudit.preparation import resolve
     from fedaudit.progress import live_display
@@ -120,8 +121,7 @@ def simulate(
         raise BadInput(f"the scenario has {len(names)} federations; choose one with --federation: {', '.join(names)}")
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"'{out}' exists and isn't an empty folder; choose a new one for the transcript")
+    check_new(out)
     _check_data_dir(data_dir)
     _check_folder(out)
     with live_display() as display:

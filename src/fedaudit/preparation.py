@@ -17,7 +17,7 @@ from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.errors import BadInput
 from fedaudit.federation.client import local_randomness, train
-from fedaudit.federation.simulator import Federation
+from fedaudit.federation.simulator import Federation, spread
 from fedaudit.models import (
     MODELS,
     build_model,
@@ -125,6 +125,8 @@ def prepare_federation(
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
+    for one in scenario.federations:
+        spread(dataset, scenario.data.split, one, seed=scenario.seed)  # what doesn't fit is found before the training
     if spec.training.epochs:
         trained = _pretrain(federation, scenario, report)
     _check_outputs(federation)

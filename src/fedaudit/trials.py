@@ -121,11 +121,14 @@ def run_trials(
             try:
                 for i, outcome in pool(calls):
                     outcomes[i] = outcome
+                    done += trials[i].work
             except TerminatedWorkerError:
                 kept = f"; what was finished is kept in {store}" if store else ""
                 raise FedAuditError(
                     f"a worker process died, perhaps for want of memory: run again with fewer --workers{kept}"
                 ) from None
+    if report:
+        report(done)
     return [outcome for outcome in outcomes if outcome is not None]
 
 

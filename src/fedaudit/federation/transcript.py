@@ -85,8 +85,7 @@ class Transcript:
         """
         folder = Path(folder)
         try:
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise BadInput(f"'{folder}' exists and isn't an empty folder; choose a new one for the transcript")
+            check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)
             rounds = [_save_round(folder, r) for r in self.rounds]
             setup = TypeAdapter(Setup).dump_python(self.setup, mode="json")
@@ -135,6 +134,19 @@ class Transcript:
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
 _STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that something is in.
+
+    Raises:
+        BadInput: it isn't new or empty, or can't be read.
+    """
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise BadInput(f"'{folder}' exists and isn't an empty folder; choose a new one for the transcript")
+    except OSError as error:
+        raise BadInput(f"can't read '{folder}': {error.strerror or error}") from None
 
 
 class _UpdateEntry(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedaudit.errors import BadInput, CorruptTranscript
-from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.transcript import Transcript, check_new
 
 FILE = "truth.safetensors"
 
@@ -84,12 +85,21 @@ class Truth:
 def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
     """Write the transcript to ``folder``, and into the same folder the truth, marked as this transcript's.
 
+    All of it appears at once: whoever is interrupted leaves ``folder`` as it was.
+
     Raises:
         BadInput: the folder is in use or can't be written.
     """
-    transcript.save(folder)
+    check_new(folder)
     about = {**truth.about, "transcript": transcript.fingerprint()}
-    dataclasses.replace(truth, about=about).save(folder / FILE)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as draft:
+            transcript.save(Path(draft) / "whole")
+            dataclasses.replace(truth, about=about).save(Path(draft) / "whole" / FILE)
+            (Path(draft) / "whole").replace(folder)
+    except OSError as error:
+        raise BadInput(f"can't write the transcript to '{folder}': {error.strerror or error}") from None
 
 
 def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:

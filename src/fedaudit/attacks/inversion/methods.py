@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
 from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
 from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared
 from fedaudit.update import Update
+from fedaudit.validation import NonNegative, Positive
 
 _NEEDS = ("images and a classifier", "labels: given, or inferable from the last fully connected layer")
 
@@ -49,7 +49,7 @@ class InvG(GradientInversion):
     distance: ClassVar[str] = "cosine"
     fedavg: ClassVar[FedAvgWay] = "simulation"
 
-    total_variation: Annotated[float, Field(ge=0)] = 1e-4
+    total_variation: NonNegative = 1e-4
     signed: bool = True
     decay: bool = True
     clamp: bool = True
@@ -77,7 +77,7 @@ class AGIC(InvG):
     needs: ClassVar[tuple[str, ...]] = _NEEDS
     fedavg: ClassVar[FedAvgWay] = "one-batch"
 
-    beta: Annotated[float, Field(gt=0)] = 50.0
+    beta: Positive = 50.0
     shape: Shape = "linear"
     relu_modifier: bool = True
     others: OthersWeight = "preceding"

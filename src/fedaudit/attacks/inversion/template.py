@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
@@ -24,6 +24,7 @@ from fedaudit.federation.client import local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation
 from fedaudit.update import Update
+from fedaudit.validation import Count, NonNegative, Positive
 
 
 def check_label_inference(name: str) -> str:
@@ -83,13 +84,13 @@ class GradientInversion(Attack):
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
 
-    iterations: Annotated[int, Field(ge=1)] = 10_000
-    learning_rate: Annotated[float, Field(gt=0)] = 0.1
-    total_variation: Annotated[float, Field(ge=0)] = 0.0
+    iterations: Count = 10_000
+    learning_rate: Positive = 0.1
+    total_variation: NonNegative = 0.0
     signed: bool = False
     decay: bool = False
     clamp: bool = False
-    restarts: Annotated[int, Field(ge=1)] = 1
+    restarts: Count = 1
     label_inference: LabelMethod = "auto"
     engine: EngineName = "auto"
 
