@@ -60,6 +60,7 @@ def test_every_attack_has_its_row():
     assert set(MUST_WIN) == set(ATTACKS.names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUST_WIN)
 def test_attack_recovers_what_it_must(name):
     settings, least = MUST_WIN[name]

@@ -275,6 +275,7 @@ def test_a_trained_model_is_reported_with_its_accuracy(tmp_path):
     assert float(accuracy[1]) > 0.7
 
 
+@pytest.mark.slow
 def test_the_example_script_runs(tmp_path):
     script = ROOT / "examples" / "own_model.py"
     done = subprocess.run(
@@ -284,3 +285,18 @@ def test_the_example_script_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "report.html").is_file()
     assert "agic" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_default_audit_finds_what_the_readme_says(tmp_path):
+    command("audit", "--out", tmp_path, "--set", "attacks.invg.iterations=300", "--set", "attacks.agic.iterations=300")
+    found = {(s["federation"], s["attack"]): s for s in results(tmp_path)["summaries"]}
+    assert {key: s["images"] for key, s in found.items()} == dict.fromkeys(
+        [("fedsgd", "invg"), ("fedsgd", "agic"), ("fedavg", "invg"), ("fedavg", "agic")], 4
+    )
+    for (federation, attack), summary in found.items():
+        assert summary["psnr"]["mean"] > summary["psnr_mean_image"], (federation, attack)
+        assert summary["label_accuracy"] == 1.0
+    assert found["fedsgd", "agic"]["verdict"] == "recognisable"
+    notes = [note for f in results(tmp_path)["findings"] for note in f["notes"]]
+    assert not [note for note in notes if "engine" in note]

@@ -500,6 +500,8 @@ def test_a_full_disk_is_one_line(recorded: Path, tmp_path: Path, monkeypatch: py
 
 def process(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "fedaudit", *map(str, words)]
+    # Where the tests run in the background, interrupts are ignored by all that they start.
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 

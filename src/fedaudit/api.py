@@ -44,7 +44,8 @@ def audit(
         model: your own module, in the state in which round 0 begins; it isn't changed. (n, C, H, W) normalised images
             or (n, d) rows to (n, classes) logits.
         data: your own examples: a Dataset, (inputs, targets) with images uint8 or float in [0, 1] of shape
-            (n, C, H, W) and integer targets, or any map-style torch Dataset of such pairs.
+            (n, C, H, W) and integer targets, or any map-style torch Dataset of such pairs. Without a scenario the
+            clients hold its train split; of tensors one example in five is held out, as candidates.
         loss: your own, (outputs, targets) to the mean over the batch; default cross-entropy.
         federations: instead of the scenario's, as in YAML.
         attacks: instead of the scenario's: names, or mappings with settings.
@@ -73,7 +74,8 @@ def audit(
     dataset = None
     if data is not None:
         dataset = _dataset(data)
-        values["data"] = {**values.get("data", {}), "name": "custom", "image_size": None, "limit": None}
+        own = {"name": "custom", "image_size": None, "limit": None}
+        values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
     check_limits(fail_above or {})
     folder = Path(out) if out else None
     with live_display(progress) as display:

@@ -321,7 +321,11 @@ def _federation_record(transcript: Transcript, scenario: Scenario) -> Federation
         what = f"each trains for {local} on batches of {spec.batch_size} ({sizes} examples) and sends its weights"
     rounds = f"{spec.rounds} round{'s' if spec.rounds > 1 else ''}"
     per_round = spec.clients_per_round or spec.clients
-    who = f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else f"{spec.clients} client(s)"
+    who = (
+        f"{per_round} of {spec.clients} clients a round"
+        if per_round != spec.clients
+        else f"{spec.clients} client{'s' if spec.clients > 1 else ''}"
+    )
     return FederationRecord(
         name=spec.name,
         algorithm=spec.algorithm,

@@ -125,11 +125,11 @@ def prepare_federation(
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
+    _check_outputs(federation)  # what doesn't fit is found before the training
     for one in scenario.federations:
-        spread(dataset, scenario.data.split, one, seed=scenario.seed)  # what doesn't fit is found before the training
+        spread(dataset, scenario.data.split, one, seed=scenario.seed)
     if spec.training.epochs:
         trained = _pretrain(federation, scenario, report)
-    _check_outputs(federation)
     data_record = DataRecord(
         name=dataset.name,
         summary=f"{dataset.summary}; {dataset.source}",
