@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Finding, make_attack
+from fedaudit.attacks.inversion.template import GradientInversion, prepare
 from fedaudit.auditing import Recording, assess, plan, play, record
+from fedaudit.data import Dataset
 from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.preparation import resolve
 from fedaudit.progress import Quiet
@@ -283,3 +285,58 @@ def test_bad_settings_are_refused_in_one_line(setting):
 def test_agic_says_when_its_layer_weights_have_nothing_to_work_on():
     assert "ReLU" in run("agic", observation()).notes[0]
     assert "no convolution" in run("agic", observation(model={"name": "mlp"})).notes[0]
+
+
+# Found by trying ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [1e-2, 1e-4])
+def test_the_squared_distance_does_not_depend_on_the_learning_rate(rate):
+    found = run("dlg-adam", observation(federations=[{**FEDAVG, "learning_rate": rate}]), iterations=150)
+    assert found.objective < 0.05 * found.trace.objective[0]
+    assert not found.notes
+
+
+def test_a_diverged_optimisation_is_said_so():
+    with pytest.raises(NotApplicable, match="diverged at learning_rate"):
+        run("dlg-adam", observation(model={"name": "convnet-small", "width": 4}), learning_rate=1e30)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_few_classes_are_told_apart(classes):
+    images = torch.rand((12, 1, 8, 8), generator=generator(0, "few"))
+    data = Dataset.from_tensors(images, torch.arange(12) % classes)
+    made = scenario(data={"name": "custom", "split": "train"}, federations=[{"name": "f", "clients": 8, "examples": 8}])
+    (only,), _, _ = record(made, dataset=data)
+    for seen in observe(only.transcript, made.threat).split():
+        assert run("invg", seen, iterations=1).labels.equal(only.truth.labels[0, seen.messages[0].client])
+
+
+def test_a_coarse_learning_rate_is_noted():
+    assert "advises against" in run("agic", observation(federations=[{**FEDAVG, "learning_rate": 0.05}])).notes[-1]
+
+
+def test_parameters_that_the_loss_does_not_use_are_left_alone():
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 10)
+            self.spare = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(self.fc(torch.sigmoid(x).flatten(1)))
+
+    made = scenario(
+        model={"name": "custom", "initialisation": "given"},
+        federations=[{**FEDAVG, "weight_decay": 0.1, "learning_rate": 0.1}],
+        threat={"knows_labels": True},
+    )
+    (only,), _, _ = record(made, model=Spare())
+    seen = observe(only.transcript, made.threat).split()[0]
+    assert not seen.messages[0].update.tensors["spare.weight"].any()
+    attack = make_attack("invg", {"iterations": 1})
+    assert isinstance(attack, GradientInversion)
+    prepared = prepare(seen, seen.messages[0], "auto", "cpu")
+    victims = seen.setup.normalise(only.truth.inputs[0, 0])
+    value, _ = attack.make_engine(prepared, seen.messages[0])(victims)
+    assert value.item() == pytest.approx(0, abs=1e-4)

@@ -20,7 +20,7 @@ from fedaudit.cli import main
 from fedaudit.results import AuditResult
 
 ROOT = Path(__file__).parent.parent
-SMALL = {
+SMALL: dict[str, Any] = {
     "data": {"name": "digits"},
     "model": {"name": "convnet-small", "width": 4},
     "federations": [
@@ -300,3 +300,56 @@ def test_the_default_audit_finds_what_the_readme_says(tmp_path):
     assert found["fedsgd", "agic"]["verdict"] == "recognisable"
     notes = [note for f in results(tmp_path)["findings"] for note in f["notes"]]
     assert not [note for note in notes if "engine" in note]
+
+
+def test_an_example_that_an_update_used_several_times_counts_once():
+    federation = {"name": "epochs", "algorithm": "fedavg", "clients": 1, "examples": 2, "local_epochs": 3}
+    finished = fedaudit.audit({**SMALL, "federations": [federation], "attacks": SMALL["attacks"][:1]}, progress=False)
+    (finding,) = finished.result.findings
+    assert finding.num_examples == 6
+    assert [image.uses for image in finding.images] == [3, 3]
+    assert finished.result.summaries[0].images == 2
+
+
+def test_tied_weights_are_refused():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 3))
+    model[2].weight = model[1].weight
+    with pytest.raises(fedaudit.errors.BadInput, match="tied"):
+        fedaudit.audit(model=model, data=(torch.rand(20, 1, 8, 8), torch.arange(20) % 3), progress=False)
+
+
+def test_a_model_that_cannot_take_the_data_is_refused():
+    with pytest.raises(fedaudit.errors.BadInput, match="can't take examples"):
+        fedaudit.audit(model=Own(), data=(torch.rand(20, 3, 8, 8), torch.arange(20) % 3), progress=False)
+
+
+def test_the_two_step_way_takes_the_simulation_s_seed_and_tells_how_to_repeat_it(scenario_file, tmp_path, capsys):
+    command("audit", scenario_file, "--seed", 5, "--out", tmp_path / "one", "--workers", 1)
+    command("simulate", scenario_file, "--seed", 5, "--federation", "fedsgd", "--out", tmp_path / "t")
+    command("attack", tmp_path / "t", "--attack", "invg", "--set", "iterations=30", "--out", tmp_path / "two")
+    wanted = [f for f in results(tmp_path / "one")["findings"] if (f["attack"], f["federation"]) == ("invg", "fedsgd")]
+    found = results(tmp_path / "two")
+    assert found["findings"] == wanted
+    assert found["repeat"] == (
+        "fedaudit attack TRANSCRIPT --attack invg --set iterations=30 --adversary server --seed 5 --out DIR"
+    )
+    capsys.readouterr()
+    command("attack", tmp_path / "t", "--attack", "invg", "--no-knows-training", "--set", "iterations=2",
+            "--out", tmp_path / "three")  # fmt: skip
+    assert "how clients train" in " ".join(results(tmp_path / "three")["adversary"]["does_not_know"])
+
+
+def test_a_limit_that_nothing_was_measured_for_is_said_so(tmp_path, capsys):
+    command("audit", "--set", "data.name=breast-cancer", "--set", "model.name=mlp", "--set", "model.width=8",
+            "--out", tmp_path, "--fail-above", "psnr=20")  # fmt: skip
+    assert "your limit for psnr was not tested" in capsys.readouterr().out
+
+
+def test_results_do_not_depend_on_torch_s_threads(audited, scenario_file, tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        command("audit", scenario_file, "--out", tmp_path, "--workers", 1)
+    finally:
+        torch.set_num_threads(before)
+    assert results(tmp_path) == results(audited)

@@ -202,11 +202,26 @@ def test_a_transformer_is_attacked_and_checked():
     facts = one_gradient(2)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         target = target_of(victim, facts)
-    engine = make_engine("auto", victim, torch.arange(2), facts, WeightedCosine(target, [1.0] * len(target)))
+    distance = WeightedCosine(target, [1.0] * len(target))
+    engine = make_engine("auto", victim, torch.arange(2), facts, distance)
     assert isinstance(engine, Checked)
     value, grad = engine(images(2))
     assert torch.isfinite(grad).all()
     assert value > 0
+    assert engine.notes == []
+    exact_value, exact_grad = make_engine("reference", victim, torch.arange(2), facts, distance)(images(2))
+    assert exact_value.item() == pytest.approx(value.item(), rel=1e-3)
+    assert F.cosine_similarity(exact_grad.flatten(), grad.flatten(), dim=0) >= AGREEMENT
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_the_guard_compares_directions_at_any_scale(scale):
+    victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
+    facts = one_gradient(1)
+    target = target_of(victim, facts)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), facts, SquaredL2(target, [scale] * len(target)))
+    assert isinstance(engine, Checked)
+    engine(images(1))
     assert engine.notes == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from fedaudit.auditing import Audit, run_audit
 from fedaudit.data import Dataset
 from fedaudit.errors import BadInput
-from fedaudit.evaluation import THRESHOLD_METRICS
+from fedaudit.evaluation import check_limits
 from fedaudit.progress import live_display
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.update import Loss
@@ -93,19 +92,6 @@ def audit(
     if folder:
         finished.save(folder)
     return finished
-
-
-def check_limits(limits: dict[str, float]) -> None:
-    """Refuse limits for metrics that don't exist.
-
-    Raises:
-        BadInput: naming the ones that do.
-    """
-    for metric, limit in limits.items():
-        if metric not in THRESHOLD_METRICS:
-            raise BadInput(f"there is no limit for '{metric}'; known: {', '.join(THRESHOLD_METRICS)}")
-        if not math.isfinite(limit):
-            raise BadInput(f"the limit for '{metric}' is {limit}; give a number")
 
 
 def _values(scenario: Scenario | str | Path | dict[str, Any] | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
-from fedaudit.data import Dataset
+from fedaudit.data import DATASETS, Dataset
 from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.evaluation import VERDICT_RULES, check_thresholds, compare, evaluate, summarise
 from fedaudit.federation.simulator import simulate
@@ -36,6 +36,7 @@ from fedaudit.results import (
     Timing,
 )
 from fedaudit.scenario import Scenario
+from fedaudit.seeds import one_thread
 from fedaudit.threat import Message, Observation, ThreatModel, observe
 from fedaudit.trials import Trial, run_trials
 from fedaudit.update import Loss
@@ -139,6 +140,7 @@ def run_audit(
     )
 
 
+@one_thread()
 def record(
     scenario: Scenario,
     *,
@@ -192,6 +194,7 @@ def assess(
     limits: dict[str, float],
     workers: int,
     started: float,
+    repeat: str | None = None,
 ) -> Audit:
     """Open the truth, now that every attack has been played, and judge."""
     truths = {r.transcript.name: r.truth for r in recordings}
@@ -236,6 +239,7 @@ def assess(
         verdict_rules=VERDICT_RULES,
         not_tested=_not_tested(scenario, attacks),
         lpips_missing=None if lpips_used else lpips_missing(),
+        repeat=repeat or _how_to_repeat(scenario),
         thresholds=check_thresholds(limits, findings, summaries),
         environment=environment(scenario.device),
         timing=Timing(
@@ -356,6 +360,13 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
     if scenario.evaluation.updates is not None:
         lines.append(f"updates after the first {scenario.evaluation.updates} of each federation")
     return lines
+
+
+def _how_to_repeat(scenario: Scenario) -> str:
+    if "custom" in (scenario.data.name, scenario.model.name, scenario.model.loss):
+        return "fedaudit.audit('scenario.yaml', out='DIR', …) from Python, with the same model, data and loss"
+    where = "" if DATASETS[scenario.data.name].info["embedded"] else " --data-dir DATA"
+    return f"fedaudit audit scenario.yaml --out DIR{where}"
 
 
 def environment(device: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from fedaudit.attacks.inversion.frozen import frozen
 from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference
 from fedaudit.attacks.inversion.objectives import WeightedCosine
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.seeds import generator
+from fedaudit.seeds import generator, one_thread
 from fedaudit.update import TrainingFacts, loss_function
 
 _SHAPE = (3, 32, 32)
@@ -32,12 +32,8 @@ def time_inversion(*, quick: bool) -> dict[str, Any]:
         quick: fewer models and repetitions.
     """
     repetitions = 5 if quick else 15
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         rows = [row for case in (_QUICK if quick else _FULL) for row in _time_case(*case, repetitions)]
-    finally:
-        torch.set_num_threads(threads)
     return {"threads": 1, "repetitions": repetitions, "steps": rows}
 
 

@@ -138,7 +138,10 @@ def attack(
     settings: Settings = None,
     adversary: Annotated[str, typer.Option(help="server, eavesdropper or client")] = "server",
     knows_labels: Annotated[bool, typer.Option(help="Use the labels, if the transcript grants them.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Of the attacks; 0 if left out.", min=0, max=2**63 - 1)] = None,
+    knows_training: Annotated[bool, typer.Option(help="Know how clients train.")] = True,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the attacks; default: the simulation's.", min=0, max=2**63 - 1)
+    ] = None,
     out: Annotated[
         Path, typer.Option(parser=_folder, metavar="FOLDER", help="For what was recovered, and the report.")
     ] = Path("audit"),
@@ -161,7 +164,7 @@ def attack(
             transcript,
             attacks,
             dict(parse_setting(text) for text in settings or []),
-            threat={"adversary": adversary, "knows_labels": knows_labels},
+            threat={"adversary": adversary, "knows_labels": knows_labels, "knows_training": knows_training},
             seed=seed,
             device=device,
             out=out,
@@ -171,7 +174,7 @@ def attack(
             display=display,
         )
     if finished is None:
-        print(f"recovered images: {out / 'images'} (not evaluated: no ground truth)")
+        print(f"not evaluated: no ground truth; what was recovered is listed in {out / 'findings.json'}")
         return
     _conclude(finished, out)
 
@@ -217,7 +220,7 @@ def bench_inversion(
 
 
 def _limits(texts: list[str] | None) -> dict[str, float]:
-    from fedaudit.api import check_limits
+    from fedaudit.evaluation import check_limits
 
     limits = {}
     for text in texts or []:
@@ -256,15 +259,17 @@ def _workers(workers: int | None) -> int:
 
 
 def _conclude(finished: Audit, out: Path) -> None:
-    from fedaudit.catalogue import print_summary
+    from fedaudit.report.terminal import print_summary
 
     report = finished.save(out)
     print_summary(finished.result)
     print(f"report: {report}")
+    for limit in finished.result.thresholds:
+        if limit.worst is None:
+            print(f"your limit for {limit.metric} was not tested: no attack could be played")
+        elif limit.exceeded:
+            print(f"above your limit: {limit.metric} {limit.worst:.3g} > {limit.limit:g} ({limit.where})")
     if finished.exceeded:
-        for limit in finished.result.thresholds:
-            if limit.exceeded:
-                print(f"above your limit: {limit.metric} {limit.worst:.3g} > {limit.limit:g} ({limit.where})")
         raise typer.Exit(1)
 
 

@@ -10,10 +10,10 @@ import torch
 from rich.table import Table
 
 from fedaudit.auditing import environment
-from fedaudit.catalogue import wide_console
 from fedaudit.data import DATASETS, find_dataset, how_to_get
 from fedaudit.errors import BadInput
 from fedaudit.metrics import lpips_missing
+from fedaudit.progress import wide_console
 
 _PACKAGES = ("torch", "torchmetrics", "numpy", "scipy", "scikit-learn", "scikit-image", "pydantic", "safetensors")
 _OPTIONAL = {"pyarrow": "reads parquet data sets: pip install 'fedaudit[parquet]'"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from scipy.stats import bootstrap, ttest_1samp
 from torch import Tensor
 
 from fedaudit.attacks import Finding
+from fedaudit.errors import BadInput
 from fedaudit.federation.truth import Truth
 from fedaudit.metrics import lpips, mse, psnr, ssim
 from fedaudit.results import (
@@ -64,7 +66,8 @@ class Judged:
 def evaluate(finding: Finding, message: Message, truth: Truth, federation: str, *, seed: int) -> Judged:
     """Compare a finding with what the client really trained on.
 
-    Recovered and true images of the batch are paired by the assignment of least total squared error.
+    Recovered and true images of the batch are paired by the assignment of least total squared error. An example that
+    the update used several times (local epochs) is judged once, by the first of its recoveries.
 
     Args:
         finding: of one attack on one message.
@@ -84,7 +87,8 @@ def evaluate(finding: Finding, message: Message, truth: Truth, federation: str, 
     mean_image = truth.candidates.mean(dim=0, keepdim=True)
     rng = np.random.default_rng(derive_seed(seed, "same-class", federation, message.round, message.client))
     results = []
-    for i in range(len(true)):
+    first, uses = _distinct(true)
+    for i in first:
         other = _same_class(true[i], int(true_labels[i]), truth, rng)
         results.append(
             ImageResult(
@@ -98,6 +102,7 @@ def evaluate(finding: Finding, message: Message, truth: Truth, federation: str, 
                 lpips=None if perceptual is None else float(perceptual[i]),
                 rank=rank(images[i], true[i], truth.candidates),
                 candidates=len(truth.candidates),
+                uses=uses[i],
                 psnr_mean_image=float(psnr(mse(mean_image, true[i : i + 1]))),
                 psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
             )
@@ -125,7 +130,17 @@ def evaluate(finding: Finding, message: Message, truth: Truth, federation: str, 
         notes=list(finding.notes),
         timing=Timing(seconds=finding.seconds),
     )
-    return Judged(result, true, images)
+    return Judged(result, true[first], images[first])
+
+
+def _distinct(true: Tensor) -> tuple[list[int], dict[int, int]]:
+    """Return the first position of every distinct image, and how often it occurs."""
+    uses: dict[int, int] = {}
+    seen: dict[bytes, int] = {}
+    for i, image in enumerate(true):
+        first = seen.setdefault(image.numpy().tobytes(), i)
+        uses[first] = uses.get(first, 0) + 1
+    return list(uses), uses
 
 
 def assign(true: Tensor, images: Tensor) -> Tensor:
@@ -147,7 +162,8 @@ def rank(image: Tensor, true: Tensor, candidates: Tensor) -> int:
 
 
 def _squared_distances(image: Tensor, others: Tensor) -> Tensor:
-    return (others - image).flatten(1).square().sum(dim=1, dtype=torch.float64)
+    parts = [(part - image).flatten(1).square().sum(dim=1, dtype=torch.float64) for part in others.split(256)]
+    return torch.cat(parts)
 
 
 def _same_class(true: Tensor, label: int, truth: Truth, rng: np.random.Generator) -> Tensor | None:
@@ -276,6 +292,19 @@ def compare(findings: Sequence[FindingResult]) -> list[Comparison]:
                 )
             )
     return rows
+
+
+def check_limits(limits: dict[str, float]) -> None:
+    """Refuse limits for metrics that don't exist.
+
+    Raises:
+        BadInput: naming the ones that do.
+    """
+    for metric, limit in limits.items():
+        if metric not in THRESHOLD_METRICS:
+            raise BadInput(f"there is no limit for '{metric}'; known: {', '.join(THRESHOLD_METRICS)}")
+        if not math.isfinite(limit):
+            raise BadInput(f"the limit for '{metric}' is {limit}; give a number")
 
 
 def check_thresholds(

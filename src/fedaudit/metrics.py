@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.image import structural_similarity_index_measure
 
 PSNR_CAP = 100.0  # dB; equal pictures would be infinitely many, which JSON can't hold
 _LPIPS_TRUNK = "alexnet-owt-7be5be79.pth"
@@ -31,6 +29,8 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
     Images smaller than the window are compared with the largest odd window that fits them.
     """
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
     window = min(_SSIM_WINDOW, min(a.shape[-2:]) - (1 - min(a.shape[-2:]) % 2))
     values = structural_similarity_index_measure(
         a, b, gaussian_kernel=window == _SSIM_WINDOW, kernel_size=window, data_range=1.0, reduction="none"
@@ -41,8 +41,10 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
 def lpips_missing() -> str | None:
     """Return why LPIPS can't be computed here and what to do, or None. Nothing is ever downloaded."""
-    if importlib.util.find_spec("torchvision") is None:
-        return "LPIPS needs torchvision (its AlexNet trunk), which isn't installed"
+    try:
+        import torchvision  # noqa: F401
+    except Exception as error:  # a build that doesn't fit torch raises what it likes
+        return f"LPIPS needs torchvision (its AlexNet trunk), which can't be imported: {error}; pip install torchvision"
     path = Path(torch.hub.get_dir()) / "checkpoints" / _LPIPS_TRUNK
     if not path.is_file():
         return f"LPIPS needs AlexNet's weights at {path}; put torchvision's {_LPIPS_TRUNK} there"

@@ -44,7 +44,7 @@ def attack_transcript(
         names: of the attacks; ``settings`` apply to all of them.
         settings: hyper-parameters.
         threat: fields of a ThreatModel.
-        seed: of the attacks.
+        seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
         device: where to compute.
         out: folder for images and findings.
         workers: processes.
@@ -76,8 +76,8 @@ def attack_transcript(
     judged = truth is not None or truth_path.exists()
     if limits and not judged:
         raise BadInput(f"--fail-above needs the ground truth to judge by, and there is none at {truth_path}")
-    if judged:  # find out before hours of work; nothing of it is kept until every attack has been played
-        _open_truth(truth_path, transcript)
+    if judged:  # find out before hours of work; only the seed is kept until every attack has been played
+        seed = _open_truth(truth_path, transcript)[1].seed if seed is None else seed
     targets = plan([transcript], attacks, adversary)
     outcomes = play(targets, seed=seed or 0, device=device, workers=workers, store=out / "findings", display=display)
     if not judged:
@@ -91,8 +91,12 @@ def attack_transcript(
             "threat": adversary,
             "federations": [f for f in scenario.federations if f.name == transcript.name],
             "device": device,
+            "evaluation": scenario.evaluation.model_copy(update={"updates": None}),
         }
     )
+    flags = [f"--attack {name}" for name in names] + [f"--set {key}={value}" for key, value in settings.items()]
+    flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
+    flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return assess(
         [Recording(transcript, loaded)],
         attacks,
@@ -104,6 +108,7 @@ def attack_transcript(
         limits=limits,
         workers=workers,
         started=started,
+        repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
     )
 
 
@@ -116,8 +121,17 @@ def _threat(values: dict[str, Any]) -> ThreatModel:
 
 def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]) -> None:
     """Write the recovered images, and a list of what was and what couldn't be played."""
+    try:
+        (out / "images").mkdir(parents=True, exist_ok=True)
+        rows = _write_findings(out, targets, outcomes)
+        (out / "findings.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
+
+
+def _write_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]) -> list[dict[str, Any]]:
+    """Write the images of every finding and return a row for each outcome."""
     rows = []
-    (out / "images").mkdir(parents=True, exist_ok=True)
     for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
         message = observation.messages[0]
         row: dict[str, Any] = {"attack": attack.name, "round": message.round, "client": message.client}
@@ -132,7 +146,7 @@ def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]
         else:
             row["not_applicable"] = str(outcome)
         rows.append(row)
-    (out / "findings.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return rows
 
 
 def _open_truth(path: Path, transcript: Transcript) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:

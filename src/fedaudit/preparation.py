@@ -149,9 +149,15 @@ def prepare_federation(
 
 def _check_outputs(federation: Federation) -> None:
     sample = federation.setup.normalise(federation.dataset.test.inputs[:2])
+    own = dict(federation.model.named_parameters())
+    if len(dict(federation.model.named_parameters(remove_duplicate=False))) > len(own):
+        raise BadInput("two parameters of the model are one tensor (tied weights), which isn't supported; untie them")
     federation.model.eval()
-    with torch.no_grad():
-        outputs: Any = federation.model(sample)
+    try:
+        with torch.no_grad():
+            outputs: Any = federation.model(sample)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise BadInput(f"the model can't take examples of shape {tuple(sample.shape)}: {error}") from error
     expected = (len(sample), federation.setup.outputs)
     if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__

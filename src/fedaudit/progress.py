@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Report = Callable[[float], None]
 
@@ -52,3 +55,11 @@ def live_display(enabled: bool = True) -> Iterator[Display]:
                 return lambda done: progress.update(task, completed=done)
 
         yield _Live()
+
+
+def wide_console() -> Console:
+    """Return a console as wide as the terminal, or wide enough for our tables where there is none."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=140)

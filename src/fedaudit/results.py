@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
-
 Verdict = Literal["recognisable", "partly recognisable", "not demonstrated", "not applicable"]
 
 
@@ -54,6 +52,7 @@ class ImageResult(_Record):
         description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified"
     )
     candidates: int = Field(description="size of the candidate set that rank refers to")
+    uses: int = Field(default=1, description="how often the update used this example (local epochs)")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
     psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
 
@@ -202,6 +201,7 @@ class AuditResult(_Record):
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
     not_tested: list[str] = Field(description="what this audit says nothing about")
     lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
+    repeat: str = Field(default="fedaudit audit scenario.yaml --out DIR", description="the command that repeats it")
     thresholds: list[Threshold]
     environment: dict[str, str]
     timing: Timing

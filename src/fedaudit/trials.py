@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from fedaudit.attacks import Attack, Finding
 from fedaudit.errors import BadInput, FedAuditError, NotApplicable
-from fedaudit.seeds import generator
+from fedaudit.seeds import generator, one_thread
 from fedaudit.threat import Observation
 from fedaudit.version import __version__
 
@@ -44,7 +45,8 @@ class Trial:
     @property
     def work(self) -> float:
         """Expected cost in arbitrary units, for the progress display."""
-        return float(getattr(self.attack, "iterations", 1) * self.observation.messages[0].update.num_examples)
+        steps = getattr(self.attack, "iterations", 1) * getattr(self.attack, "restarts", 1)
+        return float(steps * self.observation.messages[0].update.num_examples)
 
     def key(self) -> str:
         """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it."""
@@ -52,6 +54,7 @@ class Trial:
         digest = hashlib.sha256()
         facts = [
             __version__,
+            _code(),
             torch.__version__,
             type(self.attack).__name__,
             self.attack.settings(),
@@ -82,6 +85,14 @@ class Trial:
             return reason
 
 
+@cache
+def _code() -> str:
+    """Return a hash of the attacks' and models' source, so that no finding outlives a change of theirs."""
+    home = Path(__file__).parent
+    paths = sorted([*(home / "attacks").rglob("*.py"), *(home / "models").rglob("*.py"), home / "update.py"])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
 def run_trials(
     trials: Sequence[Trial], *, workers: int = 1, store: Path | None = None, report: Report | None = None
 ) -> list[Finding | NotApplicable]:
@@ -110,7 +121,7 @@ def run_trials(
     if store and todo:
         _make_folder(store)
     if workers <= 1 or len(todo) <= 1:
-        with _one_thread():
+        with one_thread():
             for i in todo:
                 outcomes[i] = _play(trials[i], paths[i], _shifted(report, done))
                 done += trials[i].work
@@ -148,7 +159,7 @@ def _shifted(report: Report | None, before: float) -> Report | None:
 
 def _work(index: int, trial: Trial, path: Path | None, beat: Path) -> tuple[int, Finding | NotApplicable]:
     """Run in a worker: one thread, and how far it is in a small file that the parent reads."""
-    with _one_thread():
+    with one_thread():
         outcome = _play(trial, path, lambda done: _write(beat, done))
     _write(beat, trial.work)
     return index, outcome
@@ -180,17 +191,6 @@ def _watch(folder: Path, todo: Sequence[int], done: float, report: Report | None
     finally:
         stop.set()
         thread.join()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: the same numbers for any number of workers, and no fights over cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _make_folder(path: Path) -> None:

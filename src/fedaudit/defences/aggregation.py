@@ -32,9 +32,13 @@ Aggregator = Callable[[Tensor], Aggregate]
 AGGREGATORS: Registry[Aggregator] = Registry("aggregator")
 
 
-@AGGREGATORS.register("mean", "plain mean of the updates: no defence", side="server", paper="McMahan et al. 2017")
+@AGGREGATORS.register(
+    "mean", "plain mean of the updates: no defence", side="server", paper="McMahan et al. 2017, unweighted"
+)
 def mean(updates: Tensor) -> Aggregate:
     """Return the plain mean of (n, d) ``updates``.
+
+    FedAvg (McMahan et al. 2017, Algorithm 1) weighs clients by their examples; this rule doesn't.
 
     Raises:
         BadInput: there is no update.

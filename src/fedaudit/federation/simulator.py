@@ -86,8 +86,7 @@ def simulate(
         rejected = {updates[row].client: reason for row, reason in aggregate.rejected.items()}
         rounds.append(Round(index, weights, updates, rejected))
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
-    held = Split(torch.cat([share.inputs for share in shares]), torch.cat([share.targets for share in shares]))
-    candidates = _candidates(federation.dataset, federation.split, held)
+    candidates = _candidates(federation, inputs, labels)
     return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {})
 
 
@@ -119,7 +118,7 @@ def _check_size(federation: Federation, spec: FederationSpec) -> None:
     """Refuse a transcript that can't fit into memory, and training that would take for ever, before it begins."""
     sent = spec.rounds * (spec.clients_per_round or spec.clients)
     tensors = (sent + spec.rounds) * sum(t.numel() for t in federation.model.state_dict().values())
-    pixels = sent * (spec.local_steps or 1) * math.prod(federation.setup.input_shape)
+    pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.setup.input_shape)
     check_memory(4 * (tensors + pixels), f"federation '{spec.name}' ({sent:,} updates)")
 
 
@@ -245,8 +244,16 @@ def _held_examples(pool: Split, examples: int | None) -> Tensor:
     return torch.tensor([row for _, _, row in sorted(turns)[:examples]])
 
 
-def _candidates(dataset: Dataset, split: str, held: Split) -> Split:
-    """Return the held-out examples, with the victims in front where these come from elsewhere."""
-    if split == "test":
-        return dataset.test
-    return Split(torch.cat([held.inputs, dataset.test.inputs]), torch.cat([held.targets, dataset.test.targets]))
+def _candidates(
+    federation: Federation, inputs: dict[tuple[int, int], Tensor], labels: dict[tuple[int, int], Tensor]
+) -> Split:
+    """Return the held-out examples, with the victims (each once) in front where these come from elsewhere."""
+    test = federation.dataset.test
+    if federation.split == "test":
+        return test
+    seen: dict[bytes, tuple[Tensor, Tensor]] = {}
+    for key, batch in inputs.items():
+        for example, label in zip(batch, labels[key], strict=True):
+            seen.setdefault(example.numpy().tobytes(), (example, label))
+    victims, targets = zip(*seen.values(), strict=True)
+    return Split(torch.cat([torch.stack(victims), test.inputs]), torch.cat([torch.stack(targets), test.targets]))

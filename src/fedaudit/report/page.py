@@ -182,7 +182,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         refused=_refused(result.findings),
         notes=_notes(result.findings),
         seed=result.scenario.get("seed"),
-        command=_command(result.thresholds),
+        command=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things="pictures" if len(result.data.input_shape) > 1 else "records",
     )
@@ -416,9 +416,9 @@ def _notes(findings: list[FindingResult]) -> list[tuple[str, int]]:
     return list(notes.items())
 
 
-def _command(thresholds: list[Threshold]) -> str:
+def _command(repeat: str, thresholds: list[Threshold]) -> str:
     limits = [f" --fail-above {shlex.quote(f'{t.metric}={t.limit:g}')}" for t in thresholds]
-    return f"fedaudit audit scenario.yaml --out DIR{''.join(limits)}"
+    return repeat + "".join(limits)
 
 
 def _read_picture(folder: Path, name: str) -> Picture:

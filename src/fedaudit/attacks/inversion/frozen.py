@@ -29,6 +29,8 @@ class _Pass:
 def frozen(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance) -> Engine:
     """Return an engine of the same meaning as :func:`matching.reference` without any second-order graph.
 
+    Our own method, see docs/performance.md.
+
     The wanted image gradient is ∂⟨∇_W L, λ⟩/∂x for a direction λ on the parameters (λ = ∂Dist/∂g for one batch; for
     several local steps the adjoint of the SGD recursion). It is taken as (∇_x L(W + ελ) − ∇_x L(W))/ε with the
     activation pattern of the first pass held in the second; the same pair of passes gives the Hessian-vector product

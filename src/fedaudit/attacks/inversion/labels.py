@@ -20,8 +20,10 @@ LABEL_INFERENCES: Registry[LabelInference] = Registry("label inference")
 def idlg(gradient: Tensor, num_examples: int) -> Tensor:
     """Infer the label of a single example (iDLG, Zhao et al. 2020, Eq. 4).
 
-    The gradient's row of class i is (p_i − y_i)·h: the true class is the only one whose row points against all
-    others. The row with the least sum of inner products is taken, which needs no sign of the features h.
+    The gradient's row of class i is (p_i − y_i)·h: with three classes or more the true one is the only class whose
+    row points against all others. The row with the least sum of inner products is taken, which needs no sign of the
+    features h. With two classes the rows are opposite to each other, and the more negative one is taken: right where
+    the features aren't negative on average (after a ReLU or a sigmoid).
 
     Args:
         gradient: (classes, features) of the last layer's weight.
@@ -38,6 +40,8 @@ def idlg(gradient: Tensor, num_examples: int) -> Tensor:
             f"label inference 'idlg' works for one example, the update has {num_examples}; use label_inference=yin"
         )
     rows = gradient.double()
+    if len(rows) == 2:
+        return rows.sum(dim=1).argmin().view(1)
     products = rows @ rows.T
     return (products.sum(dim=1) - products.diagonal()).argmin().view(1)
 

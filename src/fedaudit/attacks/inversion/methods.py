@@ -12,6 +12,7 @@ from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Pr
 from fedaudit.update import Update
 from fedaudit.validation import NonNegative, Positive
 
+_COARSE_RATE = 1e-2  # Xu et al. 2022, Section IV-A
 _NEEDS = ("images and a classifier", "labels: given, or inferable from the last fully connected layer")
 
 
@@ -65,7 +66,8 @@ class AGIC(InvG):
     paper doesn't mention, weigh what the layer before them does. Several epochs aren't used yet.
 
     Args:
-        beta: β, the last convolution's weight; 50 for untrained and 2 for trained networks in the paper.
+        beta: β, the last convolution's weight; 50 for untrained and 2 for trained networks in the paper, which also
+            takes total_variation 1e-2 for a trained ResNet20-4 (1e-3 and 1e-1 for ResNet50, untrained and trained).
         shape: of the weights from 1 to β: ``linear`` (Eq. 7), ``logarithmic``, ``exponential`` (Table I).
         relu_modifier: the 1/(1 − p) of Eq. 8.
         others: what biases and normalisations weigh: ``preceding``, ``one`` or ``zero``.
@@ -97,11 +99,18 @@ class AGIC(InvG):
             others=self.others,
         )
 
-    def notes(self, prepared: Prepared) -> list[str]:
-        """Say so where the layer weights or the ReLU modifier have nothing to work with."""
+    def notes(self, prepared: Prepared, update: Update) -> list[str]:
+        """Say so where the one-batch approximation, the layer weights or the ReLU modifier reach their limits."""
+        notes = []
         convolutions = [layer for layer in prepared.layers if layer.kind == "conv"]
         if not convolutions:
-            return ["the model has no convolution: layer weights are all equal"]
-        if self.relu_modifier and not any(layer.relu_follows for layer in convolutions):
-            return ["no ReLU follows a convolution: the ReLU modifier is 1 throughout"]
-        return []
+            notes.append("the model has no convolution: layer weights are all equal")
+        elif self.relu_modifier and not any(layer.relu_follows for layer in convolutions):
+            notes.append("no ReLU follows a convolution: the ReLU modifier is 1 throughout")
+        facts = update.facts
+        if facts and update.kind == "weights" and facts.local_steps > 1 and facts.learning_rate >= _COARSE_RATE:
+            notes.append(
+                f"learning rate {facts.learning_rate:g} over {facts.local_steps} local steps: the paper advises "
+                "against the one-batch approximation from 0.01 on"
+            )
+        return notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -10,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass as checked_dataclass
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Finding, Progress, Trace
@@ -125,7 +126,7 @@ class GradientInversion(Attack):
         """Return the weight of every tensor in the distance; equal ones unless a method says otherwise."""
         return dict.fromkeys(prepared.gradient, 1.0)
 
-    def notes(self, prepared: Prepared) -> list[str]:  # noqa: ARG002 (subclasses look at it)
+    def notes(self, prepared: Prepared, update: Update) -> list[str]:  # noqa: ARG002 (subclasses look at them)
         """Return what the user should know about this run."""
         return []
 
@@ -140,7 +141,7 @@ class GradientInversion(Attack):
         """Optimise from Gaussian noise, ``restarts`` times, and keep the run of least objective.
 
         Raises:
-            NotApplicable: as :meth:`check`, or the labels can't be inferred.
+            NotApplicable: as :meth:`check`, the labels can't be inferred, or the optimisation diverged.
         """
         self.check(observation)
         started = time.perf_counter()
@@ -163,9 +164,10 @@ class GradientInversion(Attack):
                 run = reconstruct(
                     engine, noise, settings, setup.pixel_range(noise), _shifted(progress, restart, self.restarts)
                 )
-            if best is None or run.objective < best.objective:
+            if math.isfinite(run.objective) and (best is None or run.objective < best.objective):
                 best = run
-        assert best is not None  # restarts >= 1
+        if best is None or not bool(torch.isfinite(best.trace.snapshots).all()):
+            raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
         pixels = setup.denormalise(torch.cat([best.images[None], best.trace.snapshots]).flatten(0, 1)).clamp(0, 1)
         pixels = pixels.unflatten(0, (-1, len(best.images))).cpu()
         return Finding(
@@ -176,7 +178,7 @@ class GradientInversion(Attack):
             objective=best.objective,
             iterations=self.iterations * self.restarts,
             trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:]),
-            notes=(*_common_notes(prepared), *self.notes(prepared), *getattr(engine, "notes", ())),
+            notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *getattr(engine, "notes", ())),
             seconds=time.perf_counter() - started,
         )
 
@@ -190,6 +192,9 @@ class GradientInversion(Attack):
             assert update.facts is not None  # check() saw to it
             target = {name: t.to(prepared.labels.device) for name, t in update.tensors.items()}
             facts = update.facts
+            if self.distance == "squared-l2":  # of gradients, not of ΔW: else it shrinks with the learning rate squared
+                scale = (facts.learning_rate * facts.local_steps) ** -2
+                weights = {name: scale * weight for name, weight in weights.items()}
         distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
         return make_engine(self.engine, prepared.victim, prepared.labels, facts, distance)
 
@@ -209,14 +214,15 @@ def prepare(observation: Observation, message: Message, label_inference: str, de
         if isinstance(part, _DropoutNd):
             part.eval()  # the client's masks are unknown; without them is the expectation
     state = {name: t.to(device) for name, t in message.weights.items()}
-    names = [name for name, _ in module.named_parameters() if name in update.tensors]  # the model's order, not a file's
+    module.load_state_dict(state)
+    used = _used_parameters(module, observation, device)
+    names = [name for name in used if name in update.tensors]  # in the model's order, not a file's
     victim = Victim(
         module,
         observation.loss,
         {name: state[name] for name in names},
-        {name: t for name, t in state.items() if name not in update.tensors},
+        {name: t for name, t in state.items() if name not in names},
     )
-    module.load_state_dict(state)
     layers = layer_groups(module, torch.zeros(2, *setup.input_shape, device=device))
     gradient = one_batch_gradient(update, device)
     if update.labels is not None:
@@ -232,12 +238,27 @@ def prepare(observation: Observation, message: Message, label_inference: str, de
     return Prepared(victim=victim, layers=layers, gradient=gradient, labels=labels, label_source=source)
 
 
+def _used_parameters(module: nn.Module, observation: Observation, device: str) -> list[str]:
+    """Return the parameters that the loss depends on; local training leaves the others as they are."""
+    setup = observation.setup
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    with local_randomness(0):
+        before = {name: b.clone() for name, b in module.named_buffers()}
+        inputs = torch.zeros((2, *setup.input_shape), device=device)
+        value = observation.loss(module(inputs), torch.zeros(2, dtype=torch.int64, device=device))
+        grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        for name, buffer in module.named_buffers():
+            buffer.copy_(before[name])
+    return [name for name, grad in zip(parameters, grads, strict=True) if grad is not None]
+
+
 def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]:
     """Return the gradient that an update stands for: itself, or g = ΔW / (−μ·T) for T local steps.
 
     AGIC's one-batch approximation (Xu et al. 2022, Eq. 4), with the division by T that the paper leaves out: with it
-    g is the gradient of the mean loss over all examples, where the model barely moves between the steps. Without
-    the training facts −ΔW is returned, which has the same direction.
+    g is the gradient of the mean loss over all examples, where the model barely moves between the steps (the paper: at
+    μ = 1e-4, not at 1e-2). What momentum, weight decay and FedProx's term add stays in g. Without the training facts
+    −ΔW is returned, which has the same direction.
     """
     scale = 1.0
     if update.kind == "weights":
