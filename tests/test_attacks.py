@@ -298,8 +298,18 @@ def test_the_squared_distance_does_not_depend_on_the_learning_rate(rate):
 
 
 def test_a_diverged_optimisation_is_said_so():
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(self.fc(x.flatten(1) ** 4))
+
+    made = scenario(model={"name": "custom", "initialisation": "given"}, threat={"knows_labels": True})
+    (only,), _, _ = record(made, model=Steep())
     with pytest.raises(NotApplicable, match="diverged at learning_rate"):
-        run("dlg-adam", observation(model={"name": "convnet-small", "width": 4}), learning_rate=1e30)
+        run("dlg-adam", observe(only.transcript, made.threat).split()[0], learning_rate=1e20)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -86,7 +86,7 @@ class GradientInversion(Attack):
     fedavg: ClassVar[FedAvgWay]
 
     iterations: Count = 10_000
-    learning_rate: Positive = 0.1
+    learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1  # above, float32 overflows inside of Adam
     total_variation: NonNegative = 0.0
     signed: bool = False
     decay: bool = False
