@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from fedaudit.attacks.inversion.frozen import frozen
 from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference
 from fedaudit.attacks.inversion.objectives import WeightedCosine
 from fedaudit.models import build_model, initialise, set_training_mode
+from fedaudit.progress import wide_console
 from fedaudit.seeds import generator, one_thread
 from fedaudit.update import TrainingFacts, loss_function
 
@@ -94,4 +94,4 @@ def print_bench(result: dict[str, Any], json_output: bool) -> None:
     for row in result["steps"]:
         figures = [f"{row[k]:.1f}" for k in ("cpu_ms", "cpu_ms_min", "cpu_ms_max", "wall_ms")]
         table.add_row(row["model"], str(row["images"]), row["engine"], *figures)
-    Console().print(table)
+    wide_console().print(table)
