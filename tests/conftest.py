@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,8 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from fedaudit.cli import main
+
+# Shared machines stall now and then: no deadlines. In CI the same examples every time, elsewhere new ones.
+settings.register_profile("steady", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("steady")
 
 SCENARIO = """\
 version: 1
