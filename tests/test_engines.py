@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedaudit.attacks.inversion.engines import AGREEMENT, Checked, make_engine
+from fedaudit.attacks.inversion.engines import AGREEMENT, make_engine
 from fedaudit.attacks.inversion.frozen import frozen
 from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, SquaredL2, WeightedCosine
+from fedaudit.attacks.inversion.passes import Passes, Traced, eager
+from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.seeds import generator
 from fedaudit.update import TrainingFacts
@@ -41,11 +43,28 @@ def target_of(victim: Victim, facts: TrainingFacts) -> list[Tensor]:
     return [d.detach() for d in delta]
 
 
-def agreement(victim: Victim, facts: TrainingFacts, distance: Distance) -> tuple[float, float]:
+WAYS: dict[str, Callable[[Victim], Passes]] = {
+    "eager": eager,
+    "traced": lambda victim: strict(victim).passes(),
+}
+
+
+def strict(victim: Victim) -> Traced:
+    """Return the traced passes of a model that must be traceable: a note would be an error."""
+    traced = Traced(victim)
+    traced.notes = type("Refusing", (list,), {"append": lambda _, note: pytest.fail(note)})()
+    return traced
+
+
+def agreement(victim: Victim, facts: TrainingFacts, distance: Distance, way: str = "traced") -> tuple[float, float]:
     """Return the cosine of the two engines' gradients and the difference of their values, relative."""
     count = sum(facts.batch_sizes)
     labels = torch.arange(count) % 5
-    value, grad = frozen(victim, labels, facts, distance)(images(count))
+    engine = frozen(victim, labels, facts, distance, WAYS[way](victim))
+    value, grad = engine(images(count))
+    again_value, again_grad = engine(images(count))
+    assert again_value.equal(value), "the second run of a traced pass differs from the first"
+    assert again_grad.equal(grad)
     exact_value, exact = reference(victim, labels, facts, distance)(images(count))
     assert exact.abs().max() > 0
     return F.cosine_similarity(grad.flatten(), exact.flatten(), dim=0).item(), (
@@ -102,11 +121,12 @@ KINKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kink", KINKS)
-def test_frozen_agrees_with_double_backward_whatever_the_kink(kink):
+def test_frozen_agrees_with_double_backward_whatever_the_kink(kink, way):
     victim = victim_of(Functional(KINKS[kink]))
     facts = one_gradient(2)
-    cosine, error = agreement(victim, facts, WeightedCosine(target_of(victim, facts), [1.0] * 6))
+    cosine, error = agreement(victim, facts, WeightedCosine(target_of(victim, facts), [1.0] * 6), way)
     assert cosine >= AGREEMENT
     assert abs(error) < 1e-3
 
@@ -203,13 +223,12 @@ def test_a_transformer_is_attacked_and_checked():
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         target = target_of(victim, facts)
     distance = WeightedCosine(target, [1.0] * len(target))
-    engine = make_engine("auto", victim, torch.arange(2), facts, distance)
-    assert isinstance(engine, Checked)
+    engine = make_engine("auto", victim, torch.arange(2), facts, distance, 100)
     value, grad = engine(images(2))
     assert torch.isfinite(grad).all()
     assert value > 0
     assert engine.notes == []
-    exact_value, exact_grad = make_engine("reference", victim, torch.arange(2), facts, distance)(images(2))
+    exact_value, exact_grad = make_engine("reference", victim, torch.arange(2), facts, distance, 100)(images(2))
     assert exact_value.item() == pytest.approx(value.item(), rel=1e-3)
     assert F.cosine_similarity(exact_grad.flatten(), grad.flatten(), dim=0) >= AGREEMENT
 
@@ -219,8 +238,7 @@ def test_the_guard_compares_directions_at_any_scale(scale):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
     facts = one_gradient(1)
     target = target_of(victim, facts)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), facts, SquaredL2(target, [scale] * len(target)))
-    assert isinstance(engine, Checked)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), facts, SquaredL2(target, [scale] * len(target)), 100)
     engine(images(1))
     assert engine.notes == []
 
@@ -228,8 +246,7 @@ def test_the_guard_compares_directions_at_any_scale(scale):
 def test_a_model_without_second_derivatives_is_attacked_unchecked():
     victim = victim_of(Functional(lambda x: F.hardsigmoid(x * 10)))
     distance = SquaredL2([torch.zeros_like(p) for p in victim.parameters.values()], [1.0] * 6)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), one_gradient(1), distance)
-    assert isinstance(engine, Checked)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), one_gradient(1), distance, 100)
     x = images(1)
     value, grad = engine(x)
     assert "unchecked" in engine.notes[0]
@@ -252,11 +269,94 @@ def test_a_module_that_the_fast_engine_gets_wrong_falls_back_and_says_so():
     victim = victim_of(Rounding())
     facts = one_gradient(1)
     distance = SquaredL2(target_of(victim, facts), [1.0, 1.0])
-    exact = make_engine("reference", victim, torch.zeros(1).long(), facts, distance)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), facts, distance)
-    assert isinstance(engine, Checked)
+    exact = make_engine("reference", victim, torch.zeros(1).long(), facts, distance, 100)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), facts, distance, 100)
     value, grad = engine(images(1))
     assert grad.equal(exact(images(1))[1])
     assert value.equal(exact(images(1))[0])
     assert "reference from iteration 0" in engine.notes[0]
     assert engine(images(1))[1].equal(grad)
+
+
+class Reshaping(nn.Module):
+    """Needs the usual memory order, as most hand-written models do: view() refuses channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.fc = nn.Linear(400, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        penalty = self.conv.weight.view(-1).square().sum()
+        return torch.as_tensor(self.fc(F.relu(self.conv(x)).view(len(x), -1)) * (1 + penalty))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_needs_the_usual_memory_order_gets_it(way):
+    victim = victim_of(Reshaping())
+    facts = one_gradient(2)
+    assert agreement(victim, facts, WeightedCosine(target_of(victim, facts), [1.0] * 4), way)[0] >= AGREEMENT
+
+
+class Deciding(Functional):
+    """Decides by a value: no list of operations stands for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.mean() > 0 else -x)
+
+
+def test_a_model_that_cannot_be_traced_is_run_as_written_and_says_so():
+    victim = victim_of(Deciding(F.relu))
+    facts = one_gradient(2)
+    distance = WeightedCosine(target_of(victim, facts), [1.0] * 6)
+    engine = make_engine("auto", victim, torch.arange(2), facts, distance, 100)
+    exact = make_engine("reference", victim, torch.arange(2), facts, distance, 100)
+    for x in (images(2), -images(2)):
+        assert F.cosine_similarity(engine(x)[1].flatten(), exact(x)[1].flatten(), dim=0) >= AGREEMENT
+    assert len(engine.notes) == 1
+    assert "run as written" in engine.notes[0]
+
+
+@pytest.mark.parametrize("name", ["frozen", "compiled"])
+def test_batches_of_different_sizes_are_each_traced(name, monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
+    facts = TrainingFacts(0.1, 3, (2, 2, 1))
+    distance = WeightedCosine(target_of(victim, facts), [1.0] * len(victim.parameters))
+    engine, exact = (make_engine(n, victim, torch.arange(5), facts, distance, 100) for n in (name, "reference"))
+    assert F.cosine_similarity(engine(images(5))[1].flatten(), exact(images(5))[1].flatten(), dim=0) >= AGREEMENT
+    assert engine.notes == []
+
+
+def test_without_a_compiler_the_compiled_engine_is_the_traced_one_and_says_so(monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("No working C++ compiler found\nmore")
+
+    monkeypatch.setattr("torch._inductor.compile", broken)
+    victim = victim_of(build_model("lenet", input_shape=SHAPE, outputs=5))
+    facts = one_gradient(1)
+    distance = SquaredL2(target_of(victim, facts), [1.0] * len(victim.parameters))
+    engine, traced = (
+        make_engine(n, victim, torch.zeros(1).long(), facts, distance, 10_000) for n in ("auto", "frozen")
+    )
+    assert engine(images(1))[1].equal(traced(images(1))[1])
+    assert engine.notes == ["engine: not compiled, which is slower (RuntimeError: No working C++ compiler found)"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", [(2,), (1, 1)])
+def test_the_compiled_engine_agrees(batches):
+    victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
+    facts = TrainingFacts(0.1, len(batches), batches)
+    distance = WeightedCosine(target_of(victim, facts), [1.0] * len(victim.parameters))
+    engine, exact = (make_engine(n, victim, torch.arange(2), facts, distance, 100) for n in ("compiled", "reference"))
+    for _ in range(2):
+        cosine = F.cosine_similarity(engine(images(2))[1].flatten(), exact(images(2))[1].flatten(), dim=0)
+        assert cosine >= AGREEMENT
+    assert engine.notes == []
+
+
+def test_total_variation_s_gradient_is_that_of_autograd():
+    x = images(2).requires_grad_()
+    (expected,) = torch.autograd.grad(total_variation(x), x)
+    torch.testing.assert_close(total_variation_gradient(x.detach()), expected)

@@ -145,7 +145,7 @@ def test_the_reference_step_is_the_derivative_of_the_objective():
     images, labels = examples(2)
     other, _ = examples(2, seed=5)
     target = gradient(v.module, v.loss, (images, labels))
-    distance = WeightedCosine([-t for t in target.values()], [1.0] * len(target))
+    distance = WeightedCosine(list(target.values()), [1.0] * len(target))
     step = reference(v, labels, one_gradient(2), distance)
     value, grad = step(other)
     direction = torch.randn(other.shape, generator=generator(0, "direction"), dtype=torch.float64)
@@ -187,7 +187,7 @@ def test_unrolled_simulation_is_the_real_local_training(steps, batch, momentum, 
     end = unrolled(v, start, images.split(batch), labels.split(batch), facts)
     train(v.module, v.loss, batches, learning_rate=0.05, momentum=momentum, weight_decay=decay, proximal_mu=proximal)
     for d, (n, p) in zip(end, v.module.named_parameters(), strict=True):
-        torch.testing.assert_close(v.parameters[n] + d.detach(), p.detach(), msg=n)
+        torch.testing.assert_close(v.parameters[n] - d.detach(), p.detach(), msg=n)
 
 
 def test_simulation_of_the_true_images_has_distance_zero_and_a_true_gradient():

@@ -22,6 +22,7 @@ from fedaudit.evaluation import VERDICT_RULES, check_thresholds, compare, evalua
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
+from fedaudit.machine import one_thread
 from fedaudit.metrics import lpips_missing
 from fedaudit.preparation import prepare_federation, resolve
 from fedaudit.progress import Display, Quiet
@@ -36,7 +37,6 @@ from fedaudit.results import (
     Timing,
 )
 from fedaudit.scenario import Scenario
-from fedaudit.seeds import one_thread
 from fedaudit.threat import Message, Observation, ThreatModel, observe
 from fedaudit.trials import Trial, run_trials
 from fedaudit.update import Loss

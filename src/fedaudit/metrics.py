@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedaudit.machine import make_torchvision_importable
+
 PSNR_CAP = 100.0  # dB; equal pictures would be infinitely many, which JSON can't hold
 _LPIPS_TRUNK = "alexnet-owt-7be5be79.pth"
 _SSIM_WINDOW = 11
@@ -29,6 +31,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
     Images smaller than the window are compared with the largest odd window that fits them.
     """
+    make_torchvision_importable()
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     window = min(_SSIM_WINDOW, min(a.shape[-2:]) - (1 - min(a.shape[-2:]) % 2))
@@ -41,6 +44,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
 def lpips_missing() -> str | None:
     """Return why LPIPS can't be computed here and what to do, or None. Nothing is ever downloaded."""
+    make_torchvision_importable()
     try:
         import torchvision  # noqa: F401
     except Exception as error:  # a build that doesn't fit torch raises what it likes

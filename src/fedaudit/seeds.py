@@ -1,10 +1,8 @@
-"""What makes a run repeat: generators derived from one seed and a path of labels, and a fixed number of threads."""
+"""What makes a run repeat: generators derived from one seed and a path of labels."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -18,14 +16,3 @@ def derive_seed(seed: int, *labels: str | int) -> int:
 def generator(seed: int, *labels: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator for the purpose that ``labels`` names, e.g. ``generator(0, "attack", "fedsgd", 3)``."""
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *labels))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: the same bits for any number of workers or cores, and no fights over cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -18,7 +18,8 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from fedaudit.attacks import Attack, Finding
 from fedaudit.errors import BadInput, FedAuditError, NotApplicable
-from fedaudit.seeds import generator, one_thread
+from fedaudit.machine import keep_freed_memory, one_thread
+from fedaudit.seeds import generator
 from fedaudit.threat import Observation
 from fedaudit.version import __version__
 
@@ -121,6 +122,7 @@ def run_trials(
     if store and todo:
         _make_folder(store)
     if workers <= 1 or len(todo) <= 1:
+        keep_freed_memory()
         with one_thread():
             for i in todo:
                 outcomes[i] = _play(trials[i], paths[i], _shifted(report, done))
@@ -159,6 +161,7 @@ def _shifted(report: Report | None, before: float) -> Report | None:
 
 def _work(index: int, trial: Trial, path: Path | None, beat: Path) -> tuple[int, Finding | NotApplicable]:
     """Run in a worker: one thread, and how far it is in a small file that the parent reads."""
+    keep_freed_memory()
     with one_thread():
         outcome = _play(trial, path, lambda done: _write(beat, done))
     _write(beat, trial.work)

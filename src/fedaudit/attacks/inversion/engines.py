@@ -12,27 +12,32 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedaudit.attacks.inversion.frozen import frozen
 from fedaudit.attacks.inversion.matching import Engine, Victim, reference
 from fedaudit.attacks.inversion.objectives import Distance
+from fedaudit.attacks.inversion.passes import Traced, eager
 from fedaudit.update import TrainingFacts
 
-EngineName = Literal["auto", "reference", "frozen"]
+EngineName = Literal["auto", "reference", "frozen", "compiled"]
 
 AGREEMENT = 0.999  # least cosine between the fast and the exact gradient
-_CHECK_EVERY = 500
+CHECK_EVERY = 500
+TRACE_FROM = 20  # steps; below, tracing costs more than it saves
+COMPILE_FROM = 5_000  # steps; below, compiling does
 
 
 @dataclass
 class Checked:
-    """The frozen engine under guard: compared with the exact one now and then, and given up where they differ.
+    """A fast engine under guard: compared with the exact one now and then, and given up where they differ.
 
     Attributes:
         exact: double backward.
         fast: first-order passes.
         notes: what the user should know; filled while running.
+        every: steps from one comparison to the next; 0 for none at all.
     """
 
     exact: Engine
     fast: Engine
     notes: list[str] = field(default_factory=list)
+    every: int = CHECK_EVERY
     _calls: int = 0
     _fallen_back: bool = False
 
@@ -41,15 +46,15 @@ class Checked:
         if self._fallen_back:
             return self.exact(images)
         value, grad = self.fast(images)
-        if self._calls % _CHECK_EVERY == 0 and (exact := self._exact_step(images)) is not None:
+        if self.every and self._calls % self.every == 0 and (exact := self._exact_step(images)) is not None:
             exact_value, exact_grad = exact
             a, b = grad.flatten().double(), exact_grad.flatten().double()
             agreement = (torch.dot(a, b) / (a.norm() * b.norm())).item()
             if not agreement >= AGREEMENT:  # also where it isn't a number
                 self._fallen_back = True
                 self.notes.append(
-                    f"engine: reference from iteration {self._calls} on, because the frozen one's gradient had cosine "
-                    f"{agreement:.4f} to the exact one"
+                    f"engine: reference from iteration {self._calls} on, because the first-order one's gradient had "
+                    f"cosine {agreement:.4f} to the exact one"
                 )
                 value, grad = exact_value, exact_grad
         self._calls += 1
@@ -62,28 +67,34 @@ class Checked:
         except RuntimeError as error:
             if "is not implemented" not in str(error):
                 raise
-            note = f"engine: frozen, unchecked, because torch has no second derivative of this model ({error})"
-            self.notes[:] = [note]
+            note = f"engine: unchecked, because torch has no second derivative of this model ({error})"
+            self.notes.extend([note] if note not in self.notes else [])
             return None
 
 
 def make_engine(
-    name: EngineName, victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance
-) -> Engine | Checked:
-    """Return the engine ``name``; ``auto`` is the frozen one under guard.
+    name: EngineName, victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance, steps: int
+) -> Checked:
+    """Return the engine ``name``.
+
+    ``auto`` is the first-order one under guard: as the model is written for a handful of steps, traced for more,
+    compiled for many. ``frozen`` is the traced one, ``compiled`` the compiled one, both without guard.
 
     Args:
         name: of the engine.
         victim: the model.
         labels: (n,) of the images.
         facts: the local training that is matched.
-        distance: of ΔW to the observed one.
+        distance: of the descent W − W_T to the observed one.
+        steps: how many will be taken.
     """
     exact = _without_fused_attention(reference(victim, labels, facts, distance))
     if name == "reference":
-        return exact
-    fast = frozen(victim, labels, facts, distance)
-    return fast if name == "frozen" else Checked(exact, fast)
+        return Checked(exact, exact, every=0)
+    traced = Traced(victim, compiled=name == "compiled" or (name == "auto" and steps >= COMPILE_FROM))
+    passes = eager(victim) if name == "auto" and steps < TRACE_FROM else traced.passes()
+    fast = frozen(victim, labels, facts, distance, passes)
+    return Checked(exact, fast, traced.notes, every=CHECK_EVERY if name == "auto" else 0)
 
 
 def _without_fused_attention(engine: Engine) -> Engine:

@@ -57,16 +57,16 @@ class Replaying(TorchFunctionMode):
         return rule[1](next(self.kept), func, *args, **(kwargs or {}))
 
 
-# ReLU: the output's sign is the slope.
+# ReLU: open where the first output was positive. (threshold_backward is that, in one kernel, without a mask.)
 
 
 def _record_relu(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     result = func(x, *args, **kwargs)
-    return result, (result > 0).to(result.dtype).detach()
+    return result, result.detach()
 
 
-def _replay_slope(slope: Tensor, _func: Any, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-    return x * slope
+def _replay_relu(first: Tensor, _func: Any, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+    return torch.as_tensor(torch.ops.aten.threshold_backward(x, first, 0))
 
 
 # Piecewise linear functions of one tensor: y = offset + slope·x on the piece where x was.
@@ -106,6 +106,10 @@ def _record_dropout(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Te
     return x * mask, mask
 
 
+def _replay_dropout(mask: Tensor, _func: Any, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+    return x * mask
+
+
 # Which of several: two tensors, a dimension, a pooling window.
 
 
@@ -132,10 +136,10 @@ def _pooling(with_indices: Callable[..., tuple[Tensor, Tensor]], dims: int) -> t
 
 
 _THRESHOLD = getattr(F, "_threshold")  # noqa: B009 (what nn.Threshold calls; not in the type stubs)
-_RELU = (_record_relu, _replay_slope)
+_RELU = (_record_relu, _replay_relu)
 _AFFINE = (_record_affine, _replay_affine)
 _LARGER = (_record_larger, _replay_larger)
-_DROPOUT = (_record_dropout, _replay_slope)
+_DROPOUT = (_record_dropout, _replay_dropout)
 
 RULES: dict[Any, tuple[Record, Replay]] = {
     **dict.fromkeys([F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_], _RELU),

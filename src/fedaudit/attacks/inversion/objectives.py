@@ -24,8 +24,17 @@ class Distance(Protocol):
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Return all numbers of ``tensors`` as one vector."""
-    return torch.cat([t.reshape(-1) for t in tensors])
+    """Return all numbers of ``tensors`` as one vector; channels last, the order in which convolutions are fastest."""
+    return torch.cat([(t.permute(0, 2, 3, 1) if t.ndim == 4 else t).reshape(-1) for t in tensors])
+
+
+def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Return the views of ``vector`` as tensors of ``shapes``; the inverse of :func:`flatten`."""
+    parts = vector.split([shape.numel() for shape in shapes])
+    return [
+        part.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if len(shape) == 4 else part.view(shape)
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
 
 
 def _weight_vector(target: Sequence[Tensor], weights: Sequence[float]) -> Tensor | None:
@@ -89,7 +98,7 @@ class WeightedCosine:
         square = torch.dot(scaled, vector) + _TINY
         norm = square.sqrt()
         dot = torch.dot(self._direction, vector)
-        return 1 - dot / norm, scaled * (dot / (square * norm)) - self._direction / norm
+        return 1 - dot / norm, torch.addcmul(scaled * (dot / (square * norm)), self._direction, -1 / norm)
 
 
 DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float]], Distance]] = {

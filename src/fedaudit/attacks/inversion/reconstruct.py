@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Progress, Trace
 from fedaudit.attacks.inversion.matching import Engine
-from fedaudit.attacks.inversion.priors import total_variation
+from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
 
 _SNAPSHOTS = 20
 _REPORT_EVERY = 10
@@ -66,26 +66,19 @@ def reconstruct(
         progress: called with (done, total).
     """
     images = initial.clone()
-    optimiser = torch.optim.Adam([images], lr=settings.learning_rate)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(
-        optimiser, [settings.iterations * k // 8 for k in (3, 5, 7)] if settings.decay else [], gamma=0.1
-    )
     objective = with_prior(engine, settings.total_variation)
+    descend = descent(objective, images, settings, pixel_range)
     keep = {round(settings.iterations * k / _SNAPSHOTS) for k in range(_SNAPSHOTS)}
     kept: list[int] = []
     values: list[Tensor] = []
     snapshots: list[Tensor] = []
     for iteration in range(settings.iterations):
-        value, grad = objective(images)
-        if iteration in keep:
+        before = images.clone() if iteration in keep else None
+        value = descend()
+        if before is not None:
             kept.append(iteration)
             values.append(value)
-            snapshots.append(images.clone())
-        images.grad = grad.sign() if settings.signed else grad
-        optimiser.step()
-        schedule.step()
-        if settings.clamp:
-            torch.clamp(images, *pixel_range, out=images)
+            snapshots.append(before)
         if progress and (iteration + 1) % _REPORT_EVERY == 0:
             progress(iteration + 1, settings.iterations)
     value, _ = objective(images)
@@ -96,6 +89,37 @@ def reconstruct(
     return Reconstruction(images, trace.objective[-1], trace)
 
 
+def descent(
+    objective: Callable[[Tensor], tuple[Tensor, Tensor]],
+    images: Tensor,
+    settings: Optimisation,
+    pixel_range: tuple[Tensor, Tensor],
+) -> Callable[[], Tensor]:
+    """Return a function that takes one step down from ``images``, in place, and returns the objective before it.
+
+    Args:
+        objective: with its gradient.
+        images: (n, C, H, W) normalised.
+        settings: of the optimiser.
+        pixel_range: normalised black and white, (1, C, H, W) each.
+    """
+    optimiser = torch.optim.Adam([images], lr=settings.learning_rate)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(
+        optimiser, [settings.iterations * k // 8 for k in (3, 5, 7)] if settings.decay else [], gamma=0.1
+    )
+
+    def step() -> Tensor:
+        value, grad = objective(images)
+        images.grad = grad.sign() if settings.signed else grad
+        optimiser.step()
+        schedule.step()
+        if settings.clamp:
+            torch.clamp(images, *pixel_range, out=images)
+        return value
+
+    return step
+
+
 def with_prior(engine: Engine, weight: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return ``engine`` plus ``weight`` times total variation."""
     if not weight:
@@ -103,9 +127,7 @@ def with_prior(engine: Engine, weight: float) -> Callable[[Tensor], tuple[Tensor
 
     def objective(images: Tensor) -> tuple[Tensor, Tensor]:
         distance, grad = engine(images)
-        leaf = images.detach().requires_grad_()
-        prior = weight * total_variation(leaf)
-        (pull,) = torch.autograd.grad(prior, leaf)
-        return distance + prior.detach(), grad + pull
+        prior = total_variation(images)
+        return distance + weight * prior, torch.add(grad, total_variation_gradient(images), alpha=weight)
 
     return objective

@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Finding, Progress, Trace
 from fedaudit.attacks.inversion.engines import Checked, EngineName, make_engine
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels
-from fedaudit.attacks.inversion.matching import Engine, Victim, one_gradient
+from fedaudit.attacks.inversion.matching import Victim, one_gradient
 from fedaudit.attacks.inversion.objectives import DISTANCES
 from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, reconstruct
 from fedaudit.errors import NotApplicable, unknown_name
@@ -78,7 +78,7 @@ class GradientInversion(Attack):
         clamp: keep pixels in their valid range.
         restarts: from new noise; the one of least objective is kept.
         label_inference: ``auto``, ``idlg`` or ``yin``; not used where the labels are granted.
-        engine: ``auto``, ``reference`` or ``frozen``.
+        engine: ``auto``, ``reference``, ``frozen`` or ``compiled``.
     """
 
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
@@ -178,25 +178,28 @@ class GradientInversion(Attack):
             objective=best.objective,
             iterations=self.iterations * self.restarts,
             trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:]),
-            notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *getattr(engine, "notes", ())),
+            notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *engine.notes),
             seconds=time.perf_counter() - started,
         )
 
-    def make_engine(self, prepared: Prepared, message: Message) -> Engine | Checked:
+    def make_engine(self, prepared: Prepared, message: Message) -> Checked:
         """Return the step: one batch for gradients, and for FedAvg whichever of the two ways the method takes."""
         update = message.update
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)
-        target, facts = {n: -g for n, g in prepared.gradient.items()}, one_gradient(update.num_examples)
+        target, facts = prepared.gradient, one_gradient(update.num_examples)
         if update.kind == "weights" and self.fedavg == "simulation":
             assert update.facts is not None  # check() saw to it
-            target = {name: t.to(prepared.labels.device) for name, t in update.tensors.items()}
+            target = {name: -t.to(prepared.labels.device) for name, t in update.tensors.items()}
             facts = update.facts
-            if self.distance == "squared-l2":  # of gradients, not of ΔW: else it shrinks with the learning rate squared
+            if (
+                self.distance == "squared-l2"
+            ):  # of gradients, not of descents: else it shrinks with the learning rate squared
                 scale = (facts.learning_rate * facts.local_steps) ** -2
                 weights = {name: scale * weight for name, weight in weights.items()}
         distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
-        return make_engine(self.engine, prepared.victim, prepared.labels, facts, distance)
+        steps = self.iterations * self.restarts
+        return make_engine(self.engine, prepared.victim, prepared.labels, facts, distance, steps)
 
 
 def prepare(observation: Observation, message: Message, label_inference: str, device: str) -> Prepared:

@@ -1,0 +1,135 @@
+"""What the benchmarks say: as tables in a terminal, on one page, or as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedaudit.errors import BadInput
+from fedaudit.progress import wide_console
+
+_WIDTH = 140
+
+
+def show(results: dict[str, dict[str, Any]], *, json_output: bool) -> None:
+    """Print ``results`` (by benchmark: inversion, picture, simulator) as JSON or as tables."""
+    if json_output:
+        print(json.dumps(next(iter(results.values())) if len(results) == 1 else results, indent=2))
+        return
+    _print(results, wide_console())
+
+
+def save(results: dict[str, dict[str, Any]], folder: Path) -> Path:
+    """Write bench.json and bench.html to ``folder`` and return the page's path.
+
+    Raises:
+        BadInput: the folder can't be written.
+    """
+    console = Console(record=True, width=_WIDTH, file=io.StringIO())
+    _print(results, console)
+    page = folder / "bench.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        console.save_html(str(page))
+    except OSError as error:
+        raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+    return page
+
+
+def _print(results: dict[str, dict[str, Any]], console: Console) -> None:
+    for name, result in results.items():
+        for part in _RENDERERS[name](result):
+            console.print(part)
+        console.print()
+
+
+def _table(title: str, left: list[str], right: list[str]) -> Table:
+    table = Table(title=title, title_style="bold", title_justify="left")
+    for column in left:
+        table.add_column(column)
+    for column in right:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return "–" if value is None else f"{value:{form}}"
+
+
+def _inversion(result: dict[str, Any]) -> Iterator[Table | str]:
+    table = _table(
+        f"one iteration of gradient inversion at 32×32: {result['threads']} thread, torch {result['torch']}, "
+        f"{result['repetitions']} repetitions in turn",
+        ["model", "images", "matches", "tool"],
+        ["CPU ms", "min", "max", "wall ms", f"× {result['baseline']}", "agreement", "GFLOP/s", "of matmul", "peak MiB"],
+    )
+    previous = None
+    for row in result["steps"]:
+        case = (row["model"], str(row["images"]), row["way"])
+        if previous not in (None, case):
+            table.add_section()
+        table.add_row(
+            *(case if case != previous else ("", "", "")),
+            row["tool"],
+            *(_number(row[key]) for key in ("cpu_ms", "cpu_ms_min", "cpu_ms_max", "wall_ms")),
+            _number(row["speedup"], ".2f"),
+            _number(row["agreement"], ".5f"),
+            _number(row["gflops"], ".0f"),
+            _number(row["gflops"] and row["gflops"] / row["matmul_gflops"], ".0%"),
+            _number(row["peak_mib"], ".0f"),
+        )
+        previous = case
+    yield table
+    yield (
+        f"{result['ours']} beside {result['baseline']}, geometric mean where both match the same: "
+        f"{_number(result['geomean_speedup'], '.2f')} times faster"
+    )
+
+
+def _picture(result: dict[str, Any]) -> Iterator[Table | str]:
+    goals = list(result["tools"][0]["seconds"])
+    table = _table(
+        f"time to a picture: CPU seconds until the mean PSNR of {result['images']} images ({result['data']}, "
+        f"{result['model']}, a gradient of one image each) reaches",
+        ["tool"],
+        [*(f"{float(goal):g} dB" for goal in goals), "iterations", "s in all", "PSNR then"],
+    )
+    for row in result["tools"]:
+        cells = [_number(row["seconds"][goal]) for goal in goals]
+        table.add_row(row["tool"], *cells, str(row["iterations"]), _number(row["cpu_seconds"]), _number(row["psnr"]))
+    yield table
+    for goal, speedup in result["speedups"].items():
+        least = "" if speedup["reached"] else "at least "
+        yield f"{float(goal):g} dB: {least}{speedup['ratio']:.1f} times sooner than {result['tools'][-1]['tool']}"
+
+
+def _simulator(result: dict[str, Any]) -> Iterator[Table | str]:
+    table = _table(
+        f"simulator: {result['clients']} clients of FedAvg, {result['rounds']} rounds, {result['model']}",
+        ["tool"],
+        ["client updates", "seconds", "updates/s", "seconds to start"],
+    )
+    for row in result["simulators"]:
+        table.add_row(
+            row["tool"],
+            str(row["updates"]),
+            _number(row["seconds"], ".2f"),
+            _number(row["updates_per_second"]),
+            _number(row["start_seconds"]),
+        )
+    yield table
+    evaluation = result["evaluation"]
+    yield (
+        f"evaluation: {evaluation['findings']} findings of {evaluation['images']} images each judged in "
+        f"{evaluation['seconds']:.2f} s"
+    )
+
+
+_RENDERERS = {"inversion": _inversion, "picture": _picture, "simulator": _simulator}

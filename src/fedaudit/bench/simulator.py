@@ -1,0 +1,105 @@
+"""How fast the simulator and the evaluation are: client updates and judged findings a second, one thread."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fedaudit.attacks import make_attack
+from fedaudit.auditing import assess, plan, play, record
+from fedaudit.federation.simulator import simulate
+from fedaudit.machine import keep_freed_memory, one_thread
+from fedaudit.preparation import prepare_federation
+from fedaudit.progress import Display, Quiet
+from fedaudit.scenario import Scenario
+
+_MODEL = "convnet-small"
+
+
+def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -> dict[str, Any]:
+    """Count client updates a second of FedAvg on embedded photographs, and judged findings a second.
+
+    Args:
+        quick: fewer clients and rounds.
+        peer: beside Flower's simulation engine, with the same model, data, batches and steps, one worker.
+        display: shows progress.
+
+    Raises:
+        BadInput: Flower isn't there.
+    """
+    keep_freed_memory()
+    clients, rounds = (4, 2) if quick else (10, 5)
+    scenario = Scenario.model_validate(
+        {
+            "data": {"name": "photos"},
+            "model": {"name": _MODEL},
+            "federations": [
+                {
+                    "name": "fedavg",
+                    "algorithm": "fedavg",
+                    "clients": clients,
+                    "rounds": rounds,
+                    "batch_size": 8,
+                    "local_steps": 4,
+                    "learning_rate": 1e-3,
+                }
+            ],
+            "threat": {"knows_labels": True},
+            "attacks": [{"name": "agic", "iterations": 1}],
+        }
+    )
+    spec = scenario.federations[0]
+    report = (display or Quiet()).stage("simulators and evaluation", 3)
+    with one_thread():
+        federation, _, _ = prepare_federation(scenario)
+        began = time.perf_counter()
+        simulate(federation, spec, scenario.defences, seed=scenario.seed)
+        seconds = time.perf_counter() - began
+        report(1)
+        updates = clients * rounds
+        rows: list[dict[str, Any]] = [
+            {"tool": "fedaudit", "updates": updates, "seconds": seconds, "start_seconds": 0.0}
+        ]
+        if peer:
+            from fedaudit.bench.flower import time_flower
+
+            running, starting = time_flower(federation, spec)
+            rows.append({"tool": "flower", "updates": updates, "seconds": running, "start_seconds": starting})
+    report(2)
+    evaluation = _time_evaluation(scenario)
+    report(3)
+    for row in rows:
+        row["updates_per_second"] = row["updates"] / row["seconds"]
+    return {
+        "model": _MODEL,
+        "clients": clients,
+        "rounds": rounds,
+        "simulators": rows,
+        "speedup": rows[-1]["seconds"] / rows[0]["seconds"] if peer else None,
+        "evaluation": evaluation,
+    }
+
+
+def _time_evaluation(scenario: Scenario) -> dict[str, Any]:
+    """Time the judgement of findings of 32 images each: metrics, assignment, identification, report's data."""
+    started = time.time()
+    recordings, data, model = record(scenario)
+    attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
+    targets = plan([r.transcript for r in recordings], attacks, scenario.threat, scenario.evaluation.updates)
+    outcomes = play(targets, seed=0, device="cpu", workers=1, store=None, display=Quiet())
+    began = time.perf_counter()
+    with one_thread():
+        assess(
+            recordings,
+            attacks,
+            targets,
+            outcomes,
+            scenario=scenario,
+            data=data,
+            model=model,
+            limits={},
+            workers=1,
+            started=started,
+        )
+    seconds = time.perf_counter() - began
+    return {"findings": len(outcomes), "images": 32, "seconds": seconds, "findings_per_second": len(outcomes) / seconds}

@@ -1,0 +1,67 @@
+"""How we use the machine: one thread a process, memory that is kept, a torchvision that may not fit torch."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# mallopt(3)'s names for its parameters, and the greatest values that it takes
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_NEVER, _LARGEST = 2**31 - 1, 32 * 2**20
+
+# The two operators that torchvision's Python looks for when it is imported; we never call them.
+_OPERATORS = ("nms", "qnms")
+_declared: list[torch.library.Library] = []  # torch forgets a declaration with its object
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: the same bits for any number of workers or cores, and no fights over cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to keep what this process frees, for its next tensors.
+
+    Every iteration frees and allocates the same tensors of megabytes. By default glibc gives such memory back at once,
+    and fetching each page anew costs more than the arithmetic on it (docs/performance.md). Other C libraries: no-op.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_MMAP_THRESHOLD, _LARGEST)
+    mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def make_torchvision_importable() -> None:
+    """Let torchvision, if there is one, be imported beside a torch that its compiled operators don't fit.
+
+    PyPI's torchvision beside a CPU build of torch fails on import, and takes torchmetrics with it, which looks for it.
+    """
+    if _declared or "torchvision" in sys.modules:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        return
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in _OPERATORS:
+            if not hasattr(torch.ops.torchvision, name):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared.append(library)
+        for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
+            del sys.modules[name]

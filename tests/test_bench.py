@@ -1,0 +1,118 @@
+"""The benchmarks: what they print, and that a time counts only where the gradients agree."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedaudit.bench import inversion
+from fedaudit.bench.cases import Case, Prepared, Tool, our_tool
+
+
+def test_inversion_measures_every_engine(command):
+    result = json.loads(command("bench", "inversion", "--quick", "--json").out)
+    steps = result["steps"]
+    assert {(row["model"], row["tool"]) for row in steps} == {
+        (model, tool) for model in ("lenet", "convnet-small") for tool in ("reference", "frozen")
+    }
+    assert {row["way"] for row in steps} == {"gradient", "simulation", "one batch"}
+    for row in steps:
+        assert row["cpu_ms_min"] <= row["cpu_ms"] <= row["cpu_ms_max"]
+        assert row["agreement"] >= 0.999
+        assert 0 < row["gflops"] < row["matmul_gflops"] * 3
+        assert row["speedup"] > 0
+    assert result["geomean_speedup"] > 0
+    assert (result["baseline"], result["ours"]) == ("reference", "frozen")
+
+
+def test_a_time_without_agreement_does_not_count(monkeypatch):
+    def wrong(name: str, ready: Prepared) -> Tool:
+        tool = our_tool("reference", ready)
+        if name == "reference":
+            return tool
+        return Tool(tool.iterate, lambda images: (tool.engine(images)[0], torch.randn_like(images)))
+
+    monkeypatch.setattr(inversion, "our_tool", wrong)
+    monkeypatch.setattr(inversion, "QUICK", [Case("lenet", 1)])
+    monkeypatch.setattr(inversion, "QUICK_FEDAVG", [])
+    result = inversion.time_inversion(quick=True, peer=False)
+    assert {row["tool"]: row["speedup"] for row in result["steps"]} == {"reference": 1.0, "frozen": None}
+    assert result["geomean_speedup"] is None
+
+
+def test_memory_is_that_of_a_process_of_its_own():
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("only Linux tells a process's peak")
+    small, large = (inversion._peak_in_child(Case("convnet-small", n), "reference") for n in (1, 16))
+    assert small is not None
+    assert large is not None
+    assert 0 < small < large
+
+
+def test_picture_tells_when_the_goals_are_reached(command):
+    told = command("bench", "picture", "--images", "1", "--model", "lenet", "--cap", "1", "--json")
+    result = json.loads(told.out)
+    (row,) = result["tools"]
+    assert row["iterations"] > 0
+    assert set(row["seconds"]) == {"20.0", "25.0"}
+    assert result["speedups"] == {}
+    assert [point[0] for point in row["curve"]] == sorted(point[0] for point in row["curve"])
+
+
+def test_simulator_counts_updates_and_findings(command):
+    told = command("bench", "simulator", "--quick").out
+    assert "updates/s" in told
+    assert "8 findings of 32 images" in told
+
+
+@pytest.mark.slow
+def test_all_benches_write_one_page(command, tmp_path):
+    assert command("bench", "all", "--quick", "--out", tmp_path).code == 0
+    page = (tmp_path / "bench.html").read_text()
+    for word in ("gradient inversion", "time to a picture", "simulator"):
+        assert word in page
+    assert set(json.loads((tmp_path / "bench.json").read_text())) == {"inversion", "picture", "simulator"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["inversion", "--vs", "breeching"], "did you mean 'breaching'"),
+        (["picture", "--vs", "flower"], "unknown peer 'flower'"),
+        (["inversion", "--vs", "breaching"], "make bench-peers"),
+        (["simulator", "--quick", "--vs", "flower"], "make bench-peers"),
+        (["picture", "--model", "resnet99"], "resnet99"),
+        (["all", "--out", "/proc/nowhere"], "/proc/nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, reason, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "breaching", None)
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    done = command("bench", *arguments)
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert reason in done.err
+
+
+def test_a_torchvision_that_does_not_fit_torch_is_made_importable(tmp_path):
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import torch\n"
+        "if not hasattr(torch.ops.torchvision, 'nms'):\n"
+        "    raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    script = (
+        "from fedaudit.machine import make_torchvision_importable as make\n"
+        "make(); make()\n"
+        "import torchvision\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
