@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= audit
 
-.PHONY: audit setup test test-slow lint format bench schema clean
+.PHONY: audit setup test test-slow lint format bench bench-peers schema clean
 
 audit: $(READY)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -32,12 +32,21 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## how fast is it here?
-	$(BIN)/fedaudit bench inversion --quick
+bench: $(READY)  ## all benchmarks, quickly; page in bench/bench.html
+	$(BIN)/fedaudit bench all --quick --out bench
+
+bench-peers: .venv-bench/.ready  ## all benchmarks in full, beside breaching and Flower (data: FEDAUDIT_DATA)
+	.venv-bench/bin/fedaudit bench all --vs breaching --vs flower --out bench
+
+.venv-bench/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch .venv-bench/.ready
 
 schema: $(READY)  ## write the JSON Schema of results.json
 	$(BIN)/python -c "import json; from fedaudit.results import AuditResult; \
 	print(json.dumps(AuditResult.model_json_schema(), indent=2))" > docs/results.schema.json
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache

@@ -176,11 +176,12 @@ def test_frozen_agrees_with_batch_statistics():
     batch=st.integers(1, 2),
     momentum=st.sampled_from([0.0, 0.9]),
     decay=st.sampled_from([0.0, 0.1]),
-    proximal=st.sampled_from([0.0, 1.0]),
+    proximal=st.sampled_from([0.0, 0.5]),
+    rate=st.sampled_from([0.1, 1.0]),
 )
-def test_frozen_agrees_through_local_training(steps, batch, momentum, decay, proximal):
+def test_frozen_agrees_through_local_training(steps, batch, momentum, decay, proximal, rate):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5, width=6))
-    facts = TrainingFacts(0.1, steps, (batch,) * steps, momentum, decay, proximal)
+    facts = TrainingFacts(rate, steps, (batch,) * steps, momentum, decay, proximal)
     target = target_of(victim, facts)
     cosine, error = agreement(victim, facts, WeightedCosine(target, [1.0] * len(target)))
     assert cosine >= AGREEMENT

@@ -19,10 +19,10 @@ _RELATIVE_STEP = 1e-4
 
 @dataclass(frozen=True)
 class _Done:
-    """A local step as the forward sweep left it: where it was, its two gradients, the ways of its kinks."""
+    """A local step as the forward sweep left it; without momentum, decay and pull, velocity *is* the gradient."""
 
-    parameters: Tensor
     gradient: Tensor
+    velocity: Tensor
     image_gradient: Tensor
     kept: list[Kept]
 
@@ -35,7 +35,8 @@ def frozen(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Dista
     The wanted image gradient is ∂⟨∇_W L, λ⟩/∂x for a direction λ on the parameters (λ = ∂Dist/∂g for one batch; for
     several local steps the adjoint of the SGD recursion). It is taken as (∇_x L(W + ελ) − ∇_x L(W))/ε with the
     activation pattern of the first pass held in the second; the same pair of passes gives the Hessian-vector product
-    that carries λ back to the step before. Memory: the parameters and one activation pattern per local step.
+    that carries λ back to the step before. Memory: one gradient and one activation pattern per local step; where a step
+    began is worked out backwards from where it ended.
 
     Args:
         victim: the model.
@@ -53,45 +54,54 @@ def frozen(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Dista
     perturbed = torch.empty_like(origin)  # one memory for all passes: new pages are dear
     origin_views, perturbed_views = unflatten(origin, shapes), unflatten(perturbed, shapes)
 
+    def times_rate(vector: Tensor) -> Tensor:
+        return vector if facts.learning_rate == 1 else facts.learning_rate * vector
+
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
         cut = list(zip(images.split(batches), labels.split(batches), strict=True))
         done: list[_Done] = []
         descent = velocity = None
         for x, y in cut:
             parameters = origin if descent is None else origin - descent
-            own, image_gradient, kept = passes.first(
-                origin_views if descent is None else unflatten(parameters, shapes), x, y
-            )
+            at = origin_views if descent is None else unflatten(parameters, shapes)
+            own, image_gradient, kept = passes.first(at, x, y)
             gradient = flatten(own)
-            done.append(_Done(parameters, gradient, image_gradient, kept))
+            del own
             total = gradient
             if facts.proximal_mu and descent is not None:
                 total = total - facts.proximal_mu * descent
             if facts.weight_decay:
                 total = total + facts.weight_decay * parameters
-            velocity = total if velocity is None else facts.momentum * velocity + total
-            moved = velocity if facts.learning_rate == 1 else facts.learning_rate * velocity
-            descent = moved if descent is None else descent + moved
+            velocity = total if velocity is None or not facts.momentum else facts.momentum * velocity + total
+            done.append(_Done(gradient, velocity, image_gradient, kept))
+            descent = times_rate(velocity) if descent is None else descent + times_rate(velocity)
         assert descent is not None
+        del parameters, at, total, gradient  # what lingers here is as large as the model
         value, on_descent = distance.derivative(descent)
 
         results: list[Tensor] = []
         on_velocity = None
-        for index in reversed(range(len(done))):
-            at, (x, y) = done[index], cut[index]
-            direction = on_descent if facts.learning_rate == 1 else facts.learning_rate * on_descent
+        while done:
+            last = done.pop()
+            x, y = cut[len(done)]
+            direction = times_rate(on_descent)
             if on_velocity is not None and facts.momentum:
                 direction = direction + facts.momentum * on_velocity
             scale = length / direction.norm().clamp_min(1e-30)
-            torch.addcmul(at.parameters, direction, scale, out=perturbed)
-            if index == 0:
-                _, image_gradient = passes.again(perturbed_views, x, y, at.kept)
+            if done:
+                torch.sub(origin, descent.sub_(times_rate(last.velocity)), out=perturbed)
+                perturbed.addcmul_(direction, scale)
             else:
-                own, image_gradient = passes.again_with_weights(perturbed_views, x, y, at.kept)
-                on_descent = on_descent - (flatten(own) - at.gradient) / scale
+                torch.addcmul(origin, direction, scale, out=perturbed)
+            if not done:
+                _, image_gradient = passes.again(perturbed_views, x, y, last.kept)
+            else:
+                own, image_gradient = passes.again_with_weights(perturbed_views, x, y, last.kept)
+                on_descent = on_descent - (flatten(own) - last.gradient).div_(scale)
+                del own
                 if pull:
                     on_descent = on_descent - pull * direction
-            results.append((image_gradient - at.image_gradient) / scale)
+            results.append((image_gradient - last.image_gradient) / scale)
             on_velocity = direction
         return value, torch.cat(results[::-1]).contiguous()
 

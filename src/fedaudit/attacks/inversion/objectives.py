@@ -98,7 +98,9 @@ class WeightedCosine:
         square = torch.dot(scaled, vector) + _TINY
         norm = square.sqrt()
         dot = torch.dot(self._direction, vector)
-        return 1 - dot / norm, torch.addcmul(scaled * (dot / (square * norm)), self._direction, -1 / norm)
+        factor = dot / (square * norm)
+        scaled = vector * factor if self._weights is None else scaled.mul_(factor)
+        return 1 - dot / norm, scaled.addcmul_(self._direction, -1 / norm)
 
 
 DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float]], Distance]] = {

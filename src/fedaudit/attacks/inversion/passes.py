@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -161,12 +160,15 @@ def _graph(function: Callable[..., Any], arguments: tuple[Any, ...], *, compiled
         outputs[:] = [form]
         return results
 
-    module = _without_detaching(make_fx(flat)(*leaves))
+    # on fake tensors: the real first pass would need autograd's memory beside that of the trace
+    module = _without_detaching(make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves))
     small = _is_small(module)
     run: Callable[..., Any] = module
     if compiled:
+        from torch._inductor import compile as compile_graph  # a second of imports
+
         with torch.no_grad():
-            run = torch._inductor.compile(module, leaves, options={"compile_threads": 1})
+            run = compile_graph(module, leaves, options={"compile_threads": 1})
 
     def graph(*arguments: Any) -> Any:
         with torch.no_grad(), _own_convolutions() if small else nullcontext():
