@@ -71,16 +71,27 @@ class Audit:
         from fedaudit.report import write_report
 
         folder = Path(folder)
+        self.save_data(folder)
+        try:
+            write_report(self.result, folder, folder / "report.html")
+        except OSError as error:
+            raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+        return folder / "report.html"
+
+    def save_data(self, folder: Path) -> None:
+        """Write the same without the report.
+
+        Raises:
+            BadInput: the folder can't be written.
+        """
         try:
             (folder / "images").mkdir(parents=True, exist_ok=True)
             for name, pixels in self.pictures.items():
                 save_png(pixels, folder / name)
             (folder / "scenario.yaml").write_text(self.scenario, encoding="utf-8")
             self.result.save(folder / "results.json")
-            write_report(self.result, folder, folder / "report.html")
         except OSError as error:
             raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
-        return folder / "report.html"
 
 
 @dataclass(frozen=True)

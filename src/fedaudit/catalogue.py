@@ -20,15 +20,22 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
     from fedaudit.defences.aggregation import AGGREGATORS
     from fedaudit.defences.sanitising import SANITISERS
     from fedaudit.models import MODELS
+    from fedaudit.studies.spec import builtin_studies, load_study
 
     sources: dict[str, list[Any]] = {
         "attacks": [*ATTACKS],
         "defences": [*AGGREGATORS, *SANITISERS],
         "models": [*MODELS],
         "datasets": [*DATASETS],
-        "studies": [],
     }
-    return {kind: [{"name": e.name, "summary": e.summary, **e.info} for e in sources[kind]] for kind in kinds}
+    found = {name: load_study(name) for name in builtin_studies()} if "studies" in kinds else {}
+    studies = [{"name": n, "summary": s.title, "paper": s.paper, "scales": [*s.scales]} for n, s in found.items()]
+    return {
+        kind: studies
+        if kind == "studies"
+        else [{"name": e.name, "summary": e.summary, **e.info} for e in sources[kind]]
+        for kind in kinds
+    }
 
 
 def print_catalogue(shown: Catalogue) -> None:

@@ -105,9 +105,9 @@ def _picture(result: dict[str, Any]) -> Iterator[Table | str]:
         cells = [_number(row["seconds"][goal]) for goal in goals]
         table.add_row(row["tool"], *cells, str(row["iterations"]), _number(row["cpu_seconds"]), _number(row["psnr"]))
     yield table
-    for goal, speedup in result["speedups"].items():
+    for speedup in result["speedups"]:
         least = "" if speedup["reached"] else "at least "
-        yield f"{float(goal):g} dB: {least}{speedup['ratio']:.1f} times sooner than {result['tools'][-1]['tool']}"
+        yield f"{float(speedup['goal']):g} dB: {least}{speedup['ratio']:.1f} times sooner than {speedup['peer']}"
 
 
 def _simulator(result: dict[str, Any]) -> Iterator[Table | str]:

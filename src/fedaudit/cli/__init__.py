@@ -1,4 +1,4 @@
-"""The face: audit, simulate, attack, list, doctor, bench. Heavy imports happen inside the commands."""
+"""The face: audit, simulate, attack, list, doctor, study, bench. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from fedaudit.cli.bench import bench
+from fedaudit.cli.options import DataDir, Workers, check_data_dir, check_folder, folder, number_of_workers
+from fedaudit.cli.study import study
 from fedaudit.errors import BadInput, FedAuditError, unknown_name
 from fedaudit.version import __version__
 
@@ -30,22 +33,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(study, name="study")
+app.add_typer(bench, name="bench")
 
 
-def _folder(given: str | Path) -> Path:
-    if not str(given).strip():
-        raise typer.BadParameter("the name is empty")
-    return Path(given)
-
-
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", envvar="FEDAUDIT_DATA", help="Folder of data sets that aren't embedded.")
-]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Instead of the scenario's.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value; dotted keys; may be repeated.")]
-Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, max=1024, help="Processes for the attacks; default: all cores.")
-]
 Limits = Annotated[
     list[str] | None, typer.Option("--fail-above", help="metric=limit, e.g. psnr=20: exit 1 if exceeded; repeatable.")
 ]
@@ -68,7 +61,7 @@ def audit(
     seed: Seed = None,
     data_dir: DataDir = None,
     out: Annotated[
-        Path, typer.Option(parser=_folder, metavar="FOLDER", help="For report.html, results.json and scenario.yaml.")
+        Path, typer.Option(parser=folder, metavar="FOLDER", help="For report.html, results.json and scenario.yaml.")
     ] = Path("audit"),
     workers: Workers = None,
     fail_above: Limits = None,
@@ -79,8 +72,8 @@ def audit(
 
     loaded = resolve(load_scenario(scenario, settings, seed))
     limits = _limits(fail_above)
-    _check_data_dir(data_dir)
-    _check_folder(out)
+    check_data_dir(data_dir)
+    check_folder(out)
     from fedaudit.auditing import run_audit  # after the checks: it takes seconds to import
     from fedaudit.progress import live_display
 
@@ -88,7 +81,7 @@ def audit(
         finished = run_audit(
             loaded,
             data_dir=data_dir,
-            workers=_workers(workers),
+            workers=number_of_workers(workers),
             store=out / "findings",
             limits=limits,
             display=display,
@@ -99,7 +92,7 @@ def audit(
 @app.command()
 def simulate(
     scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
-    out: Annotated[Path, typer.Option(parser=_folder, metavar="FOLDER", help="A new one, for the transcript.")] = Path(
+    out: Annotated[Path, typer.Option(parser=folder, metavar="FOLDER", help="A new one, for the transcript.")] = Path(
         "transcript"
     ),
     federation: Annotated[str | None, typer.Option(help="Which federation, if the scenario has several.")] = None,
@@ -122,8 +115,8 @@ def simulate(
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
     check_new(out)
-    _check_data_dir(data_dir)
-    _check_folder(out)
+    check_data_dir(data_dir)
+    check_folder(out)
     with live_display() as display:
         (recording,), _, _ = record(loaded, names=[federation or names[0]], data_dir=data_dir, display=display)
     save_recording(recording.transcript, recording.truth, out)
@@ -143,7 +136,7 @@ def attack(
         int | None, typer.Option(help="Of the attacks; default: the simulation's.", min=0, max=2**63 - 1)
     ] = None,
     out: Annotated[
-        Path, typer.Option(parser=_folder, metavar="FOLDER", help="For what was recovered, and the report.")
+        Path, typer.Option(parser=folder, metavar="FOLDER", help="For what was recovered, and the report.")
     ] = Path("audit"),
     workers: Workers = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
@@ -158,7 +151,7 @@ def attack(
     from fedaudit.scenario import parse_setting
 
     limits = _limits(fail_above)
-    _check_folder(out)
+    check_folder(out)
     with live_display() as display:
         finished = attack_transcript(
             transcript,
@@ -168,7 +161,7 @@ def attack(
             seed=seed,
             device=device,
             out=out,
-            workers=_workers(workers),
+            workers=number_of_workers(workers),
             truth=truth,
             limits=limits,
             display=display,
@@ -204,106 +197,6 @@ def doctor(data_dir: DataDir = None) -> None:
     examine(data_dir)
 
 
-bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is here.")
-app.add_typer(bench, name="bench")
-
-
-_QUICK = Annotated[bool, typer.Option("--quick", help="A minute instead of many: fewer and smaller victims.")]
-_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
-
-
-@bench.command("inversion")
-def bench_inversion(
-    quick: _QUICK = False,
-    json_output: _JSON = False,
-    versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
-) -> None:
-    """Time an iteration of every gradient-inversion engine; count its memory and its arithmetic."""
-    peers = _peers([versus] if versus else [], "breaching")
-    from fedaudit.bench.inversion import time_inversion
-    from fedaudit.bench.page import show
-    from fedaudit.progress import live_display
-
-    with live_display() as display:
-        result = time_inversion(quick=quick, peer=bool(peers), display=display)
-    show({"inversion": result}, json_output=json_output)
-
-
-@bench.command("picture")
-def bench_picture(
-    images: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 10,
-    model: Annotated[str, typer.Option(help="Attacked.")] = "convnet-small",
-    data_dir: DataDir = None,
-    cap: Annotated[float, typer.Option(min=1, help="CPU seconds for each tool, at most.")] = 600,
-    json_output: _JSON = False,
-    versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
-) -> None:
-    """Time to a picture: seconds until the mean PSNR of several images reaches 20 and 25 dB."""
-    peers = _peers([versus] if versus else [], "breaching")
-    from fedaudit.bench.page import show
-    from fedaudit.bench.picture import time_to_picture
-    from fedaudit.progress import live_display
-
-    with live_display() as display:
-        result = time_to_picture(
-            images=images, model=model, data_dir=data_dir, cap=cap, peer=bool(peers), display=display
-        )
-    show({"picture": result}, json_output=json_output)
-
-
-@bench.command("simulator")
-def bench_simulator(
-    quick: _QUICK = False,
-    json_output: _JSON = False,
-    versus: Annotated[str | None, typer.Option("--vs", help="A peer: flower.", show_default=False)] = None,
-) -> None:
-    """Count client updates a second of the simulator, and judged findings a second of the evaluation."""
-    peers = _peers([versus] if versus else [], "flower")
-    from fedaudit.bench.page import show
-    from fedaudit.bench.simulator import time_simulator
-    from fedaudit.progress import live_display
-
-    with live_display() as display:
-        result = time_simulator(quick=quick, peer=bool(peers), display=display)
-    show({"simulator": result}, json_output=json_output)
-
-
-@bench.command("all")
-def bench_all(
-    out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("bench"),
-    quick: _QUICK = False,
-    data_dir: DataDir = None,
-    versus: Annotated[
-        list[str] | None, typer.Option("--vs", help="A peer: breaching, flower. Repeatable.", show_default=False)
-    ] = None,
-) -> None:
-    """Run all benchmarks and write one page."""
-    peers = _peers(versus or [], "breaching", "flower")
-    _check_folder(out)
-    from fedaudit.bench.inversion import time_inversion
-    from fedaudit.bench.page import save, show
-    from fedaudit.bench.picture import time_to_picture
-    from fedaudit.bench.simulator import time_simulator
-    from fedaudit.progress import live_display
-
-    breaching = "breaching" in peers
-    with live_display() as display:
-        results = {
-            "inversion": time_inversion(quick=quick, peer=breaching, display=display),
-            "picture": time_to_picture(images=2 if quick else 10, data_dir=data_dir, peer=breaching, display=display),
-            "simulator": time_simulator(quick=quick, peer="flower" in peers, display=display),
-        }
-    show(results, json_output=False)
-    print(f"page: {save(results, out)}")
-
-
-def _peers(names: list[str], *known: str) -> list[str]:
-    for name in names:
-        if name not in known:
-            raise BadInput(f"--vs: {unknown_name('peer', name, list(known))}")
-    return names
-
-
 def _limits(texts: list[str] | None) -> dict[str, float]:
     from fedaudit.evaluation import check_limits
 
@@ -321,26 +214,6 @@ def _limits(texts: list[str] | None) -> dict[str, float]:
         limits[metric.strip()] = limit
     check_limits(limits)
     return limits
-
-
-def _check_folder(out: Path) -> None:
-    """Find out before hours of work whether the results can be written."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".write-test"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
-
-
-def _check_data_dir(data_dir: Path | None) -> None:
-    if data_dir is not None and not data_dir.is_dir():
-        raise BadInput(f"the data folder '{data_dir}' (--data-dir or FEDAUDIT_DATA) isn't a folder")
-
-
-def _workers(workers: int | None) -> int:
-    return workers or os.cpu_count() or 1
 
 
 def _conclude(finished: Audit, out: Path) -> None:
@@ -412,7 +285,3 @@ def _fail(message: str, code: int = 2) -> NoReturn:
     shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in message[:1000])
     print(f"fedaudit: error: {shown}", file=sys.stderr)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

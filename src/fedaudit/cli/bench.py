@@ -1,0 +1,109 @@
+"""The commands ``fedaudit bench …``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.options import DataDir, check_folder
+from fedaudit.errors import BadInput, unknown_name
+
+bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is here.")
+
+
+_QUICK = Annotated[bool, typer.Option("--quick", help="A minute instead of many: fewer and smaller victims.")]
+_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@bench.command("inversion")
+def bench_inversion(
+    quick: _QUICK = False,
+    json_output: _JSON = False,
+    versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
+) -> None:
+    """Time an iteration of every gradient-inversion engine; count its memory and its arithmetic."""
+    peers = _peers([versus] if versus else [], "breaching")
+    from fedaudit.bench.inversion import time_inversion
+    from fedaudit.bench.page import show
+    from fedaudit.progress import live_display
+
+    with live_display() as display:
+        result = time_inversion(quick=quick, peer=bool(peers), display=display)
+    show({"inversion": result}, json_output=json_output)
+
+
+@bench.command("picture")
+def bench_picture(
+    images: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 10,
+    model: Annotated[str, typer.Option(help="Attacked.")] = "convnet-small",
+    data_dir: DataDir = None,
+    cap: Annotated[float, typer.Option(min=1, help="CPU seconds for each tool, at most.")] = 600,
+    json_output: _JSON = False,
+    versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
+) -> None:
+    """Time to a picture: seconds until the mean PSNR of several images reaches 20 and 25 dB."""
+    peers = _peers([versus] if versus else [], "breaching")
+    from fedaudit.bench.page import show
+    from fedaudit.bench.picture import time_to_picture
+    from fedaudit.progress import live_display
+
+    with live_display() as display:
+        result = time_to_picture(
+            images=images, model=model, data_dir=data_dir, cap=cap, peer=bool(peers), display=display
+        )
+    show({"picture": result}, json_output=json_output)
+
+
+@bench.command("simulator")
+def bench_simulator(
+    quick: _QUICK = False,
+    json_output: _JSON = False,
+    versus: Annotated[str | None, typer.Option("--vs", help="A peer: flower.", show_default=False)] = None,
+) -> None:
+    """Count client updates a second of the simulator, and judged findings a second of the evaluation."""
+    peers = _peers([versus] if versus else [], "flower")
+    from fedaudit.bench.page import show
+    from fedaudit.bench.simulator import time_simulator
+    from fedaudit.progress import live_display
+
+    with live_display() as display:
+        result = time_simulator(quick=quick, peer=bool(peers), display=display)
+    show({"simulator": result}, json_output=json_output)
+
+
+@bench.command("all")
+def bench_all(
+    out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("bench"),
+    quick: _QUICK = False,
+    data_dir: DataDir = None,
+    versus: Annotated[
+        list[str] | None, typer.Option("--vs", help="A peer: breaching, flower. Repeatable.", show_default=False)
+    ] = None,
+) -> None:
+    """Run all benchmarks and write one page."""
+    peers = _peers(versus or [], "breaching", "flower")
+    check_folder(out)
+    from fedaudit.bench.inversion import time_inversion
+    from fedaudit.bench.page import save, show
+    from fedaudit.bench.picture import time_to_picture
+    from fedaudit.bench.simulator import time_simulator
+    from fedaudit.progress import live_display
+
+    breaching = "breaching" in peers
+    with live_display() as display:
+        results = {
+            "inversion": time_inversion(quick=quick, peer=breaching, display=display),
+            "picture": time_to_picture(images=2 if quick else 10, data_dir=data_dir, peer=breaching, display=display),
+            "simulator": time_simulator(quick=quick, peer="flower" in peers, display=display),
+        }
+    show(results, json_output=False)
+    print(f"page: {save(results, out)}")
+
+
+def _peers(names: list[str], *known: str) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise BadInput(f"--vs: {unknown_name('peer', name, list(known))}")
+    return names

@@ -1,0 +1,48 @@
+"""Options that several commands share, and what is checked before work begins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.errors import BadInput
+
+
+def folder(given: str | Path) -> Path:
+    """Return the folder that was named; an empty name is refused."""
+    if not str(given).strip():
+        raise typer.BadParameter("the name is empty")
+    return Path(given)
+
+
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="FEDAUDIT_DATA", help="Folder of data sets that aren't embedded.")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, max=1024, help="Processes for the attacks; default: all cores.")
+]
+
+
+def check_folder(out: Path) -> None:
+    """Find out before hours of work whether the results can be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".write-test"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
+
+
+def check_data_dir(data_dir: Path | None) -> None:
+    """Raise unless the data folder, if there is one, is a folder."""
+    if data_dir is not None and not data_dir.is_dir():
+        raise BadInput(f"the data folder '{data_dir}' (--data-dir or FEDAUDIT_DATA) isn't a folder")
+
+
+def number_of_workers(workers: int | None) -> int:
+    """Return how many processes to use: as asked, or all cores."""
+    return workers or os.cpu_count() or 1

@@ -1,0 +1,170 @@
+"""From a study's rows to its table: cells with intervals, the paper's numbers beside them, a word on every claim."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedaudit.evaluation import interval, paired_interval
+from fedaudit.results import Interval
+from fedaudit.studies.spec import Point, StudySpec
+from fedaudit.studies.store import Row
+
+_RESAMPLES = 2000
+
+Outcome = Literal["holds", "doesn't hold", "undecided", "not measured"]
+# (repetition, federation, round, client): one observed update, the unit that is independent of the others
+Unit = tuple[int, str, int, int]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of levels.
+
+    Attributes:
+        point: the combination.
+        value: of the metric over updates (images of one update averaged), or None where there is none.
+        images: how many.
+        published: the paper's number.
+        missing: why there is no value, or why some trials are missing.
+        seconds: mean of an attack.
+    """
+
+    point: Point
+    value: Interval | None
+    images: int
+    published: float | None
+    missing: str | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What became of a claim at one combination of the axes that it leaves open.
+
+    Attributes:
+        text: the claim.
+        where: the combination, in words; empty where nothing is left open.
+        difference: better minus worse, paired over updates.
+        outcome: the word.
+    """
+
+    text: str
+    where: str
+    difference: Interval | None
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a study says.
+
+    Attributes:
+        study: the study.
+        scale: at which it ran.
+        cells: every combination of levels that the scale runs.
+        claims: each with its outcome.
+        done, failed, pending: trials.
+        failures: label and reason of each failed trial.
+    """
+
+    study: StudySpec
+    scale: str
+    cells: list[Cell]
+    claims: list[Claim]
+    done: int
+    failed: int
+    pending: int
+    failures: list[tuple[str, str]]
+
+
+def analyse(study: StudySpec, scale: str, rows: Sequence[Row]) -> Analysis:
+    """Return cells, claims and failures of ``rows``.
+
+    Args:
+        study: that they belong to.
+        scale: at which they were run.
+        rows: of the store.
+    """
+    points = list({tuple(sorted(row.point.items())): row.point for row in rows}.values())
+    claims = [] if scale == "smoke" else study.claims  # which shows that a study runs, and nothing else
+    order = {axis: list(levels) for axis, levels in study.axes.items()}
+    points.sort(key=lambda point: [order[axis].index(point[axis]) for axis in order])
+    return Analysis(
+        study=study,
+        scale=scale,
+        cells=[_cell(study, point, [r for r in rows if r.point == point], scale) for point in points],
+        claims=[c for claim in claims for c in _claim(study, claim.text, claim.better, claim.worse, rows)],
+        done=sum(row.status == "done" for row in rows),
+        failed=sum(row.status == "failed" for row in rows),
+        pending=sum(row.status == "pending" for row in rows),
+        failures=[(label(row), row.error or "") for row in rows if row.status == "failed"],
+    )
+
+
+def label(row: Row) -> str:
+    """Return a row's combination and repetition in words."""
+    return ", ".join([*(f"{axis} {level}" for axis, level in row.point.items()), f"#{row.repetition}"])
+
+
+def values(study: StudySpec, rows: Sequence[Row]) -> dict[Unit, float]:
+    """Return the metric of every update of ``rows``: the mean over its images."""
+    found: dict[Unit, float] = {}
+    for row in rows:
+        for update in (row.outcome or {}).get("updates", []):
+            numbers = [image[study.metric] for image in update["images"] if image[study.metric] is not None]
+            if numbers:
+                unit = (row.repetition, update["federation"], update["round"], update["client"])
+                found[unit] = sum(numbers) / len(numbers)
+    return found
+
+
+def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Cell:
+    numbers = list(values(study, rows).values())
+    updates = [u for row in rows for u in (row.outcome or {}).get("updates", [])]
+    reasons = [u["reason"] for u in updates if u["reason"]]
+    failed = sum(row.status == "failed" for row in rows)
+    missing = reasons[0] if reasons else f"{failed} of {len(rows)} trials failed" if failed else None
+    if not missing and updates and not numbers:
+        missing = f"{study.metric} isn't available here"
+    seconds = [u["seconds"] for u in updates if u["seconds"] is not None]
+    published = [p.value for p in study.published if _at(point, p.at) and scale != "smoke"]
+    return Cell(
+        point=point,
+        value=interval(numbers, resamples=_RESAMPLES, seed=study.seed) if numbers else None,
+        images=sum(len(u["images"]) for u in updates),
+        published=published[0] if published else None,
+        missing=missing,
+        seconds=sum(seconds) / len(seconds) if seconds else None,
+    )
+
+
+def _claim(study: StudySpec, text: str, better: Point, worse: Point, rows: Sequence[Row]) -> list[Claim]:
+    """Judge a claim at every combination of the axes that neither side fixes, as far as it was run."""
+    open_axes = [axis for axis in study.axes if axis not in better and axis not in worse]
+    claims = []
+    for levels in itertools.product(*(study.axes[axis] for axis in open_axes)):
+        fixed = dict(zip(open_axes, levels, strict=True))
+        sides = [values(study, [r for r in rows if _at(r.point, {**fixed, **side})]) for side in (better, worse)]
+        shared = [unit for unit in sides[0] if unit in sides[1]]
+        where = ", ".join(f"{axis} {level}" for axis, level in fixed.items())
+        if not shared:
+            if any(_at(r.point, fixed) for r in rows):
+                claims.append(Claim(text, where, None, "not measured"))
+            continue
+        sign = 1 if study.metric in {"psnr", "ssim"} else -1
+        difference = paired_interval([sign * (sides[0][unit] - sides[1][unit]) for unit in shared])
+        claims.append(Claim(text, where, difference, _judge(difference)))
+    return claims
+
+
+def _at(point: Point, wanted: Point) -> bool:
+    return all(point.get(axis) == level for axis, level in wanted.items())
+
+
+def _judge(difference: Interval) -> Outcome:
+    if difference.n < 2 or difference.low <= 0 <= difference.high:
+        return "undecided"
+    return "holds" if difference.low > 0 else "doesn't hold"

@@ -1,0 +1,188 @@
+"""A study's result as Markdown, CSV, a figure and one page."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from pathlib import Path
+
+import jinja2
+
+from fedaudit.errors import BadInput
+from fedaudit.results import Interval
+from fedaudit.studies.analysis import Analysis, Cell
+
+_UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"}
+_DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3}
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write result.md, result.csv, figure.png and result.html to ``folder`` and return their paths.
+
+    Raises:
+        BadInput: the folder can't be written.
+    """
+    picture = figure(analysis)
+    contents = {
+        "result.md": markdown(analysis).encode(),
+        "result.csv": table_csv(analysis).encode(),
+        "result.html": page(analysis, picture).encode(),
+    }
+    if picture:
+        contents["figure.png"] = picture
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+    return [folder / name for name in contents]
+
+
+def markdown(analysis: Analysis) -> str:
+    """Return the table and the claims as Markdown."""
+    study = analysis.study
+    down, across, rows = grid(analysis)
+    lines = [
+        f"# {study.title}",
+        "",
+        f"{study.paper}. Study `{study.name}`, scale `{analysis.scale}`: {_states(analysis)} "
+        f"{analysis.done} trials done, {analysis.failed} failed, {analysis.pending} to do.",
+        "",
+        f"{_UNITS[study.metric]}: mean over updates [95 % interval], n updates; the paper's number where it has one.",
+        "",
+        "| " + " | ".join([*down, *across]) + " |",
+        "|" + "---|" * (len(down) + len(across)),
+    ]
+    for left, cells in rows:
+        texts = ["; ".join([main, *small]) for main, small in (cell_text(study.metric, cell) for cell in cells)]
+        lines.append("| " + " | ".join([*left, *texts]) + " |")
+    if analysis.claims:
+        lines += ["", "| claim | where | difference | outcome |", "|---|---|---|---|"]
+        for claim in analysis.claims:
+            shown = difference_text(study.metric, claim.difference)
+            lines.append(f"| {claim.text} | {claim.where} | {shown} | **{claim.outcome}** |")
+        lines += ["", "Paired over updates, Student's 95 % interval; undecided where it holds zero."]
+    if analysis.failures:
+        lines += ["", "Failed:", "", *(f"- {name}: {why}" for name, why in analysis.failures)]
+    return "\n".join(lines) + "\n"
+
+
+def table_csv(analysis: Analysis) -> str:
+    """Return one row per cell: levels, mean, median, interval, n, images, the paper's, seconds, what's missing."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    axes = list(analysis.study.axes)
+    metric = analysis.study.metric
+    writer.writerow([*axes, metric, "median", "low", "high", "n", "images", "published", "seconds", "missing"])
+    for cell in analysis.cells:
+        v = cell.value
+        numbers = [v.mean, v.median, v.low, v.high, v.n] if v else [""] * 5
+        writer.writerow(
+            [*(cell.point[a] for a in axes), *numbers, cell.images, cell.published, cell.seconds, cell.missing or ""]
+        )
+    return out.getvalue()
+
+
+def figure(analysis: Analysis) -> bytes | None:
+    """Return a PNG: the metric over the column axis with error bars, a line a row; None where nothing is measured."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    _, across, rows = grid(analysis)
+    if not any(cell and cell.value for _, cells in rows for cell in cells):
+        return None
+    drawing, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    width = 0.7 / max(1, len(rows))
+    for i, (left, cells) in enumerate(rows):
+        places = [x + (i - (len(rows) - 1) / 2) * width for x in range(len(across))]
+        shown = [(x, c.value) for x, c in zip(places, cells, strict=True) if c and c.value]
+        errors = [[v.mean - v.low for _, v in shown], [v.high - v.mean for _, v in shown]]
+        name = ", ".join(left) or analysis.study.columns
+        axes.errorbar(
+            [x for x, _ in shown],
+            [v.mean for _, v in shown],
+            yerr=errors,
+            fmt="o-" if analysis.study.kind == "figure" else "o",
+            capsize=4,
+            label=name,
+        )
+        published = [(x, c.published) for x, c in zip(places, cells, strict=True) if c and c.published is not None]
+        if published:
+            axes.plot([x for x, _ in published], [v for _, v in published], "kx", label="paper" if i == 0 else None)
+    axes.set_xticks(range(len(across)), across)
+    axes.set_xlabel(analysis.study.columns)
+    axes.set_ylabel(_UNITS[analysis.study.metric])
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize="small")
+    out = io.BytesIO()
+    drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    plt.close(drawing)
+    return out.getvalue()
+
+
+def page(analysis: Analysis, picture: bytes | None) -> str:
+    """Return one self-contained HTML page."""
+    metric = analysis.study.metric
+    down, across, rows = grid(analysis)
+    body = [
+        {"left": left, "cells": [dict(zip(("main", "small"), cell_text(metric, c), strict=True)) for c in cells]}
+        for left, cells in rows
+    ]
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True)
+    return environment.get_template("study.html.j2").render(
+        a=analysis,
+        states=_states(analysis),
+        unit=_UNITS[metric],
+        head=[*down, *across],
+        body=body,
+        figure=base64.b64encode(picture).decode() if picture else None,
+        difference=lambda claim: difference_text(metric, claim.difference),
+    )
+
+
+def _states(analysis: Analysis) -> str:
+    return next((s.states for name, s in analysis.study.scales.items() if name == analysis.scale), "")
+
+
+def grid(analysis: Analysis) -> tuple[list[str], list[str], list[tuple[list[str], list[Cell | None]]]]:
+    """Return the axes that go down, the levels across, and the rows: levels on the left, cells or None."""
+    study = analysis.study
+    down = [axis for axis in study.axes if axis != study.columns]
+    across = [
+        level for level in study.axes[study.columns] if any(c.point[study.columns] == level for c in analysis.cells)
+    ]
+    rows: dict[tuple[str, ...], list[Cell | None]] = {}
+    for cell in analysis.cells:
+        row = rows.setdefault(tuple(cell.point[a] for a in down), [None] * len(across))
+        row[across.index(cell.point[study.columns])] = cell
+    return down, across, [(list(left), cells) for left, cells in rows.items()]
+
+
+def cell_text(metric: str, cell: Cell | None) -> tuple[str, list[str]]:
+    if cell is None:
+        return "–", []
+    digits = _DIGITS[metric]
+    small = []
+    if cell.value:
+        v = cell.value
+        main = f"{v.mean:.{digits}f} [{v.low:.{digits}f}, {v.high:.{digits}f}]"
+        small.append(f"n={v.n}" if cell.images == v.n else f"n={v.n} ({cell.images} images)")
+    else:
+        main = "–"
+    if cell.published is not None:
+        small.append(f"paper {cell.published:g}")
+    if cell.missing:
+        small.append(cell.missing)
+    return main, small
+
+
+def difference_text(metric: str, difference: Interval | None) -> str:
+    if difference is None:
+        return "–"
+    d = _DIGITS[metric]
+    return f"{difference.mean:+.{d}f} [{difference.low:+.{d}f}, {difference.high:+.{d}f}], n={difference.n}"

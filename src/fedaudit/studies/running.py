@@ -1,0 +1,187 @@
+"""Run a study: what the store doesn't have yet, on a backend, each result written as it arrives."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedaudit.auditing import Audit, run_audit
+from fedaudit.errors import BadInput, FedAuditError
+from fedaudit.machine import keep_freed_memory
+from fedaudit.progress import Display
+from fedaudit.results import AuditResult
+from fedaudit.scenario import Scenario, apply_override, scenario_from
+from fedaudit.studies.backends import Backend
+from fedaudit.studies.spec import StudySpec, StudyTrial
+from fedaudit.studies.store import Store
+
+_METRICS = ("psnr", "ssim", "mse", "lpips", "rank")
+_PROBES = (2, 8)  # iterations
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is given."""
+
+    key: str
+    scenario: str
+    data_dir: str | None
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a worker gives back: numbers for the store, files for the folder beside it."""
+
+    outcome: dict[str, Any]
+    seconds: float
+    versions: dict[str, str]
+    files: dict[str, bytes]
+
+
+def run_study(
+    study: StudySpec,
+    trials: Sequence[StudyTrial],
+    store: Store,
+    *,
+    backend: Backend,
+    data_dir: Path | None,
+    display: Display,
+) -> int:
+    """Play every trial that isn't done, the failed ones again, and return how many failed.
+
+    Raises:
+        BadInput: another run is at work in the folder; the disk is full. What was finished is kept.
+    """
+    wanted = {trial.key: trial for trial in trials}
+    done = {row.key for row in store.rows() if row.status == "done"}
+    tasks = [
+        Task(trial.key, trial.scenario.to_yaml(), str(data_dir.resolve()) if data_dir else None)
+        for trial in trials
+        if trial.key not in done
+    ]
+    report = display.stage(f"{study.name}: {len(trials)} trials", len(trials))
+    finished, failed = len(wanted) - len(tasks), 0
+    report(finished)
+    for task, result in backend(play, tasks) if tasks else ():
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        if isinstance(result, Played):
+            _keep(store.folder / "trials" / task.key, result.files)
+            store.finish(task.key, result.outcome, result.seconds, result.versions, when)
+        else:
+            failed += 1
+            store.fail(task.key, _one_line(result), when)
+            _keep(store.folder / "trials" / task.key, {"error.txt": _trace(result).encode()})
+        finished += 1
+        report(finished)
+    return failed
+
+
+def play(task: Task) -> Played:
+    """Play one trial; runs in a worker, which writes nothing."""
+    from fedaudit import plain_yaml
+    from fedaudit.machine import one_thread
+
+    keep_freed_memory()
+    began = time.perf_counter()
+    scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
+    with one_thread():
+        audit = run_audit(scenario, data_dir=Path(task.data_dir) if task.data_dir else None)
+    result = audit.result
+    return Played(_outcome(result), time.perf_counter() - began, _versions(result), _files(audit))
+
+
+def estimate(
+    trials: Sequence[StudyTrial], store: Store, *, data_dir: Path | None, workers: int, display: Display
+) -> float:
+    """Return about how many seconds the trials that aren't done will take.
+
+    Each combination of levels is played twice with a few iterations here; what was measured before is taken as it is.
+
+    Raises:
+        BadInput: the data aren't there, or a scenario can't be played.
+    """
+    rows = {row.key: row for row in store.rows()}
+    todo = [t for t in trials if rows[t.key].status != "done"]
+    known = {tuple(r.point.items()): r.seconds for r in rows.values() if r.seconds is not None}
+    cells = {tuple(t.point.items()): t for t in todo}
+    unknown = {point: trial for point, trial in cells.items() if point not in known}
+    report = display.stage("estimating the time", len(unknown))
+    for done, (point, trial) in enumerate(unknown.items()):
+        known[point] = _probe(trial.scenario, data_dir)
+        report(done + 1)
+    return sum(known[tuple(t.point.items())] or 0.0 for t in todo) / min(workers, max(1, len(todo)))
+
+
+def _probe(scenario: Scenario, data_dir: Path | None) -> float:
+    values = scenario.model_dump(mode="json")
+    iterations = int(scenario.attacks[0].settings().get("iterations", 10_000))
+    taken = []
+    for few in _PROBES:
+        short = scenario_from(apply_override(values, f"attacks.0.iterations={min(few, iterations)}"))
+        began = time.perf_counter()
+        run_audit(short, data_dir=data_dir)
+        taken.append(time.perf_counter() - began)
+    pace = max(0.0, taken[1] - taken[0]) / (_PROBES[1] - _PROBES[0])
+    return taken[0] + pace * max(0, iterations - _PROBES[0])
+
+
+def _outcome(result: AuditResult) -> dict[str, Any]:
+    """Return the numbers of every update: a list of images, or the reason why the attack couldn't be played."""
+    updates = [
+        {
+            "federation": f.federation,
+            "round": f.round,
+            "client": f.client,
+            "reason": f.reason,
+            "label_accuracy": f.label_accuracy,
+            "seconds": f.timing.seconds if f.timing else None,
+            "images": [{metric: getattr(image, metric) for metric in _METRICS} for image in f.images],
+        }
+        for f in result.findings
+    ]
+    return {"updates": updates, "lpips_missing": result.lpips_missing}
+
+
+def _versions(result: AuditResult) -> dict[str, str]:
+    return {key: str(value) for key, value in result.environment.items()}
+
+
+def _files(audit: Audit) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory(prefix="fedaudit-") as name:
+        folder = Path(name)
+        audit.save_data(folder)
+        return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def _keep(folder: Path, files: dict[str, bytes]) -> None:
+    """Write a trial's files at once or not at all."""
+    draft = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        for name, content in files.items():
+            path = draft / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.replace(folder)
+    except OSError as error:
+        raise BadInput(
+            f"can't write to '{folder.parent}': {error.strerror or error}; what was finished before is kept"
+        ) from None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, FedAuditError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def _trace(error: BaseException) -> str:
+    remote = getattr(error, "traceback", None)
+    return str(remote) if remote else "".join(traceback.format_exception(error))

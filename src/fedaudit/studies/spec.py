@@ -1,0 +1,234 @@
+"""What a study is: one scenario, axes that change it, repetitions, scales, and the claims that the result decides."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from fedaudit import plain_yaml
+from fedaudit.attacks import make_attack
+from fedaudit.errors import BadInput, unknown_name
+from fedaudit.scenario import Scenario, apply_override, scenario_from
+from fedaudit.validation import Count, Number, Spec, Whole, explain, no_boolean
+
+SCALES = ("smoke", "cpu", "paper")
+FORMAT = 1
+_BUILTIN = Path(__file__).parent / "builtin"
+
+ScaleName = Literal["smoke", "cpu", "paper"]
+# dotted.key of the scenario -> value, as --set takes it
+Changes = dict[str, Any]
+# axis -> level
+Point = dict[str, str]
+
+
+class ScaleSpec(Spec):
+    """What a scale changes, and that in words."""
+
+    states: str = Field(description="how this scale departs from the published setting, in a sentence")
+    repetitions: Count
+    changes: Changes = Field(default={})
+    only: dict[str, list[str]] = Field(default={}, description="axis -> the levels that are run; all if absent")
+
+
+class PublishedSpec(Spec):
+    """A number of the paper's."""
+
+    at: Point
+    value: Number
+
+
+class ClaimSpec(Spec):
+    """Something that the table is meant to show: at ``at``, ``better`` has the higher metric than ``worse``."""
+
+    text: str
+    better: Point
+    worse: Point
+
+
+class StudySpec(Spec):
+    """A grid of scenarios and what it stands for.
+
+    Every repetition of every combination of levels is one trial: a scenario with exactly one attack, whose seed is the
+    study's plus the repetition's number. Levels that change only the attack therefore meet the same victims.
+    """
+
+    version: Annotated[Literal[1], BeforeValidator(no_boolean)] = 1
+    name: str
+    title: str
+    paper: str = Field(description="where the table or figure is published")
+    seed: Whole = 0
+    scenario: dict[str, Any]
+    axes: dict[str, dict[str, Changes]] = Field(min_length=1)
+    scales: dict[ScaleName, ScaleSpec]
+    metric: Literal["psnr", "ssim", "mse", "lpips"] = "psnr"
+    columns: str = Field(description="the axis that is drawn across; the others go down")
+    kind: Literal["table", "figure"] = "table"
+    published: list[PublishedSpec] = Field(default=[])
+    claims: list[ClaimSpec] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StudySpec:
+        if self.columns not in self.axes:
+            raise ValueError(unknown_name("axis in columns", self.columns, self.axes))
+        points = [p.at for p in self.published] + [c.better for c in self.claims] + [c.worse for c in self.claims]
+        for point in [*points, *({a: v for a in s.only for v in s.only[a]} for s in self.scales.values())]:
+            check_point(point, self.axes)
+        for scale in self.scales.values():
+            for axis, levels in scale.only.items():
+                for level in levels:
+                    check_point({axis: level}, self.axes)
+        return self
+
+
+def check_point(point: Point, axes: dict[str, dict[str, Changes]]) -> None:
+    """Raise unless every axis and level of ``point`` exists.
+
+    Raises:
+        ValueError: one doesn't; the message says what there is.
+    """
+    for axis, level in point.items():
+        if axis not in axes:
+            raise ValueError(unknown_name("axis", axis, axes))
+        if level not in axes[axis]:
+            raise ValueError(unknown_name(f"level of {axis}", level, axes[axis]))
+
+
+@dataclass(frozen=True)
+class StudyTrial:
+    """One scenario of the grid.
+
+    Attributes:
+        key: hash of the scenario: what names it in the store.
+        point: its level on every axis.
+        repetition: from 0.
+        scenario: resolved.
+    """
+
+    key: str
+    point: Point
+    repetition: int
+    scenario: Scenario
+
+    @property
+    def label(self) -> str:
+        """The trial in words."""
+        return ", ".join([*(f"{axis} {level}" for axis, level in self.point.items()), f"#{self.repetition}"])
+
+
+def builtin_studies() -> list[str]:
+    """Return the names of the built-in studies."""
+    return sorted(str(path.relative_to(_BUILTIN).with_suffix("")) for path in _BUILTIN.rglob("*.yaml"))
+
+
+def load_study(name: str) -> StudySpec:
+    """Return the built-in study ``name``, or the one in the YAML file of that name.
+
+    Raises:
+        BadInput: there is neither; the file isn't a study.
+    """
+    path = Path(name)
+    if name in builtin_studies():
+        path = _BUILTIN / f"{name}.yaml"
+    elif path.suffix not in {".yaml", ".yml"}:
+        raise BadInput(unknown_name("study", name, builtin_studies()) + ", or the path of a YAML file")
+    return _read(path)
+
+
+@cache
+def _read(path: Path) -> StudySpec:
+    where = f"the study '{path}'"
+    return study_from(plain_yaml.read(path, where), where)
+
+
+def study_from(values: Any, where: str) -> StudySpec:
+    """Validate ``values`` (as read from YAML).
+
+    Raises:
+        BadInput: one line that names the key and what is wrong with it.
+    """
+    if not isinstance(values, dict):
+        raise BadInput(f"{where}: expected a mapping of keys such as name, scenario, axes, scales")
+    if "version" in values and values["version"] != 1:
+        raise BadInput(f"{where}: has version {values['version']!r}; this fedaudit reads version 1")
+    try:
+        return StudySpec.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {explain(error, StudySpec)}") from None
+
+
+def expand(
+    study: StudySpec, scale: ScaleName, *, overrides: list[str] | None = None, only: list[str] | None = None
+) -> list[StudyTrial]:
+    """Return the trials of ``study`` at ``scale``: repetitions outermost, so that every cell fills evenly.
+
+    Args:
+        study: to expand.
+        scale: smoke, cpu or paper.
+        overrides: ``key=value`` on every scenario, after everything else.
+        only: ``axis=level``: leave out the others of that axis.
+
+    Raises:
+        BadInput: no such scale, axis or level; a scenario is wrong, or has not exactly one attack.
+    """
+    if scale not in study.scales:
+        raise BadInput(f"the study {study.name} has {unknown_name('scale', scale, study.scales)}")
+    setting = study.scales[scale]
+    levels = {axis: list(setting.only.get(axis, values)) for axis, values in study.axes.items()}
+    for axis, chosen in _parse_only(only or [], study).items():
+        levels[axis] = [level for level in levels[axis] if level in chosen]
+        if not levels[axis]:
+            raise BadInput(f"--only {axis}={','.join(chosen)}: the scale {scale} doesn't run it")
+    trials: dict[str, StudyTrial] = {}
+    for repetition in range(setting.repetitions):
+        for combination in itertools.product(*levels.values()):
+            point = dict(zip(levels, combination, strict=True))
+            where = f"the study {study.name} at {point}"
+            values: dict[str, Any] = {"version": 1, **study.scenario, "seed": study.seed + repetition}
+            for axis, level in point.items():
+                values = _change(values, study.axes[axis][level])
+            values = _change(values, setting.changes)
+            for override in overrides or []:
+                values = apply_override(values, override)
+            scenario = scenario_from(values, where=where)
+            if len(scenario.attacks) != 1:
+                raise BadInput(f"{where}: a trial plays exactly one attack, not {len(scenario.attacks)}")
+            make_attack(scenario.attacks[0].name, scenario.attacks[0].settings())  # a wrong setting is found now
+            key = trial_key(scenario)
+            if key in trials:
+                raise BadInput(f"{where}: the scenario is the same as at {trials[key].point}; leave one of them out")
+            trials[key] = StudyTrial(key, point, repetition, scenario)
+    return list(trials.values())
+
+
+def trial_key(scenario: Scenario) -> str:
+    """Return a hash of everything in ``scenario`` but its name."""
+    values = scenario.model_dump(mode="json", exclude={"name"})
+    return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _change(values: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    for key, value in changes.items():
+        values = apply_override(values, f"{key}={json.dumps(value)}")
+    return values
+
+
+def _parse_only(texts: list[str], study: StudySpec) -> dict[str, list[str]]:
+    chosen: dict[str, list[str]] = {}
+    for text in texts:
+        axis, equals, level = text.partition("=")
+        if not equals:
+            raise BadInput(f"--only {text}: expected axis=level, for example attack=agic")
+        try:
+            check_point({axis: level}, study.axes)
+        except ValueError as error:
+            raise BadInput(f"--only {text}: {error}") from None
+        chosen.setdefault(axis, []).append(level)
+    return chosen

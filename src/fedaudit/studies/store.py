@@ -1,0 +1,180 @@
+"""One SQLite file per study: a row per trial; what is finished is never lost and never done twice."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedaudit.errors import BadInput
+from fedaudit.studies.spec import FORMAT, Point, StudyTrial
+
+FILE = "study.sqlite"
+_LOCK = "running.lock"
+_APPLICATION = 0x66656461  # "feda", in SQLite's header: a foreign file is told apart before it is touched
+
+Status = Literal["pending", "done", "failed"]
+
+_SCHEMA = """
+create table if not exists about (key text primary key, value text not null);
+create table if not exists trials (
+    key text primary key, position integer not null, point text not null, repetition integer not null,
+    scenario text not null, status text not null default 'pending', attempts integer not null default 0,
+    outcome text, seconds real, versions text, error text, finished text
+);
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A trial as the store holds it.
+
+    Attributes:
+        key, point, repetition: of the trial.
+        status: pending, done or failed.
+        attempts: how often it was played.
+        outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank`` and the victim's name; the verdict's inputs.
+        seconds: of the last attempt.
+        error: why it failed.
+    """
+
+    key: str
+    point: Point
+    repetition: int
+    status: Status
+    attempts: int
+    outcome: dict[str, Any] | None
+    seconds: float | None
+    error: str | None
+
+
+class Store:
+    """The only writer of a study's SQLite file (WAL).
+
+    Raises:
+        BadInput: the folder can't be written, or the file is something else's, or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+            self._check_owner()
+            self._db.execute("pragma journal_mode=wal")
+            self._db.execute("pragma synchronous=normal")  # with WAL: safe against a killed process
+            self._db.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise BadInput(f"can't use '{self.path}' as a study's store: {_reason(error)}") from None
+
+    def _check_owner(self) -> None:
+        owner = self._db.execute("pragma application_id").fetchone()[0]
+        version = self._db.execute("pragma user_version").fetchone()[0]
+        tables = self._db.execute("select count(*) from sqlite_master").fetchone()[0]
+        if owner == _APPLICATION:
+            if version != FORMAT:
+                raise BadInput(f"'{self.path}' has format {version}; this fedaudit reads format {FORMAT}")
+        elif owner or version or tables:
+            raise BadInput(f"'{self.path}' is a database, but not a study's: choose another --out")
+        else:
+            self._db.execute(f"pragma application_id={_APPLICATION}")
+            self._db.execute(f"pragma user_version={FORMAT}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Keep other runs away from the folder while the block runs; the system lets go of a killed one's hold.
+
+        Raises:
+            BadInput: another run is at work.
+        """
+        lock = sqlite3.connect(self.folder / _LOCK, isolation_level=None, timeout=0)
+        try:
+            try:
+                lock.execute("begin exclusive")
+            except sqlite3.OperationalError:
+                raise BadInput(
+                    f"another run is at work in '{self.folder}'; wait for it, or choose another --out"
+                ) from None
+            yield
+        finally:
+            lock.close()
+
+    def about(self) -> dict[str, Any]:
+        """Return what :meth:`plan` was told of the study."""
+        return {key: json.loads(value) for key, value in self._db.execute("select key, value from about")}
+
+    def plan(self, about: dict[str, Any], trials: list[StudyTrial]) -> None:
+        """Add the trials that aren't there yet; what there is of them stays.
+
+        Raises:
+            BadInput: the folder belongs to another study or scale; the disk is full.
+        """
+        before = self.about()
+        for key in ("name", "scale"):
+            if key in before and before[key] != about[key]:
+                raise BadInput(
+                    f"'{self.folder}' holds {before['name']} at scale {before['scale']}; choose another --out"
+                )
+        with self._writing():
+            self._db.executemany(
+                "insert or replace into about values (?, ?)", [(k, json.dumps(v)) for k, v in about.items()]
+            )
+            self._db.executemany(
+                "insert into trials (key, position, point, repetition, scenario) values (?, ?, ?, ?, ?) "
+                "on conflict (key) do update set position = excluded.position",
+                [(t.key, i, json.dumps(t.point), t.repetition, t.scenario.to_yaml()) for i, t in enumerate(trials)],
+            )
+
+    def finish(self, key: str, outcome: dict[str, Any], seconds: float, versions: dict[str, str], when: str) -> None:
+        """Note that a trial is done."""
+        with self._writing():
+            self._db.execute(
+                "update trials set status = 'done', attempts = attempts + 1, outcome = ?, seconds = ?, versions = ?, "
+                "error = null, finished = ? where key = ?",
+                (json.dumps(outcome), seconds, json.dumps(versions), when, key),
+            )
+
+    def fail(self, key: str, error: str, when: str) -> None:
+        """Note that a trial failed, and why."""
+        with self._writing():
+            self._db.execute(
+                "update trials set status = 'failed', attempts = attempts + 1, error = ?, finished = ? where key = ?",
+                (error, when, key),
+            )
+
+    def rows(self) -> list[Row]:
+        """Return all trials in the study's order."""
+        found = self._db.execute(
+            "select key, point, repetition, status, attempts, outcome, seconds, error from trials "
+            "order by position, key"
+        )
+        return [
+            Row(key, json.loads(point), repetition, status, attempts, outcome and json.loads(outcome), seconds, error)
+            for key, point, repetition, status, attempts, outcome, seconds, error in found
+        ]
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            self._db.execute("begin immediate")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+        except sqlite3.Error as error:
+            raise BadInput(f"can't write '{self.path}': {_reason(error)}; what was finished before is kept") from None
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
