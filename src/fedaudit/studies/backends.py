@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import importlib
 import multiprocessing
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -71,10 +72,14 @@ def ray(address: str, *, cpus: float = 1, gpus: float = 0) -> Backend:
         engine: Any = importlib.import_module("ray")
     except ImportError as error:
         raise BadInput(f"--ray needs Ray ({error}): pip install 'fedaudit[ray]'") from None
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
     try:
+        if colon:  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
         engine.init(address=address, log_to_driver=False, ignore_reinit_error=True)
     except Exception as error:
-        raise BadInput(f"--ray {address}: no cluster there ({str(error).strip().splitlines()[0]})") from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInput(f"--ray {address}: no cluster there ({reason})") from None
 
     def run(
         function: Callable[[Argument], Result], arguments: Sequence[Argument]

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedaudit import plain_yaml
 from fedaudit.auditing import Audit, run_audit
 from fedaudit.errors import BadInput, FedAuditError
-from fedaudit.machine import keep_freed_memory
+from fedaudit.machine import keep_freed_memory, one_thread
 from fedaudit.progress import Display
 from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, apply_override, scenario_from
@@ -23,7 +24,7 @@ from fedaudit.studies.spec import StudySpec, StudyTrial
 from fedaudit.studies.store import Store
 
 _METRICS = ("psnr", "ssim", "mse", "lpips", "rank")
-_PROBES = (2, 8)  # iterations
+_PROBES = (20, 60)  # iterations: enough for the engine that a long run would have
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,6 @@ def run_study(
 
 def play(task: Task) -> Played:
     """Play one trial; runs in a worker, which writes nothing."""
-    from fedaudit import plain_yaml
-    from fedaudit.machine import one_thread
-
     keep_freed_memory()
     began = time.perf_counter()
     scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
@@ -120,16 +118,19 @@ def estimate(
 
 
 def _probe(scenario: Scenario, data_dir: Path | None) -> float:
+    """Return about how long a trial of ``scenario`` takes: what surrounds the attack, and the attack at its pace."""
     values = scenario.model_dump(mode="json")
     iterations = int(scenario.attacks[0].settings().get("iterations", 10_000))
-    taken = []
+    around, attacks = [], []
     for few in _PROBES:
         short = scenario_from(apply_override(values, f"attacks.0.iterations={min(few, iterations)}"))
         began = time.perf_counter()
-        run_audit(short, data_dir=data_dir)
-        taken.append(time.perf_counter() - began)
-    pace = max(0.0, taken[1] - taken[0]) / (_PROBES[1] - _PROBES[0])
-    return taken[0] + pace * max(0, iterations - _PROBES[0])
+        with one_thread():
+            findings = run_audit(short, data_dir=data_dir).result.findings
+        attacks.append(sum(f.timing.seconds for f in findings if f.timing))
+        around.append(time.perf_counter() - began - attacks[-1])
+    pace = max(0.0, attacks[1] - attacks[0]) / (_PROBES[1] - _PROBES[0])
+    return min(around) + attacks[0] + pace * max(0, iterations - _PROBES[0])
 
 
 def _outcome(result: AuditResult) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class StudySpec(Spec):
     """A grid of scenarios and what it stands for.
 
     Every repetition of every combination of levels is one trial: a scenario with exactly one attack, whose seed is the
-    study's plus the repetition's number. Levels that change only the attack therefore meet the same victims.
+    scenario's (or the study's) plus the repetition's number. Levels that change only the attack therefore meet the
+    same victims.
     """
 
     version: Annotated[Literal[1], BeforeValidator(no_boolean)] = 1
@@ -172,7 +173,7 @@ def expand(
     Args:
         study: to expand.
         scale: smoke, cpu or paper.
-        overrides: ``key=value`` on every scenario, after everything else.
+        overrides: ``key=value`` on every scenario, after everything else; a seed is that of the first repetition.
         only: ``axis=level``: leave out the others of that axis.
 
     Raises:
@@ -191,13 +192,14 @@ def expand(
         for combination in itertools.product(*levels.values()):
             point = dict(zip(levels, combination, strict=True))
             where = f"the study {study.name} at {point}"
-            values: dict[str, Any] = {"version": 1, **study.scenario, "seed": study.seed + repetition}
+            values: dict[str, Any] = {"version": 1, "seed": study.seed, **study.scenario}
             for axis, level in point.items():
                 values = _change(values, study.axes[axis][level])
             values = _change(values, setting.changes)
             for override in overrides or []:
                 values = apply_override(values, override)
             scenario = scenario_from(values, where=where)
+            scenario = scenario.model_copy(update={"seed": scenario.seed + repetition})
             if len(scenario.attacks) != 1:
                 raise BadInput(f"{where}: a trial plays exactly one attack, not {len(scenario.attacks)}")
             make_attack(scenario.attacks[0].name, scenario.attacks[0].settings())  # a wrong setting is found now

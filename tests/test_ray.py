@@ -1,0 +1,69 @@
+"""Studies on a Ray cluster of two nodes on this machine; skipped where Ray isn't installed (extra [ray])."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaudit.errors import BadInput
+from fedaudit.progress import Quiet
+from fedaudit.studies.backends import ray as on_ray
+from fedaudit.studies.running import run_study
+from fedaudit.studies.spec import expand
+from fedaudit.studies.store import Store
+from tests.test_studies import run, tiny
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    yield str(cluster.address)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def where(_: int) -> tuple[int, str]:
+    import time
+
+    time.sleep(1)
+    return 0, str(ray.get_runtime_context().get_node_id())
+
+
+def raises(_: int) -> None:
+    raise BadInput("no good")
+
+
+def test_both_nodes_work_and_errors_come_back(address: str) -> None:
+    backend = on_ray(address)
+    nodes = {result[1] for _, result in backend(where, range(4))}
+    assert len(nodes) == 2
+    ((_, error),) = backend(raises, [0])
+    assert isinstance(error, BadInput)
+
+
+def test_a_study_gives_the_same_rows_as_in_processes(address: str, tmp_path: Path) -> None:
+    def numbers(rows: Any) -> list[Any]:
+        return [(r.key, r.status, [u["images"] for u in (r.outcome or {})["updates"]]) for r in rows]
+
+    study, store = tiny(), Store(tmp_path / "ray")
+    trials = expand(study, "smoke")
+    with store.exclusively():
+        store.plan({"name": study.name, "scale": "smoke", "study": study.model_dump(mode="json")}, trials)
+        failed = run_study(study, trials, store, backend=on_ray(address), data_dir=None, display=Quiet())
+    assert failed == 0
+    assert numbers(store.rows()) == numbers(run(study, tmp_path / "local", workers=1))
+
+
+def test_no_cluster_is_one_line() -> None:
+    with pytest.raises(BadInput, match="no cluster there"):
+        on_ray("127.0.0.1:1")

@@ -1,0 +1,423 @@
+"""Studies: what they expand to, that nothing is lost or done twice, what their tables say."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaudit import plain_yaml
+from fedaudit.errors import BadInput
+from fedaudit.progress import Quiet
+from fedaudit.studies.analysis import analyse, values
+from fedaudit.studies.backends import processes
+from fedaudit.studies.drawing import markdown, write
+from fedaudit.studies.running import run_study
+from fedaudit.studies.spec import StudySpec, builtin_studies, expand, load_study, study_from, trial_key
+from fedaudit.studies.store import FILE, Row, Store
+
+TINY: dict[str, Any] = {
+    "version": 1,
+    "name": "tiny",
+    "title": "A tiny study",
+    "paper": "none",
+    "columns": "attack",
+    "scenario": {
+        "data": {"name": "photos"},
+        "model": {"name": "lenet"},
+        "federations": [{"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1}],
+        "attacks": ["invg"],
+    },
+    "axes": {
+        "attack": {"invg": {"attacks": [{"name": "invg"}]}, "agic": {"attacks": [{"name": "agic"}]}},
+        "iterations": {"1": {"attacks.0.iterations": 1}, "2": {"attacks.0.iterations": 2}},
+    },
+    "scales": {"smoke": {"states": "tiny.", "repetitions": 2}, "cpu": {"states": "tiny.", "repetitions": 3}},
+    "published": [{"at": {"attack": "agic"}, "value": 30}],
+    "claims": [{"text": "AGIC beats InvG", "better": {"attack": "agic"}, "worse": {"attack": "invg"}}],
+}
+
+
+def tiny(**changes: Any) -> StudySpec:
+    return study_from({**TINY, **changes}, "the study 'tiny'")
+
+
+def as_file(folder: Path, **changes: Any) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(plain_yaml.dumps({**TINY, **changes}))
+    return path
+
+
+# Expansion ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_every_combination_and_repetition():
+    trials = expand(tiny(), "smoke")
+    assert len(trials) == 2 * 2 * 2
+    assert len({trial.key for trial in trials}) == 8
+    assert {trial.scenario.seed for trial in trials} == {0, 1}
+    assert all(trial.scenario.attacks[0].name == trial.point["attack"] for trial in trials)
+    assert all(str(trial.scenario.attacks[0].settings()["iterations"]) == trial.point["iterations"] for trial in trials)
+
+
+def test_overrides_come_last_and_only_leaves_out():
+    trials = expand(tiny(), "smoke", overrides=["seed=7", "model.name=mlp"], only=["attack=agic", "iterations=1"])
+    point = {"attack": "agic", "iterations": "1"}
+    assert [(t.scenario.seed, t.scenario.model.name, t.point) for t in trials] == [(7, "mlp", point), (8, "mlp", point)]
+
+
+def test_the_key_is_of_the_scenario_and_of_nothing_else():
+    scenario = expand(tiny(), "smoke")[0].scenario
+    assert trial_key(scenario.model_copy(update={"name": "another"})) == trial_key(scenario)
+    assert trial_key(scenario.model_copy(update={"seed": 5})) != trial_key(scenario)
+
+
+@pytest.mark.parametrize("name", builtin_studies())
+def test_built_in_studies_expand_at_every_scale(name):
+    study = load_study(name)
+    assert set(study.scales) == {"smoke", "cpu", "paper"}
+    counts = {scale: len(expand(study, scale)) for scale in study.scales}
+    assert 1 <= counts["smoke"] <= 20
+    assert counts["cpu"] <= counts["paper"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", builtin_studies())
+def test_built_in_studies_run_at_smoke_scale(name, command, tmp_path):
+    done = command("study", "run", name, "--scale", "smoke", "--out", tmp_path / "out", "--workers", 2)
+    assert done.code == 0
+    assert {row.status for row in Store(tmp_path / "out").rows()} == {"done"}
+    for file in ("result.md", "result.csv", "result.html", "figure.png"):
+        assert (tmp_path / "out" / file).stat().st_size > 0
+
+
+# Store and resume ---------------------------------------------------------------------------------------------------
+
+
+def run(study: StudySpec, folder: Path, workers: int = 2) -> list[Row]:
+    store = Store(folder)
+    trials = expand(study, "smoke")
+    with store.exclusively():
+        store.plan({"name": study.name, "scale": "smoke", "study": study.model_dump(mode="json")}, trials)
+        run_study(study, trials, store, backend=processes(workers), data_dir=None, display=Quiet())
+    rows = store.rows()
+    store.close()
+    return rows
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_gives_the_same_rows(tmp_path):
+    def numbers(rows: list[Row]) -> list[Any]:
+        return [(r.key, [(u["client"], u["images"]) for u in (r.outcome or {})["updates"]]) for r in rows]
+
+    one, two = run(tiny(), tmp_path / "1", workers=1), run(tiny(), tmp_path / "2", workers=2)
+    assert numbers(one) == numbers(two)
+    assert all(row.attempts == 1 for row in one + two)
+
+
+@pytest.mark.slow
+def test_a_failed_trial_does_not_stop_the_others_and_is_tried_again(command, tmp_path):
+    axes = {"examples": {"1": {}, "too many": {"federations.f.examples": 10**6}}}
+    path, out = as_file(tmp_path, axes=axes, columns="examples", published=[], claims=[]), tmp_path / "out"
+    done = command("study", "run", path, "--out", out, "--workers", 1)
+    assert done.code == 2
+    assert "2 trials failed" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    rows = Store(out).rows()
+    assert [row.status for row in rows] == ["done", "failed", "done", "failed"]
+    assert "examples" in (rows[1].error or "")
+    assert (rows[1].error or "") in (out / "result.md").read_text()
+    assert rows[1].error is not None
+    assert rows[1].key[:8] in command("study", "log", out).out
+    assert "examples" in command("study", "log", out, rows[1].key[:8]).out
+    again = command("study", "run", path, "--out", out, "--workers", 1)
+    assert again.code == 2
+    assert [row.attempts for row in Store(out).rows()] == [1, 2, 1, 2]
+
+
+def finished(folder: Path) -> dict[str, str]:
+    """Return key and time of every finished trial, as another process sees them."""
+    if not (folder / FILE).exists():
+        return {}
+    db = sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True, timeout=30)
+    try:
+        return dict(db.execute("select key, finished from trials where status = 'done'"))
+    except sqlite3.OperationalError:  # killed before there was a table
+        return {}
+    finally:
+        db.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_study_killed_again_and_again_ends_with_every_trial_once(tmp_path):
+    path = as_file(tmp_path, scales={"smoke": {"states": "tiny.", "repetitions": 12}})
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", "fedaudit", "study", "run", str(path), "--out", str(out), "--workers", "2"]
+    chance = random.Random(0)
+    kills = 0
+    seen: dict[str, str] = {}
+    while kills < 20:
+        before = len(seen)
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        # kill in the imports, in the first trials, or between them: not always after progress
+        patience = time.monotonic() + chance.uniform(0.5, 12)
+        goal = before + chance.choice([0, 1, 1, 2])
+        while time.monotonic() < patience and len(finished(out)) <= goal and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 0.3))
+        assert process.poll() is None, "the study ended before it was killed often enough; give it more trials"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+        now = finished(out)
+        assert seen.items() <= now.items(), "a finished trial was lost or played again"
+        seen = now
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    store = Store(out)
+    rows = store.rows()
+    assert len(rows) == 48
+    assert {(row.status, row.attempts) for row in rows} == {("done", 1)}
+    assert seen.items() <= finished(out).items()
+    assert {p.name for p in (out / "trials").iterdir()} == {row.key for row in rows}
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_folder_do_not_meet(tmp_path):
+    store = Store(tmp_path)
+    with store.exclusively():
+        words = [sys.executable, "-m", "fedaudit", "study", "run", "agic/table-4", "--out", str(tmp_path)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        f"fedaudit: error: another run is at work in '{tmp_path}'; wait for it, or choose another --out"
+    ]
+    with store.exclusively():
+        pass
+
+
+# Workers ------------------------------------------------------------------------------------------------------------
+
+
+def dies_once(folder: str) -> str:
+    mark = Path(folder) / "mark"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "lived"
+
+
+def behaves(order: tuple[str, str]) -> str:
+    what, folder = order
+    if what == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "raises":
+        raise BadInput("no good")
+    return dies_once(folder) if what == "dies once" else what
+
+
+def test_a_worker_that_dies_costs_its_trial_one_retry_and_nothing_else(tmp_path):
+    orders = [(what, str(tmp_path)) for what in ("a", "dies once", "raises", "dies", "b")]
+    results = dict(processes(2)(behaves, orders))
+    assert results[orders[0]] == "a"
+    assert results[orders[1]] == "lived"
+    assert results[orders[4]] == "b"
+    assert isinstance(results[orders[2]], BadInput)
+    assert type(results[orders[3]]).__name__ == "ProcessExpired"
+
+
+# Tables -------------------------------------------------------------------------------------------------------------
+
+
+def row(point: dict[str, str], repetition: int, *numbers: float | None, reason: str | None = None) -> Row:
+    update = {
+        "federation": "f",
+        "round": 0,
+        "client": 0,
+        "reason": reason,
+        "seconds": 1.0,
+        "images": [{"psnr": n, "ssim": n, "mse": n, "lpips": None} for n in numbers],
+    }
+    return Row(f"{point}{repetition}", point, repetition, "done", 1, {"updates": [update]}, 2.0, None)
+
+
+def rows_of(agic: list[float], invg: list[float]) -> list[Row]:
+    return [
+        row({"attack": attack, "iterations": "1"}, i, value)
+        for attack, numbers in (("agic", agic), ("invg", invg))
+        for i, value in enumerate(numbers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("agic", "invg", "outcome"),
+    [
+        ([20, 21, 22, 23], [10, 11, 12, 14], "holds"),
+        ([10, 11, 12, 14], [20, 21, 22, 23], "doesn't hold"),
+        ([10, 30, 10, 30], [20, 20, 20, 21], "undecided"),
+        ([20], [10], "undecided"),
+    ],
+)
+def test_claims_are_decided_by_paired_differences(agic, invg, outcome):
+    analysis = analyse(tiny(), "cpu", rows_of(agic, invg))
+    assert [c.outcome for c in analysis.claims] == [outcome]
+    assert analyse(tiny(), "smoke", rows_of(agic, invg)).claims == []
+
+
+def test_less_is_better_for_errors():
+    analysis = analyse(tiny(metric="mse"), "cpu", rows_of([1, 1, 2], [3, 3, 5]))
+    assert [c.outcome for c in analysis.claims] == ["holds"]
+
+
+def test_a_cell_is_the_mean_over_updates_of_the_mean_over_images():
+    rows = [row({"attack": "agic", "iterations": "1"}, 0, 10, 20), row({"attack": "agic", "iterations": "1"}, 1, 30)]
+    (cell,) = analyse(tiny(), "cpu", rows).cells
+    assert cell.value is not None
+    assert (cell.value.mean, cell.value.n, cell.images) == (22.5, 2, 3)
+    assert cell.published == 30
+    assert sorted(values(tiny(), rows).values()) == [15, 30]
+
+
+def test_what_is_missing_says_why():
+    point = {"attack": "agic", "iterations": "1"}
+    (cell,) = analyse(tiny(), "cpu", [row(point, 0, reason="labels can't be inferred")]).cells
+    assert cell.value is None
+    assert cell.missing == "labels can't be inferred"
+    (cell,) = analyse(tiny(metric="lpips"), "cpu", [row(point, 0, 1.0)]).cells
+    assert cell.missing == "lpips isn't available here"
+    failed = Row("k", point, 0, "failed", 2, None, None, "no memory")
+    analysis = analyse(tiny(), "cpu", [failed])
+    assert analysis.cells[0].missing == "1 of 1 trials failed"
+    assert "no memory" in markdown(analysis)
+
+
+def test_results_are_written_in_every_form(tmp_path):
+    analysis = analyse(tiny(), "cpu", rows_of([20, 21, 22], [10, 11, 13]))
+    write(analysis, tmp_path)
+    told = (tmp_path / "result.md").read_text()
+    assert "21.0 [20.0, 22.0]; n=3; paper 30" in told
+    assert "**holds**" in told
+    table = (tmp_path / "result.csv").read_text().splitlines()
+    assert table[0].startswith("attack,iterations,psnr,median,low,high,n")
+    assert len(table) == 3
+    assert "<b>holds</b>" in (tmp_path / "result.html").read_text()
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 2}, "has version 2; this fedaudit reads version 1"),
+        ({"columns": "atack"}, "did you mean 'attack'"),
+        ({"axis": {}}, "axis"),
+        ({"axes": {}}, "axes"),
+        ({"scales": {"huge": {"states": "x", "repetitions": 1}}}, "scales"),
+        ({"scales": {"smoke": {"states": "x", "repetitions": 0}}}, "repetitions"),
+        ({"claims": [{"text": "x", "better": {"attack": "gaic"}, "worse": {}}]}, "did you mean 'agic'"),
+        ({"scales": {"smoke": {"states": "x", "repetitions": 1, "only": {"attack": ["none"]}}}}, "level of attack"),
+        ({"scenario": {**TINY["scenario"], "modle": {}}}, "did you mean 'model'"),
+        ({"axes": {"attack": {"a": {}, "b": {}}}, "published": [], "claims": []}, "the scenario is the same"),
+        ({"axes": {"attack": {"a": {"nowhere.x": 1}}}, "published": [], "claims": []}, "nowhere"),
+        ({"axes": {"attack": {"a": {"attacks": ["invg", "agic"]}}}, "published": [], "claims": []}, "one attack"),
+        ({"axes": {"attack": {"a": {"attacks.0.betta": 1}}}, "published": [], "claims": []}, "betta"),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_is_one_line(changes, reason, command, tmp_path):
+    path = as_file(tmp_path, **changes)
+    done = command("study", "run", path, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert reason in done.err
+    assert not (tmp_path / "out" / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["run", "agic/table-9", "--out", "OUT"], "did you mean 'agic/table-"),
+        (["run", "agic/table-4", "--scale", "huge", "--out", "OUT"], "unknown scale 'huge'"),
+        (["run", "agic/table-4", "--only", "atack=agic", "--out", "OUT"], "did you mean 'attack'"),
+        (["run", "agic/table-4", "--only", "attack=gaic", "--out", "OUT"], "did you mean 'agic'"),
+        (["run", "agic/table-4", "--only", "attack", "--out", "OUT"], "expected axis=level"),
+        (["run", "agic/table-4", "--set", "modle.name=lenet", "--out", "OUT"], "did you mean 'model'"),
+        (["run", "agic/table-4", "--out", "/proc/nowhere"], "/proc/nowhere"),
+        (["run", "nothing.yaml", "--out", "OUT"], "nothing.yaml"),
+        (["run", "agic/table-4", "--out", "OUT", "--ray", "auto"], "--ray"),
+        (["show", "agic/tabel-4"], "did you mean 'agic/table-4'"),
+        (["report", "OUT"], "holds no study"),
+        (["log", "OUT"], "holds no study"),
+    ],
+)
+def test_wrong_words_are_one_line(words, reason, command, tmp_path):
+    done = command("study", *[str(tmp_path / "out") if word == "OUT" else word for word in words])
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert reason in done.err
+
+
+def test_a_foreign_or_damaged_file_is_left_alone(command, tmp_path):
+    path, file = as_file(tmp_path), tmp_path / FILE
+    db = sqlite3.connect(file)
+    db.execute("create table theirs (x)")
+    db.commit()
+    db.close()
+    before = file.read_bytes()
+    assert "not a study's" in command("study", "run", path, "--out", tmp_path).err
+    assert file.read_bytes() == before
+    file.write_bytes(b"no database at all" * 100)
+    assert "not a database" in command("study", "run", path, "--out", tmp_path).err
+    file.unlink()
+    db = sqlite3.connect(file)
+    db.execute("pragma application_id=1717920865")
+    db.execute("pragma user_version=99")
+    db.execute("create table trials (x)")
+    db.close()
+    assert "has format 99" in command("study", "run", path, "--out", tmp_path).err
+
+
+def test_a_folder_holds_one_study_at_one_scale(command, tmp_path):
+    store = Store(tmp_path)
+    store.plan({"name": "another", "scale": "cpu"}, [])
+    store.close()
+    done = command("study", "run", as_file(tmp_path), "--out", tmp_path)
+    assert done.code == 2
+    assert "holds another at scale cpu" in done.err
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
+    script = f"""
+import resource, signal, sys
+from pathlib import Path
+from fedaudit.studies.store import Store
+store = Store(Path({str(tmp_path)!r}))
+store.plan({{"name": "x", "scale": "smoke"}}, [])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+store.plan({{"name": "x", "scale": "smoke", "study": "y" * 10**6}}, [])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "BadInput: can't write" in done.stderr.strip().splitlines()[-1]
+    assert "what was finished before is kept" in done.stderr
+    store = Store(tmp_path)
+    assert store.about() == {"name": "x", "scale": "smoke"}
+
+
+def test_studies_are_listed_for_programs(command):
+    listed = json.loads(command("study", "list", "--json").out)["studies"]
+    assert {"agic/table-1", "agic/table-4", "agic/figure-8"} <= {entry["name"] for entry in listed}
+    assert all(entry["summary"] and entry["paper"] for entry in listed)
+    assert "2,500 iterations" in command("study", "show", "agic/table-4").out
