@@ -14,7 +14,7 @@ from rich.table import Table
 from fedaudit.errors import BadInput
 from fedaudit.progress import wide_console
 
-_WIDTH = 140
+_WIDTH = 150
 
 
 def show(results: dict[str, dict[str, Any]], *, json_output: bool) -> None:
@@ -51,9 +51,9 @@ def _print(results: dict[str, dict[str, Any]], console: Console) -> None:
 
 
 def _table(title: str, left: list[str], right: list[str]) -> Table:
-    table = Table(title=title, title_style="bold", title_justify="left")
+    table = Table(title=title, title_style="bold", title_justify="left", min_width=60)
     for column in left:
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in right:
         table.add_column(column, justify="right")
     return table

@@ -51,7 +51,7 @@ def markdown(analysis: Analysis) -> str:
         f"{study.paper}. Study `{study.name}`, scale `{analysis.scale}`: {_states(analysis)} "
         f"{analysis.done} trials done, {analysis.failed} failed, {analysis.pending} to do.",
         "",
-        f"{_UNITS[study.metric]}: mean over updates [95 % interval], n updates; the paper's number where it has one.",
+        f"{_UNITS[study.metric]}: mean over updates [95 % interval], n updates; the paper's number is of its own setting.",
         "",
         "| " + " | ".join([*down, *across]) + " |",
         "|" + "---|" * (len(down) + len(across)),
@@ -118,7 +118,7 @@ def figure(analysis: Analysis) -> bytes | None:
     axes.set_xlabel(analysis.study.columns)
     axes.set_ylabel(_UNITS[analysis.study.metric])
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     out = io.BytesIO()
     drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
     plt.close(drawing)
