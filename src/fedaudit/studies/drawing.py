@@ -51,7 +51,7 @@ def markdown(analysis: Analysis) -> str:
         f"{study.paper}. Study `{study.name}`, scale `{analysis.scale}`: {_states(analysis)} "
         f"{analysis.done} trials done, {analysis.failed} failed, {analysis.pending} to do.",
         "",
-        f"{_UNITS[study.metric]}: mean over updates [95 % interval], n updates; the paper's number is of its own setting.",
+        f"{_UNITS[study.metric]}: mean over updates [95 % interval], n updates; the paper's number in its own setting.",
         "",
         "| " + " | ".join([*down, *across]) + " |",
         "|" + "---|" * (len(down) + len(across)),
