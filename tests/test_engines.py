@@ -357,6 +357,26 @@ def test_the_compiled_engine_agrees(batches):
     assert engine.notes == []
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("name", ["frozen", "compiled"])
+@pytest.mark.parametrize("batches", [(2,), (1, 1)])
+def test_the_fast_engines_agree_on_a_gpu(name, batches):
+    victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
+    facts = TrainingFacts(0.1, len(batches), batches)
+    target = [t.cuda() for t in target_of(victim, facts)]
+    on_gpu = Victim(
+        victim.module.cuda(),
+        victim.loss,
+        {n: p.cuda() for n, p in victim.parameters.items()},
+        {n: b.cuda() for n, b in victim.constants.items()},
+    )
+    distance = WeightedCosine(target, [1.0] * len(target))
+    engine, exact = (make_engine(n, on_gpu, torch.arange(2).cuda(), facts, distance, 100) for n in (name, "reference"))
+    x = images(2).cuda()
+    assert F.cosine_similarity(engine(x)[1].flatten(), exact(x)[1].flatten(), dim=0) >= AGREEMENT
+    assert engine.notes == []
+
+
 def test_total_variation_s_gradient_is_that_of_autograd():
     x = images(2).requires_grad_()
     (expected,) = torch.autograd.grad(total_variation(x), x)
