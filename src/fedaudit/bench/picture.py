@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.matching import one_gradient
-from fedaudit.attacks.inversion.reconstruct import Optimisation, descent, with_prior
+from fedaudit.attacks.inversion.reconstruct import descent, with_prior
 from fedaudit.attacks.inversion.template import GradientInversion, prepare
 from fedaudit.auditing import record
 from fedaudit.bench.cases import Prepared
@@ -127,17 +127,9 @@ def _ours(settings: dict[str, Any]) -> Callable[[Observation, Tensor], _Run]:
         message = observation.single()
         ready = prepare(observation, message, "auto", "cpu")
         engine = attack.make_engine(ready, message)
-        loop = Optimisation(
-            iterations=attack.iterations,
-            learning_rate=attack.learning_rate,
-            signed=attack.signed,
-            decay=attack.decay,
-            total_variation=attack.total_variation,
-            clamp=attack.clamp,
-        )
         pixel_range = observation.setup.pixel_range(noise)
         objective = with_prior(engine, attack.total_variation)
-        return _Run(descent(objective, noise, loop, pixel_range), noise, attack.iterations)
+        return _Run(descent(objective, noise, attack.optimisation(), pixel_range), noise, attack.iterations)
 
     return start
 

@@ -149,20 +149,16 @@ class GradientInversion(Attack):
         prepared = prepare(observation, message, self.label_inference, device)
         engine = self.make_engine(prepared, message)
         setup = observation.setup
-        settings = Optimisation(
-            iterations=self.iterations,
-            learning_rate=self.learning_rate,
-            signed=self.signed,
-            decay=self.decay,
-            total_variation=self.total_variation,
-            clamp=self.clamp,
-        )
         best: Reconstruction | None = None
         for restart in range(self.restarts):
             noise = torch.randn((message.update.num_examples, *setup.input_shape), generator=generator).to(device)
             with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
                 run = reconstruct(
-                    engine, noise, settings, setup.pixel_range(noise), _shifted(progress, restart, self.restarts)
+                    engine,
+                    noise,
+                    self.optimisation(),
+                    setup.pixel_range(noise),
+                    _shifted(progress, restart, self.restarts),
                 )
             if math.isfinite(run.objective) and (best is None or run.objective < best.objective):
                 best = run
@@ -180,6 +176,17 @@ class GradientInversion(Attack):
             trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:]),
             notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *engine.notes),
             seconds=time.perf_counter() - started,
+        )
+
+    def optimisation(self) -> Optimisation:
+        """Return how the dummy images are optimised."""
+        return Optimisation(
+            iterations=self.iterations,
+            learning_rate=self.learning_rate,
+            signed=self.signed,
+            decay=self.decay,
+            total_variation=self.total_variation,
+            clamp=self.clamp,
         )
 
     def make_engine(self, prepared: Prepared, message: Message) -> Checked:
