@@ -52,6 +52,8 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
     report = (display or Quiet()).stage("simulators and evaluation", 3)
     with one_thread():
         federation, _, _ = prepare_federation(scenario)
+        warm = spec.model_copy(update={"rounds": 1})  # Flower's first round doesn't count either
+        simulate(federation, warm, scenario.defences, seed=scenario.seed)
         began = time.perf_counter()
         simulate(federation, spec, scenario.defences, seed=scenario.seed)
         seconds = time.perf_counter() - began
