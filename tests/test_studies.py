@@ -75,6 +75,13 @@ def test_overrides_come_last_and_only_leaves_out():
     assert [(t.scenario.seed, t.scenario.model.name, t.point) for t in trials] == [(7, "mlp", point), (8, "mlp", point)]
 
 
+def test_a_scale_can_shorten_one_level_only():
+    quick = {**TINY["scales"]["smoke"], "at": {"attack": {"agic": {"repetitions": 1, "changes": {"seed": 9}}}}}
+    trials = expand(tiny(scales={"smoke": quick}), "smoke")
+    seeds = {name: {t.scenario.seed for t in trials if t.point["attack"] == name} for name in ("invg", "agic")}
+    assert seeds == {"invg": {0, 1}, "agic": {9}}
+
+
 def test_the_key_is_of_the_scenario_and_of_nothing_else():
     scenario = expand(tiny(), "smoke")[0].scenario
     assert trial_key(scenario.model_copy(update={"name": "another"})) == trial_key(scenario)

@@ -29,6 +29,13 @@ Changes = dict[str, Any]
 Point = dict[str, str]
 
 
+class LevelSpec(Spec):
+    """What a scale changes at one level of an axis only."""
+
+    repetitions: Count | None = Field(default=None, description="at most so many; the scale's own if null")
+    changes: Changes = Field(default={})
+
+
 class ScaleSpec(Spec):
     """What a scale changes, and that in words."""
 
@@ -36,6 +43,9 @@ class ScaleSpec(Spec):
     repetitions: Count
     changes: Changes = Field(default={})
     only: dict[str, list[str]] = Field(default={}, description="axis -> the levels that are run; all if absent")
+    at: dict[str, dict[str, LevelSpec]] = Field(
+        default={}, description="axis -> level -> what changes there, after the scale's own changes"
+    )
 
 
 class PublishedSpec(Spec):
@@ -83,7 +93,7 @@ class StudySpec(Spec):
         for point in [*points, *({a: v for a in s.only for v in s.only[a]} for s in self.scales.values())]:
             check_point(point, self.axes)
         for scale in self.scales.values():
-            for axis, levels in scale.only.items():
+            for axis, levels in [*scale.only.items(), *scale.at.items()]:
                 for level in levels:
                     check_point({axis: level}, self.axes)
         return self
@@ -192,10 +202,14 @@ def expand(
         for combination in itertools.product(*levels.values()):
             point = dict(zip(levels, combination, strict=True))
             where = f"the study {study.name} at {point}"
+            special = [setting.at.get(axis, {}).get(level, LevelSpec()) for axis, level in point.items()]
+            if any(s.repetitions is not None and repetition >= s.repetitions for s in special):
+                continue
             values: dict[str, Any] = {"version": 1, "seed": study.seed, **study.scenario}
             for axis, level in point.items():
                 values = _change(values, study.axes[axis][level])
-            values = _change(values, setting.changes)
+            for changes in [setting.changes, *(s.changes for s in special)]:
+                values = _change(values, changes)
             for override in overrides or []:
                 values = apply_override(values, override)
             scenario = scenario_from(values, where=where)
