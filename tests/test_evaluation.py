@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -12,25 +13,15 @@ from hypothesis import strategies as st
 from scipy import stats
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 
-from fedaudit.attacks import Finding, Trace
-from fedaudit.evaluation import (
-    assign,
-    check_thresholds,
-    compare,
-    evaluate,
-    interval,
-    judge,
-    label_accuracy,
-    paired_interval,
-    rank,
-    summarise,
-)
+from fedaudit.attacks import ImageFinding, Trace
+from fedaudit.evaluation import check_thresholds, compare, evaluate, interval, paired_interval, summarise
+from fedaudit.evaluation.images import assign, judge, label_accuracy, rank
 from fedaudit.federation.truth import Truth
 from fedaudit.metrics import lpips, lpips_missing, mse, psnr, ssim
 from fedaudit.results import FindingResult, ImageResult
 from fedaudit.seeds import generator
-from fedaudit.threat import Message
-from fedaudit.update import Update
+from fedaudit.threat import Message, Observation, ThreatModel
+from fedaudit.update import Setup, Update
 
 
 def pictures(count: int, channels: int = 3, size: int = 16, seed: int = 0) -> torch.Tensor:
@@ -49,6 +40,15 @@ def finding(attack: str, images: list[ImageResult], client: int = 0, labels: flo
         attack=attack, federation="f", update_kind="gradient", round=0, client=client, num_examples=len(images),
         status="done", images=images, label_accuracy=labels,
     )  # fmt: skip
+
+
+def seen(rounds: list[int], client: int = 0, examples: int = 2) -> Observation:
+    """What an adversary sees of one client; no evaluation of images looks at weights."""
+    setup = Setup("linear", None, "eval", "cross-entropy", "image", (3, 16, 16), 2, (0.0,) * 3, (1.0,) * 3)
+    update = Update(client, "gradient", {}, examples, None)
+    messages = tuple(Message(r, client, {}, update) for r in rounds)
+    module = torch.nn.Identity()
+    return Observation("f", ThreatModel(), setup, module, torch.nn.functional.cross_entropy, "gradient", (), messages)
 
 
 # Metrics ------------------------------------------------------------------------------------------------------------
@@ -135,17 +135,44 @@ def test_evaluation_pairs_scores_and_takes_the_psnr_of_snapshots():
     truth = Truth({(0, 7): true}, {(0, 7): torch.tensor([0, 1])}, pictures(10, seed=5), torch.zeros(10).long(), {})
     swapped = true.flip(0)
     trace = Trace([0, 5], [1.0, 0.1], torch.stack([torch.zeros_like(true), swapped]))
-    found = Finding("invg", swapped, torch.tensor([1, 0]), "yin", 0.1, 5, trace)
-    update = Update(7, "gradient", {}, 2, None)
-    judged = evaluate(found, Message(0, 7, {}, update), truth, "f", seed=0)
+    found = ImageFinding(
+        attack="invg", images=swapped, labels=torch.tensor([1, 0]), label_source="yin", objective=0.1, iterations=5,
+        trace=trace,
+    )  # fmt: skip
+    judged = evaluate(found, seen([0], client=7), truth, seed=0)
     assert [i.psnr for i in judged.result.images] == [100, 100]
     assert [(i.true_label, i.label) for i in judged.result.images] == [(0, 0), (1, 1)]
     assert [i.rank for i in judged.result.images] == [1, 1]
-    assert judged.images.equal(true)
+    assert judged.pictures["images/f-0-7-1-invg.png"].equal(true[1])
     assert judged.result.curve is not None
     assert judged.result.curve.psnr[1] == 100
     assert judged.result.curve.psnr[0] < 10
     assert judged.result.label_accuracy == 1
+
+
+def test_images_recovered_over_several_rounds_are_paired_in_each_and_judged_once():
+    a, b, c = pictures(3)
+    truth = Truth(
+        {(0, 0): torch.stack([a, b]), (2, 0): torch.stack([b, c])},
+        {(0, 0): torch.tensor([0, 1]), (2, 0): torch.tensor([1, 0])},
+        pictures(10, seed=5), torch.zeros(10).long(), {},
+    )  # fmt: skip
+    found = ImageFinding(
+        attack="joint", images=torch.stack([c, b, a]), labels=torch.tensor([0, 1, 0]), label_source="given",
+        rounds=((2,), (0, 2), (0,)),
+    )  # fmt: skip
+    judged = evaluate(found, seen([0, 1, 2]), truth, seed=0)  # round 1 wasn't covered: not judged
+    assert [i.true_image for i in judged.result.images] == [
+        "images/f-0-0-0-true.png", "images/f-0-0-1-true.png", "images/f-2-0-1-true.png",
+    ]  # fmt: skip
+    assert [i.psnr for i in judged.result.images] == [100] * 3
+    assert [i.rounds for i in judged.result.images] == [[0], [0, 2], [2]]
+    assert [i.uses for i in judged.result.images] == [1, 2, 1]
+    assert judged.result.label_accuracy == 1
+    assert (judged.result.round, judged.result.client, judged.result.rounds) == (None, 0, [0, 1, 2])
+    assert judged.result.curve is None
+    with pytest.raises(ValueError, match="1 images for the 2 examples of round 0"):
+        evaluate(dataclasses.replace(found, rounds=((2,), (0, 2), ())), seen([0, 2]), truth, seed=0)
 
 
 # Intervals, verdicts, comparisons, thresholds -----------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.errors import BadInput, NotApplicable
-from fedaudit.evaluation import VERDICT_RULES, check_thresholds, compare, evaluate, summarise
+from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
@@ -37,7 +37,7 @@ from fedaudit.results import (
     Timing,
 )
 from fedaudit.scenario import Scenario
-from fedaudit.threat import Message, Observation, ThreatModel, observe
+from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.trials import Trial, run_trials
 from fedaudit.update import Loss
 from fedaudit.version import __version__
@@ -212,19 +212,12 @@ def assess(
     findings: list[FindingResult] = []
     pictures: dict[str, Tensor] = {}
     for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
-        federation, message = observation.federation, observation.messages[0]
         if isinstance(outcome, NotApplicable):
-            findings.append(_not_applicable(attack, observation, message, str(outcome)))
+            findings.append(entry(attack.name, observation, status="not applicable", reason=str(outcome)))
             continue
-        judged = evaluate(outcome, message, truths[federation], federation, seed=scenario.seed)
+        judged = evaluate(outcome, observation, truths[observation.federation], seed=scenario.seed)
         findings.append(judged.result)
-        for image, true, recovered in zip(judged.result.images, judged.true_images, judged.images, strict=True):
-            pictures[image.true_image] = true
-            pictures[image.reconstruction] = recovered
-    seen = {observation.federation for observation, _, _ in targets}
-    for recording in recordings:
-        if recording.transcript.name not in seen:
-            findings += _nothing_seen(recording.transcript, attacks, scenario)
+        pictures |= judged.pictures
     resamples = scenario.evaluation.bootstrap
     summaries = summarise(findings, resamples=resamples, seed=scenario.seed)
     knows, does_not_know = scenario.threat.knowledge()
@@ -247,7 +240,7 @@ def assess(
         findings=findings,
         summaries=summaries,
         comparisons=compare(findings),
-        verdict_rules=VERDICT_RULES,
+        verdict_rules=verdict_rules(findings),
         not_tested=_not_tested(scenario, attacks),
         lpips_missing=None if lpips_used else lpips_missing(),
         repeat=repeat or _how_to_repeat(scenario),
@@ -269,12 +262,19 @@ Target = tuple[Observation, Attack, NotApplicable | None]
 def plan(
     transcripts: Sequence[Transcript], attacks: Sequence[Attack], threat: ThreatModel, updates: int | None = None
 ) -> list[Target]:
-    """Return every attack on every update that the adversary sees (or the first ``updates``), checked beforehand."""
+    """Return every attack on all that it looks at, checked beforehand.
+
+    That is every update that the adversary sees (or the first ``updates``), every client that it sees updates of, or
+    the federation. Where it sees no update, an attack on updates or clients stands with the reason.
+    """
     targets: list[Target] = []
-    for transcript in transcripts:
-        seen = observe(transcript, threat).split()[:updates]
-        for attack, observation in itertools.product(attacks, seen):
+    for transcript, attack in itertools.product(transcripts, attacks):
+        whole = observe(transcript, threat)
+        parts = whole.split(attack.looks_at)
+        for observation in parts[: updates if attack.looks_at == "update" else None] or [whole]:
             try:
+                if attack.looks_at != "federation":
+                    observation.need_messages()
                 attack.check(observation)
                 targets.append((observation, attack, None))
             except NotApplicable as reason:
@@ -296,33 +296,6 @@ def save_png(pixels: Tensor, path: Path) -> None:
     """Write (C, H, W) pixels in [0, 1] as an 8-bit PNG."""
     array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(path)
-
-
-def _not_applicable(attack: Attack, observation: Observation, message: Message, reason: str) -> FindingResult:
-    return FindingResult(
-        attack=attack.name,
-        federation=observation.federation,
-        update_kind=message.update.kind,
-        round=message.round,
-        client=message.client,
-        num_examples=message.update.num_examples,
-        status="not applicable",
-        reason=reason,
-    )
-
-
-def _nothing_seen(transcript: Transcript, attacks: Sequence[Attack], scenario: Scenario) -> list[FindingResult]:
-    """Return one entry an attack for a federation of which the adversary sees no update."""
-    whole = observe(transcript, scenario.threat)
-    record, update = transcript.rounds[0], transcript.rounds[0].updates[0]
-    entries = []
-    for attack in attacks:
-        try:
-            attack.check(whole)
-        except NotApplicable as reason:
-            message = Message(record.index, update.client, record.weights, update)
-            entries.append(_not_applicable(attack, whole, message, str(reason)))
-    return entries
 
 
 def _federation_record(transcript: Transcript, scenario: Scenario) -> FederationRecord:
@@ -365,9 +338,10 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
         lines.append(f"attacks that fedaudit has and this audit did not play: {', '.join(others)}")
     lines += [
         "an active adversary that sends altered models or poisons the training",
-        "membership, attribute and distribution inference: only the recovery of training images was tried",
-        "what several rounds reveal together: every update was attacked on its own",
+        f"anything else than the recovery of {' and '.join(dict.fromkeys(attack.recovers for attack in attacks))}",
     ]
+    if all(attack.looks_at == "update" for attack in attacks):
+        lines.append("what several rounds reveal together: every update was attacked on its own")
     if scenario.evaluation.updates is not None:
         lines.append(f"updates after the first {scenario.evaluation.updates} of each federation")
     return lines

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from fedaudit.attacks import Finding, make_attack
+from fedaudit.attacks import Finding, ImageFinding, make_attack
 from fedaudit.auditing import Audit, Recording, Target, assess, plan, play, save_png
 from fedaudit.errors import BadInput, CorruptTranscript
 from fedaudit.federation.transcript import Transcript
@@ -120,33 +121,48 @@ def _threat(values: dict[str, Any]) -> ThreatModel:
 
 
 def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]) -> None:
-    """Write the recovered images, and a list of what was and what couldn't be played."""
+    """Write what was recovered, and a list of what was and what couldn't be played."""
     try:
         (out / "images").mkdir(parents=True, exist_ok=True)
-        rows = _write_findings(out, targets, outcomes)
+        rows = []
+        for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
+            place = {
+                "round": {m.round for m in observation.messages},
+                "client": {m.client for m in observation.messages},
+            }
+            row: dict[str, Any] = {"attack": attack.name}
+            row |= {key: values.pop() if len(values) == 1 else None for key, values in place.items()}
+            if isinstance(outcome, Finding):
+                parts = [row["round"], row["client"], attack.name]
+                row |= _write_finding(outcome, out, [str(part) for part in parts if part is not None])
+            else:
+                row["not_applicable"] = str(outcome)
+            rows.append(row)
         (out / "findings.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
 
 
-def _write_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]) -> list[dict[str, Any]]:
-    """Write the images of every finding and return a row for each outcome."""
-    rows = []
-    for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
-        message = observation.messages[0]
-        row: dict[str, Any] = {"attack": attack.name, "round": message.round, "client": message.client}
-        if isinstance(outcome, Finding):
-            names = [
-                f"images/{message.round}-{message.client}-{i}-{attack.name}.png" for i in range(len(outcome.images))
-            ]
-            for name, pixels in zip(names, outcome.images, strict=True):
-                save_png(pixels, out / name)
-            row |= {"labels": outcome.labels.tolist(), "label_source": outcome.label_source}
-            row |= {"objective": outcome.objective, "images": names}
-        else:
-            row["not_applicable"] = str(outcome)
-        rows.append(row)
-    return rows
+@singledispatch
+def _write_finding(finding: Finding, out: Path, name: list[str]) -> dict[str, Any]:
+    """Write what was recovered below ``out`` and return what the list says of it."""
+    file = "-".join(name) + ".safetensors"
+    finding.save(out / file)
+    return {"kind": finding.kind, "objective": finding.objective, "notes": list(finding.notes), "file": file}
+
+
+@_write_finding.register
+def _write_images(finding: ImageFinding, out: Path, name: list[str]) -> dict[str, Any]:
+    *place, attack = name
+    names = [f"images/{'-'.join([*place, str(i), attack])}.png" for i in range(len(finding.images))]
+    for path, pixels in zip(names, finding.images, strict=True):
+        save_png(pixels, out / path)
+    return {
+        "labels": finding.labels.tolist(),
+        "label_source": finding.label_source,
+        "objective": finding.objective,
+        "images": names,
+    }
 
 
 def _open_truth(path: Path, transcript: Transcript) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Verdict = Literal["recognisable", "partly recognisable", "not demonstrated", "not applicable"]
+Verdict = Literal[
+    "recognisable", "partly recognisable", "demonstrated", "partly demonstrated", "not demonstrated", "not applicable"
+]
 
 
 class _Record(BaseModel):
@@ -53,6 +55,7 @@ class ImageResult(_Record):
     )
     candidates: int = Field(description="size of the candidate set that rank refers to")
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
+    rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
     psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
 
@@ -65,16 +68,30 @@ class Curve(_Record):
     psnr: list[float] = Field(description="mean PSNR in dB (the adversary does not see this)")
 
 
+class MetricResult(_Record):
+    """One number by which a finding that isn't pictures is judged."""
+
+    name: str
+    value: float
+    unit: str = ""
+    higher_is_better: bool = Field(description="whether a higher value means that the attack did better")
+    baseline: float | None = Field(default=None, description="the same number without the attack")
+
+
 class FindingResult(_Record):
-    """One attack against one observed update, evaluated."""
+    """One run of an attack, on what it looks at: one update, one client, or the federation; evaluated."""
 
     attack: str
     federation: str
     update_kind: Literal["gradient", "weights"]
-    round: int
-    client: int
-    num_examples: int
+    round: int | None = Field(description="null where the attack looked at several rounds, or at none")
+    client: int | None = Field(description="null where the attack looked at several clients, or at none")
+    rounds: list[int] = Field(default=[], description="the rounds that it looked at")
+    num_examples: int = Field(description="over how many examples (with repetition) the updates were made")
     status: Literal["done", "not applicable"]
+    kind: str | None = Field(default=None, description="what was recovered: 'images' or another kind of finding")
+    metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't pictures was judged")
+    leak: bool | None = Field(default=None, description="whether it counts as a leak by its kind's rule; null: images")
     reason: str | None = Field(default=None, description="why the attack could not be played, and the remedy")
     images: list[ImageResult] = []
     label_source: str | None = Field(default=None, description="'given' or the name of the label inference")
@@ -86,14 +103,27 @@ class FindingResult(_Record):
     timing: Timing | None = None
 
 
+class MetricSummary(_Record):
+    """One metric over all findings of an attack."""
+
+    name: str
+    summary: str = Field(description="what it measures, in words")
+    unit: str = ""
+    higher_is_better: bool
+    value: Interval
+    baseline: Interval | None = Field(default=None, description="the same without the attack, where it is known")
+
+
 class AttackSummary(_Record):
     """All findings of one attack on one federation: a row of the report's table."""
 
     attack: str
     federation: str
     update_kind: Literal["gradient", "weights"]
-    updates: int
+    updates: int = Field(description="runs of the attack: one an update, or a client, or the federation")
     images: int
+    kind: str | None = Field(default=None, description="what was recovered; null where nothing could be played")
+    metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't pictures")
     verdict: Verdict
     verdict_text: str = Field(description="the verdict in a sentence, for a reader who is not an engineer")
     psnr: Interval | None = None
@@ -108,13 +138,14 @@ class AttackSummary(_Record):
 
 
 class Comparison(_Record):
-    """A paired comparison of two attacks on the same images: difference = a - b."""
+    """A paired comparison of two attacks on the same images (or updates, or clients): difference = a - b."""
 
     federation: str
-    metric: Literal["psnr"]
+    metric: str = Field(description="'psnr', or the first metric of the kind of finding")
     a: str
     b: str
     difference: Interval
+    unit: str = "dB"
     outcome: Literal["a is better", "b is better", "undecided"]
 
 

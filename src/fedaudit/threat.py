@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedaudit.errors import NotApplicable
 from fedaudit.federation.transcript import Transcript
-from fedaudit.update import Loss, Setup, Update
+from fedaudit.update import Loss, Setup, Update, UpdateKind
 
 Adversary = Literal["server", "eavesdropper", "client"]
+# What one run of an attack receives: one update, all messages of one client, or all that the adversary sees.
+LooksAt = Literal["update", "client", "federation"]
 
 ADVERSARIES: dict[Adversary, str] = {
     "server": "an honest-but-curious server: follows the protocol and reads every update that it receives",
@@ -72,6 +74,7 @@ class Observation:
         setup: what everybody knows.
         module: the architecture; load a message's weights before use.
         loss: that clients minimise, mean over a batch.
+        update_kind: ``gradient`` or ``weights``: what clients send.
         weights: the global weights of every round, which every participant sees.
         messages: the exchanges that this adversary can read, in order.
     """
@@ -81,6 +84,7 @@ class Observation:
     setup: Setup
     module: nn.Module
     loss: Loss
+    update_kind: UpdateKind
     weights: tuple[dict[str, Tensor], ...]
     messages: tuple[Message, ...]
 
@@ -90,19 +94,40 @@ class Observation:
         Raises:
             NotApplicable: the adversary sees no update, or several.
         """
-        if not self.messages:
-            raise NotApplicable(
-                f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
-            )
+        self.need_messages()
         if len(self.messages) > 1:
             raise NotApplicable(
                 f"this attack looks at one update at a time and was given {len(self.messages)}; use Observation.split()"
             )
         return self.messages[0]
 
-    def split(self) -> list[Observation]:
-        """Return one observation per message, each with the global weights of its own round only."""
-        return [dataclasses.replace(self, weights=(m.weights,), messages=(m,)) for m in self.messages]
+    def need_messages(self) -> None:
+        """Raise where the adversary sees no update.
+
+        Raises:
+            NotApplicable: it doesn't.
+        """
+        if not self.messages:
+            raise NotApplicable(
+                f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
+            )
+
+    def split(self, looks_at: LooksAt = "update") -> list[Observation]:
+        """Return what single runs of an attack receive: an observation an update, one a client, or this one.
+
+        Each has the global weights of the rounds of its own messages only. Where there are no messages, the list of
+        updates or clients is empty.
+        """
+        if looks_at == "federation":
+            return [self]
+        groups: dict[Any, list[Message]] = {}
+        for i, message in enumerate(self.messages):
+            groups.setdefault(message.client if looks_at == "client" else i, []).append(message)
+        order = sorted(groups)
+        return [
+            dataclasses.replace(self, weights=tuple(m.weights for m in groups[key]), messages=tuple(groups[key]))
+            for key in order
+        ]
 
 
 def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
@@ -127,6 +152,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         setup=transcript.setup,
         module=transcript.module,
         loss=transcript.loss,
+        update_kind=transcript.rounds[0].updates[0].kind,
         weights=tuple(r.weights for r in transcript.rounds),
         messages=tuple(messages),
     )

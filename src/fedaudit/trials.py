@@ -21,6 +21,7 @@ from fedaudit.errors import BadInput, FedAuditError, NotApplicable
 from fedaudit.machine import keep_freed_memory, one_thread
 from fedaudit.seeds import generator
 from fedaudit.threat import Observation
+from fedaudit.update import Tensors
 from fedaudit.version import __version__
 
 Report = Callable[[float], None]
@@ -32,7 +33,7 @@ class Trial:
 
     Attributes:
         attack: what to play.
-        observation: with a single message.
+        observation: what the attack looks at: one update, one client, or the federation.
         seed: of the scenario; the attack's generator derives from it and from *what* is attacked, so that all attacks
             start from the same dummy image.
         device: where to compute.
@@ -47,11 +48,11 @@ class Trial:
     def work(self) -> float:
         """Expected cost in arbitrary units, for the progress display."""
         steps = getattr(self.attack, "iterations", 1) * getattr(self.attack, "restarts", 1)
-        return float(steps * self.observation.messages[0].update.num_examples)
+        return float(steps * max(1, sum(m.update.num_examples for m in self.observation.messages)))
 
     def key(self) -> str:
         """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it."""
-        message = self.observation.messages[0]
+        seen = self.observation
         digest = hashlib.sha256()
         facts = [
             __version__,
@@ -59,31 +60,52 @@ class Trial:
             torch.__version__,
             type(self.attack).__name__,
             self.attack.settings(),
-            str(self.observation.setup),
-            str(self.observation.threat),
-            str(self.observation.module),
-            getattr(self.observation.loss, "__qualname__", repr(type(self.observation.loss))),
-            [self.observation.federation, message.round, message.client, message.update.kind],
-            [message.update.num_examples, str(message.update.facts)],
-            [] if message.update.labels is None else message.update.labels.tolist(),
+            str(seen.setup),
+            str(seen.threat),
+            str(seen.module),
+            getattr(seen.loss, "__qualname__", repr(type(seen.loss))),
+            [seen.federation, seen.update_kind, len(seen.weights)],
+            [
+                [
+                    [m.round, m.client, m.update.num_examples, str(m.update.facts)],
+                    None if m.update.labels is None else m.update.labels.tolist(),
+                ]
+                for m in seen.messages
+            ],
             [self.seed, self.device],
         ]
         digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-        for tensors in (message.weights, message.update.tensors):
-            for name in sorted(tensors):
-                digest.update(name.encode())
-                digest.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        hashed: dict[int, bytes] = {}  # the messages of a round share their global weights
+        for weights in (*seen.weights, *(m.weights for m in seen.messages)):
+            if id(weights) not in hashed:
+                hashed[id(weights)] = _digest(weights)
+            digest.update(hashed[id(weights)])
+        for message in seen.messages:
+            digest.update(_digest(message.update.tensors) + _digest(message.update.buffers))
         return digest.hexdigest()[:32]
 
     def play(self, report: Report | None = None) -> Finding | NotApplicable:
         """Return the finding, or why there is none."""
-        message = self.observation.messages[0]
-        start = generator(self.seed, "attack", self.observation.federation, message.round, message.client)
+        seen, looks_at = self.observation, self.attack.looks_at
+        where: tuple[str | int, ...] = ()
+        if looks_at == "update":
+            where = (seen.messages[0].round, seen.messages[0].client)
+        elif looks_at == "client":
+            where = ("client", seen.messages[0].client)
+        start = generator(self.seed, "attack", seen.federation, *where)
         progress = None if report is None else lambda done, total: report(self.work * done / total)
         try:
-            return self.attack.run(self.observation, generator=start, device=self.device, progress=progress)
+            return self.attack.run(seen, generator=start, device=self.device, progress=progress)
         except NotApplicable as reason:
             return reason
+
+
+def _digest(tensors: Tensors) -> bytes:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.digest()
 
 
 @cache

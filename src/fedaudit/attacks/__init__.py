@@ -1,6 +1,7 @@
 """Attacks: an observation in, a finding out; nothing here knows the ground truth."""
 
-from fedaudit.attacks.base import ATTACKS, Attack, Finding, Trace, make_attack
+from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
+from fedaudit.attacks.findings import Finding, ImageFinding, Trace
 from fedaudit.attacks.inversion import methods  # noqa: F401  (it fills the registry)
 
-__all__ = ["ATTACKS", "Attack", "Finding", "Trace", "make_attack"]
+__all__ = ["ATTACKS", "Attack", "Finding", "ImageFinding", "Trace", "make_attack", "register"]

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
+from fedaudit.attacks.findings import Finding
 from fedaudit.errors import BadInput
 from fedaudit.registry import Registry
-from fedaudit.threat import Observation
+from fedaudit.threat import LooksAt, Observation
 from fedaudit.validation import explain
 
 # An attack's hyper-parameters are checked when it is made; an unknown one is refused.
@@ -27,93 +22,13 @@ ATTACK_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Trace:
-    """How an optimisation went, at the iterations at which a snapshot was kept.
-
-    Attributes:
-        iterations: (k,) numbers of finished iterations.
-        objective: (k,) what was minimised, as the adversary sees it.
-        snapshots: (k, n, C, H, W) pixels in [0, 1].
-    """
-
-    iterations: list[int]
-    objective: list[float]
-    snapshots: Tensor
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What an attack recovered from one observation. Contains no ground truth.
-
-    Attributes:
-        attack: registered name.
-        images: (n, C, H, W) pixels in [0, 1].
-        labels: (n,) the labels that the attack worked with.
-        label_source: ``given``, or the name of the label inference.
-        objective: final value of what was minimised: the attack's own measure of confidence, lower is better.
-        iterations: of the optimiser, over all restarts.
-        trace: of the restart that was kept.
-        notes: what the user should know about this run.
-        seconds: wall time.
-    """
-
-    attack: str
-    images: Tensor
-    labels: Tensor
-    label_source: str
-    objective: float
-    iterations: int
-    trace: Trace
-    notes: tuple[str, ...] = ()
-    seconds: float = field(default=0.0, compare=False)
-
-    def save(self, path: Path) -> None:
-        """Write one safetensors file; whoever is interrupted leaves no half-written one.
-
-        Raises:
-            OSError: it can't be written.
-        """
-        about = {
-            "attack": self.attack,
-            "label_source": self.label_source,
-            "objective": self.objective,
-            "iterations": self.iterations,
-            "trace": [self.trace.iterations, self.trace.objective],
-            "notes": self.notes,
-            "seconds": self.seconds,
-        }
-        tensors = {"images": self.images, "labels": self.labels, "snapshots": self.trace.snapshots}
-        draft = path.with_suffix(".part")
-        save_file(
-            {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, draft, metadata={"about": json.dumps(about)}
-        )
-        draft.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> Finding:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            BadInput: the file is truncated or something else.
-        """
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["about"])
-                tensors = {name: file.get_tensor(name) for name in ("images", "labels", "snapshots")}
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise BadInput(f"{path} is truncated or not a finding ({error}); delete it and run again") from None
-        iterations, objective = about.pop("trace")
-        about["notes"] = tuple(about["notes"])
-        trace = Trace(iterations, objective, tensors["snapshots"])
-        return cls(images=tensors["images"], labels=tensors["labels"], trace=trace, **about)
-
-
 class Attack(ABC):
     """Base of all attacks. A subclass is a frozen, keyword-only dataclass, registered in ``ATTACKS``.
 
     Class attributes, shown by ``fedaudit list attacks``:
-        name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given.
+        name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
+        ``looks_at``: what one run of it receives: one update, all messages of one client, or all that the adversary
+        sees of a federation; ``recovers``: what it is after, in words.
     """
 
     name: ClassVar[str]
@@ -121,6 +36,8 @@ class Attack(ABC):
     paper: ClassVar[str]
     threat_model: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
+    looks_at: ClassVar[LooksAt] = "update"
+    recovers: ClassVar[str] = "training images"
 
     @abstractmethod
     def check(self, observation: Observation) -> None:
@@ -142,7 +59,7 @@ class Attack(ABC):
         """Play the attack.
 
         Args:
-            observation: what the adversary saw.
+            observation: what the adversary saw, cut down to what this attack looks at.
             generator: every random draw of the attack comes from it.
             device: where to compute.
             progress: called with (done, total) iterations, now and then.
@@ -170,7 +87,7 @@ def register(cls: AttackClass) -> AttackClass:
     """
     if not issubclass(cls, Attack):
         raise TypeError(f"{cls.__name__} isn't an Attack")
-    info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs)}
+    info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs), "looks_at": cls.looks_at}
     return ATTACKS.register(cls.name, cls.summary, **info)(cls)
 
 

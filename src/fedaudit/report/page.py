@@ -36,7 +36,9 @@ _LARGE = 24 * 1024  # bytes of a PNG above which the page carries a JPEG of it: 
 
 _SEVERITY: dict[Verdict, int] = {
     "recognisable": 3,
+    "demonstrated": 3,
     "partly recognisable": 2,
+    "partly demonstrated": 2,
     "not demonstrated": 1,
     "not applicable": 0,
 }
@@ -99,8 +101,8 @@ class Victim:
     """One row of pictures: the truth, then what each attack made of it (None: it was not played here)."""
 
     number: int
-    round: int
-    client: int
+    round: str
+    client: int | None
     label: str
     picture: Picture
     alt: str
@@ -166,7 +168,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"num": number, "count": count, "percent": percent, "duration": duration, "when": when}
-    environment.filters |= {"sentence": sentence}
+    environment.filters |= {"sentence": sentence, "short": short}
     return environment.get_template("report.html.j2").render(
         result=result,
         chapters=chapters,
@@ -177,6 +179,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         copies=any(v.picture.uri.startswith("data:image/jpeg") for c in chapters for v in c.victims),
         measured=any(s.psnr for s in result.summaries),
         identified=identified,
+        rounds_of=rounds_of,
         label_of=lambda label: _label(result, label),
         who=_who(result),
         refused=_refused(result.findings),
@@ -200,11 +203,13 @@ def headline(result: AuditResult) -> Headline:
         )
         return Headline("No attack could be played, so this audit gives no answer.", detail, "not applicable")
     worst = max(played, key=_severity)
-    titles = {
+    titles: dict[Verdict, str] = {
         "recognisable": f"{who} can rebuild training {things} well enough to recognise them.",
         "partly recognisable": f"{who} can rebuild training {things} in part.",
         "not demonstrated": f"{who} could not rebuild any recognisable training {things} with the attacks played here.",
     }
+    if worst.metrics:
+        titles[worst.verdict] = f"{who} attacked with {worst.attack}: {worst.verdict_text}."
     kinds = {f.name: f"{_UPDATE[f.update_kind]} ({f.name})" for f in result.federations}
     detail = _strongest(worst, kinds[worst.federation])
     others = {f: max((s for s in played if s.federation == f), key=_severity, default=None) for f in kinds}
@@ -219,15 +224,17 @@ def headline(result: AuditResult) -> Headline:
 
 def comparison_text(comparison: Comparison) -> str:
     """Return a paired comparison as a sentence, always counted in favour of the first attack that it names."""
-    d = comparison.difference
-    unit = _UNITS.get(comparison.metric, "")
+    d, unit = comparison.difference, f" {comparison.unit}".rstrip()
+    pictures = comparison.metric == "psnr"
+    signed = _signed if pictures else _signed_short
+    better = "recovers better pictures" if pictures else f"does better by {comparison.metric.replace('_', ' ')}"
     tail = f"n = {count(d.n)}"
     if comparison.outcome == "b is better":
-        span = f"{_signed(-d.mean)}{unit} [{_signed(-d.high)}, {_signed(-d.low)}]"
-        return f"{comparison.b} recovers better pictures than {comparison.a}: {span}, {tail}"
-    span = f"{_signed(d.mean)}{unit} [{_signed(d.low)}, {_signed(d.high)}]"
+        span = f"{signed(-d.mean)}{unit} [{signed(-d.high)}, {signed(-d.low)}]"
+        return f"{comparison.b} {better} than {comparison.a}: {span}, {tail}"
+    span = f"{signed(d.mean)}{unit} [{signed(d.low)}, {signed(d.high)}]"
     if comparison.outcome == "a is better":
-        return f"{comparison.a} recovers better pictures than {comparison.b}: {span}, {tail}"
+        return f"{comparison.a} {better} than {comparison.b}: {span}, {tail}"
     return f"{comparison.a} and {comparison.b} cannot be told apart: {span}, {tail}"
 
 
@@ -247,6 +254,11 @@ def threshold_text(threshold: Threshold) -> str:
 def number(value: float | None, digits: int) -> str:
     """Return ``value`` with ``digits`` decimals and a true minus sign; a dash where there is none."""
     return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}".replace("-", "−")
+
+
+def short(value: float | None) -> str:
+    """Return ``value`` with three significant digits and a true minus sign; a dash where there is none."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
 
 
 def count(value: int) -> str:
@@ -288,6 +300,19 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
 
 
+def rounds_of(finding: FindingResult) -> str:
+    """Return the rounds that an attack looked at: "3", "0 to 9", or a dash for none."""
+    rounds = finding.rounds or ([] if finding.round is None else [finding.round])
+    if len(rounds) < 2:
+        return str(rounds[0]) if rounds else "–"
+    return f"{min(rounds)} to {max(rounds)}"
+
+
+def _signed_short(value: float) -> str:
+    text = short(value)
+    return text if text.startswith(("−", "–")) else f"+{text}"
+
+
 def _signed(value: float) -> str:
     text = number(value, 1)
     return text if text.startswith(("−", "–")) else f"+{text}"
@@ -308,6 +333,10 @@ def _strongest(summary: AttackSummary, federation: str) -> str:
         parts.append(f"identified {count(hits)} of {count(summary.images)} victims")
     if summary.psnr:
         parts.append(f"reached a mean PSNR of {number(summary.psnr.mean, 1)} dB")
+    if summary.metrics:
+        first = summary.metrics[0]
+        without = f" (without the attack: {short(first.baseline.mean)})" if first.baseline else ""
+        parts.append(f"reached a mean {first.name.replace('_', ' ')} of {short(first.value.mean)}{without}")
     if not parts:
         return f"The strongest attack was {summary.attack} on {federation}."
     return f"The strongest attack, {summary.attack} on {federation}, {' and '.join(parts)}."
@@ -357,7 +386,7 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
 def _victims(result: AuditResult, findings: list[FindingResult], columns: list[str], album: Album) -> list[Victim]:
     # The same victim is known by its update and its pixels, whatever each attack's copy of the file is called; two
     # equal pictures in one update are told apart by their order.
-    victims: dict[tuple[int, int, bytes, int], Victim] = {}
+    victims: dict[tuple[int | None, int | None, bytes, int], Victim] = {}
     for finding in findings:
         seen: Counter[bytes] = Counter()
         for image in finding.images:
@@ -367,7 +396,9 @@ def _victims(result: AuditResult, findings: list[FindingResult], columns: list[s
             if key not in victims:
                 n, label = len(victims) + 1, _label(result, image.true_label)
                 alt = f"True picture of victim {n}, {label}."
-                victims[key] = Victim(n, finding.round, finding.client, label, truth, alt, cells=dict.fromkeys(columns))
+                victims[key] = Victim(
+                    n, rounds_of(finding), finding.client, label, truth, alt, cells=dict.fromkeys(columns)
+                )
             victim = victims[key]
             alt = (
                 f"Reconstruction of victim {victim.number} by {finding.attack}: PSNR {number(image.psnr, 1)} dB, "

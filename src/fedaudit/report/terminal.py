@@ -10,31 +10,54 @@ from fedaudit.results import AuditResult, Interval
 
 
 def print_summary(result: AuditResult) -> None:
-    """Print one row per attack and federation."""
+    """Print a row per attack and federation; another table for findings that aren't pictures."""
     console = wide_console()
     title = escape(f"{result.name}: {result.adversary.adversary}")
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-    for column in ("federation", "attack", "verdict"):
-        table.add_column(column, no_wrap=True)
-    for column in ("PSNR dB [95 %]", "SSIM", "identified", "n"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in result.summaries:
-        table.add_row(
-            row.federation,
-            row.attack,
-            row.verdict,
-            _interval(row.psnr, 1),
-            f"{row.ssim.mean:.2f}" if row.ssim else "-",
-            "-" if row.identification_rate is None else f"{row.identification_rate:.0%}",
-            str(row.images),
+    pictures = [s for s in result.summaries if not s.metrics]
+    others = [s for s in result.summaries if s.metrics]
+    if pictures or not others:
+        table = _table(title, ["federation", "attack", "verdict"], ["PSNR dB [95 %]", "SSIM", "identified", "n"])
+        for row in pictures:
+            table.add_row(
+                row.federation,
+                row.attack,
+                row.verdict,
+                _interval(row.psnr, 1),
+                f"{row.ssim.mean:.2f}" if row.ssim else "-",
+                "-" if row.identification_rate is None else f"{row.identification_rate:.0%}",
+                str(row.images),
+            )
+        console.print(table)
+    if others:
+        table = _table(
+            title if not pictures else "",
+            ["federation", "attack", "verdict", "measured"],
+            ["value [95 %]", "without the attack", "n"],
         )
-    console.print(table)
+        for row in others:
+            for i, m in enumerate(row.metrics):
+                first = [row.federation, row.attack, row.verdict] if i == 0 else [""] * 3
+                name = f"{m.name} ({m.unit})" if m.unit else m.name
+                value = f"{m.value.mean:.3g} [{m.value.low:.3g}, {m.value.high:.3g}]"
+                baseline = f"{m.baseline.mean:.3g}" if m.baseline else "-"
+                table.add_row(*first, name, value, baseline, str(m.value.n))
+        console.print(table)
     for row in result.summaries:
-        if row.verdict == "not applicable":
+        if row.verdict == "not applicable" or row.metrics:
             print(row.verdict_text)
     for c in result.comparisons:
-        d = c.difference
-        print(f"{c.federation}: {c.a} - {c.b}: {d.mean:+.2f} dB [{d.low:+.2f}, {d.high:+.2f}], n = {d.n}: {c.outcome}")
+        d, unit, digits = c.difference, f" {c.unit}".rstrip(), "+.2f" if c.metric == "psnr" else "+.3g"
+        span = f"{d.mean:{digits}}{unit} [{d.low:{digits}}, {d.high:{digits}}]"
+        print(f"{c.federation}: {c.a} - {c.b}: {span}, n = {d.n}: {c.outcome}")
+
+
+def _table(title: str, left: list[str], right: list[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    for column in left:
+        table.add_column(column, no_wrap=True)
+    for column in right:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
 
 
 def _interval(value: Interval | None, digits: int) -> str:

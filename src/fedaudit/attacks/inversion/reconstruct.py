@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.base import Progress, Trace
+from fedaudit.attacks.base import Progress
+from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.matching import Engine
 from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
 

@@ -14,7 +14,8 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Finding, Progress, Trace
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress
+from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.engines import Checked, EngineName, make_engine
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels
 from fedaudit.attacks.inversion.matching import Victim, one_gradient
@@ -137,7 +138,7 @@ class GradientInversion(Attack):
         generator: torch.Generator,
         device: str = "cpu",
         progress: Progress | None = None,
-    ) -> Finding:
+    ) -> ImageFinding:
         """Optimise from Gaussian noise, ``restarts`` times, and keep the run of least objective.
 
         Raises:
@@ -166,7 +167,7 @@ class GradientInversion(Attack):
             raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
         pixels = setup.denormalise(torch.cat([best.images[None], best.trace.snapshots]).flatten(0, 1)).clamp(0, 1)
         pixels = pixels.unflatten(0, (-1, len(best.images))).cpu()
-        return Finding(
+        return ImageFinding(
             attack=self.name,
             images=pixels[0],
             labels=prepared.labels.cpu(),

@@ -1,0 +1,29 @@
+"""Findings against ground truth: the only room that knows both. A module for each kind of finding."""
+
+from fedaudit.evaluation import images  # noqa: F401  (it fills KINDS and registers its way to evaluate)
+from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, entry, evaluate
+from fedaudit.evaluation.scores import (
+    check_limits,
+    check_thresholds,
+    compare,
+    interval,
+    paired_interval,
+    summarise,
+    verdict_rules,
+)
+
+__all__ = [
+    "KINDS",
+    "Judged",
+    "Kind",
+    "Metric",
+    "check_limits",
+    "check_thresholds",
+    "compare",
+    "entry",
+    "evaluate",
+    "interval",
+    "paired_interval",
+    "summarise",
+    "verdict_rules",
+]

@@ -1,0 +1,185 @@
+"""Recovered pictures against the ones that were trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedaudit.attacks import ImageFinding
+from fedaudit.evaluation.kinds import KINDS, Judged, Kind, done, evaluate
+from fedaudit.federation.truth import Truth
+from fedaudit.metrics import lpips, mse, psnr, ssim
+from fedaudit.results import Curve, ImageResult, Verdict
+from fedaudit.seeds import derive_seed
+from fedaudit.threat import Message, Observation
+
+RECOGNISABLE_SSIM = 0.5
+
+
+@evaluate.register
+def evaluate_images(finding: ImageFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
+    """Compare recovered images with what the clients really trained on.
+
+    In every round that images were recovered of, recovered and true ones are paired by the assignment of least total
+    squared error. An example that was used several times (local epochs, rounds) is judged once, by the first of its
+    recoveries.
+    """
+    federation = observation.federation
+    covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
+    messages = [m for m, rows in covered if len(rows)]
+    parts = [rows for _, rows in covered if len(rows)]
+    true = torch.cat([truth.inputs[m.round, m.client] for m in messages])
+    true_labels = torch.cat([truth.labels[m.round, m.client] for m in messages])
+    places = [(m, i) for m in messages for i in range(len(truth.inputs[m.round, m.client]))]
+
+    def paired(images: Tensor) -> Tensor:
+        return torch.cat(
+            [
+                rows[assign(truth.inputs[m.round, m.client], images[rows])]
+                for m, rows in zip(messages, parts, strict=True)
+            ]
+        )
+
+    order = paired(finding.images)
+    images, labels = finding.images[order], finding.labels[order]
+    errors = mse(images, true)
+    values = psnr(errors)
+    structure = ssim(images, true)
+    perceptual = lpips(images, true)
+    mean_image = truth.candidates.mean(dim=0, keepdim=True)
+    rngs = {
+        id(m): np.random.default_rng(derive_seed(seed, "same-class", federation, m.round, m.client)) for m in messages
+    }
+    results: list[ImageResult] = []
+    pictures: dict[str, Tensor] = {}
+    first, uses = _distinct(true)
+    for i in first:
+        message, position = places[i]
+        other = _same_class(true[i], int(true_labels[i]), truth, rngs[id(message)])
+        stem = f"images/{federation}-{message.round}-{message.client}-{position}"
+        results.append(
+            ImageResult(
+                true_image=f"{stem}-true.png",
+                reconstruction=f"{stem}-{finding.attack}.png",
+                true_label=int(true_labels[i]),
+                label=int(labels[i]),
+                mse=float(errors[i]),
+                psnr=float(values[i]),
+                ssim=float(structure[i]),
+                lpips=None if perceptual is None else float(perceptual[i]),
+                rank=rank(images[i], true[i], truth.candidates),
+                candidates=len(truth.candidates),
+                uses=uses[i],
+                rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
+                psnr_mean_image=float(psnr(mse(mean_image, true[i : i + 1]))),
+                psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
+            )
+        )
+        pictures |= {results[-1].true_image: true[i], results[-1].reconstruction: images[i]}
+    trace = finding.trace
+    curve = trace and Curve(
+        iterations=trace.iterations,
+        objective=trace.objective,
+        psnr=[float(psnr(mse(s[paired(s)], true)).mean()) for s in trace.snapshots],
+    )
+    result = done(
+        finding,
+        observation,
+        images=results,
+        label_source=finding.label_source,
+        label_accuracy=label_accuracy(labels, true_labels),
+        curve=curve,
+    )
+    return Judged(result, pictures)
+
+
+def _rows(finding: ImageFinding, message: Message, looked_at: int) -> Tensor:
+    """Return which of the finding's images belong to ``message``, one of ``looked_at``.
+
+    Raises:
+        ValueError: some, but not as many as the update has examples.
+    """
+    if looked_at == 1:
+        return torch.arange(len(finding.images))
+    rows = [i for i, rounds in enumerate(finding.rounds) if message.round in rounds]
+    if rows and len(rows) != message.update.num_examples:
+        raise ValueError(f"{len(rows)} images for the {message.update.num_examples} examples of round {message.round}")
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _distinct(true: Tensor) -> tuple[list[int], dict[int, int]]:
+    """Return the first position of every distinct image, and how often it occurs."""
+    uses: dict[int, int] = {}
+    seen: dict[bytes, int] = {}
+    for i, image in enumerate(true):
+        first = seen.setdefault(image.numpy().tobytes(), i)
+        uses[first] = uses.get(first, 0) + 1
+    return list(uses), uses
+
+
+def assign(true: Tensor, images: Tensor) -> Tensor:
+    """Return, for each of n ``true`` images, the index of the one of n ``images`` that is paired with it.
+
+    The one-to-one pairing of least total squared error (Hungarian method); both are (n, C, H, W).
+    """
+    cost = torch.cdist(true.flatten(1).double(), images.flatten(1).double()).square()
+    _, columns = linear_sum_assignment(cost.numpy())
+    return torch.as_tensor(columns, dtype=torch.int64)
+
+
+def rank(image: Tensor, true: Tensor, candidates: Tensor) -> int:
+    """Return how many candidates are at least as near to ``image`` as ``true``, which counts as one itself."""
+    distances = _squared_distances(image, candidates)
+    own = _squared_distances(image, true[None])
+    same = _squared_distances(true, candidates) == 0
+    return 1 + int(((distances <= own) & ~same).sum())
+
+
+def _squared_distances(image: Tensor, others: Tensor) -> Tensor:
+    parts = [(part - image).flatten(1).square().sum(dim=1, dtype=torch.float64) for part in others.split(256)]
+    return torch.cat(parts)
+
+
+def _same_class(true: Tensor, label: int, truth: Truth, rng: np.random.Generator) -> Tensor | None:
+    """Return a random other candidate of the class, or None if there is none."""
+    rows = torch.nonzero(truth.candidate_labels == label).flatten().tolist()
+    rows = [row for row in rows if not truth.candidates[row].equal(true)]
+    return truth.candidates[int(rng.choice(rows))] if rows else None
+
+
+def label_accuracy(inferred: Tensor, true: Tensor) -> float:
+    """Return the share of the (n,) true labels that were recovered, both taken as multisets."""
+    length = int(max(inferred.max(), true.max())) + 1
+    overlap = torch.minimum(torch.bincount(inferred, minlength=length), torch.bincount(true, minlength=length))
+    return float(overlap.sum()) / len(true)
+
+
+def judge(images: Sequence[ImageResult]) -> tuple[Verdict, str]:
+    """Return the verdict on an attack's images and a sentence that says it, by the rules of its kind."""
+    n = len(images)
+    recognisable = sum(i.rank == 1 and i.ssim >= RECOGNISABLE_SSIM for i in images)
+    identified = sum(i.rank == 1 for i in images)
+    chosen = "images were" if n > 1 else "image was"
+    if 2 * recognisable >= n:
+        return "recognisable", f"{recognisable} of {n} {chosen} recovered recognisably"
+    if recognisable or 2 * identified >= n:
+        text = f"{recognisable} of {n} {chosen} recovered recognisably; {identified} of {n} could be told apart"
+        return "partly recognisable", text
+    return "not demonstrated", f"none of {n} {chosen} recovered recognisably under this threat model"
+
+
+KINDS["images"] = Kind(
+    verdict=lambda findings: judge([image for finding in findings for image in finding.images]),
+    rules=(
+        "An image counts as recognisable when its reconstruction is nearer (mean squared error) to it than to any "
+        f"other candidate, and its SSIM is at least {RECOGNISABLE_SSIM}. The candidates are the victims and every "
+        "held-out example of the data set.",
+        "'recognisable': this holds for at least half of the images.",
+        "'partly recognisable': it holds for at least one image, or at least half of the images are identified among "
+        "the candidates.",
+    ),
+)
