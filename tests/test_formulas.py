@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, idlg, yin
 from fedaudit.attacks.inversion.layer_weights import Shape, layer_weights, shape_values, zero_modifier
 from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import SquaredL2, WeightedCosine, flatten
 from fedaudit.attacks.inversion.priors import total_variation
 from fedaudit.attacks.inversion.template import one_batch_gradient
-from fedaudit.errors import NotApplicable
 from fedaudit.federation.client import gradient, train
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
 from fedaudit.seeds import generator
@@ -235,52 +233,3 @@ def test_one_batch_approaches_the_gradient_of_all_batches_as_the_learning_rate_f
 def test_without_training_facts_the_direction_is_kept():
     update = Update(0, "weights", {"w": torch.tensor([1.0, -2.0])}, 2, None)
     assert one_batch_gradient(update)["w"].tolist() == [-1.0, 2.0]
-
-
-# Labels -------------------------------------------------------------------------------------------------------------
-
-
-def last_gradient(name: str, count: int, labels: Tensor, seed: int, classes: int = 10) -> Tensor:
-    model = build_model(name, input_shape=SHAPE, outputs=classes)
-    initialise(model, "default", generator(seed, "model"))
-    set_training_mode(model, "eval")
-    images = torch.randn((count, *SHAPE), generator=generator(seed, "images"))
-    return gradient(model, nn.functional.cross_entropy, (images, labels))["fc.weight"]
-
-
-@settings(deadline=None, max_examples=25)
-@given(
-    label=st.integers(0, 9),
-    classes=st.sampled_from([2, 3, 10]),
-    seed=st.integers(0, 1000),
-    name=st.sampled_from(["lenet", "convnet-small", "logistic"]),
-)
-def test_idlg_is_exact_for_one_example(label, classes, seed, name):
-    name = "lenet" if classes == 2 and name == "logistic" else name  # two classes need features that aren't negative
-    label %= classes
-    assert idlg(last_gradient(name, 1, torch.tensor([label]), seed, classes), 1).tolist() == [label]
-
-
-@settings(deadline=None, max_examples=25)
-@given(label=st.integers(0, 9), seed=st.integers(0, 1000))
-def test_yin_is_exact_for_one_example_with_features_that_are_not_negative(label, seed):
-    assert yin(last_gradient("convnet-small", 1, torch.tensor([label]), seed), 1).tolist() == [label]
-
-
-def test_yin_finds_most_labels_of_distinct_batches():
-    found = 0
-    for seed in range(20):
-        labels = torch.randperm(10, generator=generator(seed, "labels"))[:4]
-        inferred = yin(last_gradient("convnet-small", 4, labels, seed), 4)
-        assert len(set(inferred.tolist())) == 4
-        found += len(set(inferred.tolist()) & set(labels.tolist()))
-    assert found >= 72  # of 80
-
-
-def test_label_inference_says_when_it_cannot_work():
-    rows = torch.randn(3, 5, generator=generator(0, "rows"))
-    with pytest.raises(NotApplicable, match="one example"):
-        idlg(rows, 2)
-    with pytest.raises(NotApplicable, match="at most once"):
-        yin(rows, 4)
-    assert LABEL_INFERENCES.names() == ["idlg", "yin"]

@@ -43,6 +43,11 @@ def loss_function(name: str) -> Loss:
 class TrainingFacts:
     """How the client trained: part of the federation's plan, so known to the server that wrote the plan.
 
+    Attributes:
+        learning_rate, local_steps, momentum, weight_decay, proximal_mu: of local SGD.
+        batch_sizes: examples in each local step.
+        data_size: distinct examples that the client holds, which FedAvg's server weighs by; None if not told.
+
     Raises:
         BadInput: a number that no training has.
     """
@@ -55,12 +60,15 @@ class TrainingFacts:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
+    data_size: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.batch_sizes) != self.local_steps:
             raise BadInput(f"an update of {self.local_steps} local steps lists {len(self.batch_sizes)} batch sizes")
         if self.local_steps < 1 or min(self.batch_sizes) < 1:
             raise BadInput("an update needs one local step or more, each on a batch of one example or more")
+        if self.data_size is not None and self.data_size < max(self.batch_sizes):
+            raise BadInput(f"an update lists a batch of {max(self.batch_sizes)}, but {self.data_size} examples in all")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise BadInput(f"an update's learning rate is {self.learning_rate}; it must be above 0")
         for name in ("momentum", "weight_decay", "proximal_mu"):

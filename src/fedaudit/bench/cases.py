@@ -12,7 +12,8 @@ from torch import Tensor
 from fedaudit.attacks.inversion.engines import EngineName, make_engine
 from fedaudit.attacks.inversion.matching import Engine, Victim, one_gradient
 from fedaudit.attacks.inversion.objectives import WeightedCosine
-from fedaudit.attacks.inversion.reconstruct import Optimisation, descent, with_prior
+from fedaudit.attacks.inversion.priors import smoothness
+from fedaudit.attacks.inversion.reconstruct import Optimisation, descent, with_priors
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.seeds import generator
 from fedaudit.update import TrainingFacts, loss_function
@@ -103,11 +104,10 @@ def our_tool(name: EngineName, ready: Prepared) -> Tool:
     """Return our engine ``name`` in our loop."""
     distance = WeightedCosine(ready.target, [1.0] * len(ready.target))
     engine = make_engine(name, ready.victim, ready.labels, ready.facts, distance, steps=1000)
-    settings = Optimisation(
-        iterations=1000, learning_rate=0.1, signed=True, decay=True, total_variation=TOTAL_VARIATION, clamp=True
-    )
-    images = ready.start.clone()
-    return Tool(descent(with_prior(engine, TOTAL_VARIATION), images, settings, ready.pixel_range), engine)
+    settings = Optimisation(iterations=1000, learning_rate=0.1, signed=True, schedule="steps", clamp=True)
+    objective = with_priors(engine, [(TOTAL_VARIATION, smoothness)])
+    step = descent(objective, [ready.start.clone()], settings, ready.pixel_range, torch.Generator())
+    return Tool(step, engine)
 
 
 QUICK = [Case("lenet", 1), Case("convnet-small", 1), Case("convnet-small", 4)]

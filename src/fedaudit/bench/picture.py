@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.matching import one_gradient
-from fedaudit.attacks.inversion.reconstruct import descent, with_prior
+from fedaudit.attacks.inversion.reconstruct import descent, with_priors
 from fedaudit.attacks.inversion.template import GradientInversion, prepare
 from fedaudit.auditing import record
 from fedaudit.bench.cases import Prepared
@@ -128,8 +128,9 @@ def _ours(settings: dict[str, Any]) -> Callable[[Observation, Tensor], _Run]:
         ready = prepare(observation, message, "auto", "cpu")
         engine = attack.make_engine(ready, message)
         pixel_range = observation.setup.pixel_range(noise)
-        objective = with_prior(engine, attack.total_variation)
-        return _Run(descent(objective, noise, attack.optimisation(), pixel_range), noise, attack.iterations)
+        objective = with_priors(engine, attack.priors(ready))
+        step = descent(objective, [noise], attack.optimisation(), pixel_range, torch.Generator())
+        return _Run(step, noise, attack.iterations)
 
     return start
 

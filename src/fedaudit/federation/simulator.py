@@ -221,6 +221,7 @@ class _Client:
                 momentum=spec.momentum if spec.algorithm != "fedsgd" else 0.0,
                 weight_decay=spec.weight_decay if spec.algorithm != "fedsgd" else 0.0,
                 proximal_mu=spec.proximal_mu,
+                data_size=len(self.data),
             ),
             buffers=moved,
             labels=self.data.targets[used] if self.federation.reveal_labels else None,

@@ -1,23 +1,45 @@
-"""Label inference: which labels a batch had, from the gradient of the last layer alone."""
+"""Label inference: which labels a batch had, from the gradient of the last layer and the global model alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedaudit.errors import NotApplicable
 from fedaudit.models import Layer
 from fedaudit.registry import Registry
+from fedaudit.update import Tensors
 
-LabelInference = Callable[[Tensor, int], Tensor]
+_PROBES = 64  # dummy images for what the model expects on average
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a label inference looks at: a classifier's last layer, p = softmax(W·h + b).
+
+    Attributes:
+        rows: (classes, features) gradient of W: the mean over the batch of (p − y)·hᵀ.
+        bias: (classes,) gradient of b, the mean of p − y; None where the layer has no bias.
+        probe: returns (n, classes) probabilities and (n, features) features h of the global model on n dummy images.
+    """
+
+    rows: Tensor
+    bias: Tensor | None
+    probe: Callable[[], tuple[Tensor, Tensor]]
+
+
+LabelInference = Callable[[Evidence, int], Tensor]
 
 LABEL_INFERENCES: Registry[LabelInference] = Registry("label inference")
 
 
 @LABEL_INFERENCES.register("idlg", "sign of the last layer's gradient rows; one example", paper="Zhao et al. 2020")
-def idlg(gradient: Tensor, num_examples: int) -> Tensor:
+def idlg(evidence: Evidence, num_examples: int) -> Tensor:
     """Infer the label of a single example (iDLG, Zhao et al. 2020, Eq. 4).
 
     The gradient's row of class i is (p_i − y_i)·h: with three classes or more the true one is the only class whose
@@ -26,7 +48,7 @@ def idlg(gradient: Tensor, num_examples: int) -> Tensor:
     the features aren't negative on average (after a ReLU or a sigmoid).
 
     Args:
-        gradient: (classes, features) of the last layer's weight.
+        evidence: of the last layer.
         num_examples: must be 1.
 
     Returns:
@@ -39,7 +61,7 @@ def idlg(gradient: Tensor, num_examples: int) -> Tensor:
         raise NotApplicable(
             f"label inference 'idlg' works for one example, the update has {num_examples}; use label_inference=yin"
         )
-    rows = gradient.double()
+    rows = evidence.rows.double()
     if len(rows) == 2:
         return rows.sum(dim=1).argmin().view(1)
     products = rows @ rows.T
@@ -49,14 +71,14 @@ def idlg(gradient: Tensor, num_examples: int) -> Tensor:
 @LABEL_INFERENCES.register(
     "yin", "most negative entries of the last layer's gradient; no label twice", paper="Yin et al. 2021"
 )
-def yin(gradient: Tensor, num_examples: int) -> Tensor:
+def yin(evidence: Evidence, num_examples: int) -> Tensor:
     """Infer the labels of a batch without duplicates (GradInversion, Yin et al. 2021, Eq. 8).
 
     Takes the K classes whose gradient row has the most negative minimum over the features. Exact for K = 1 with
     features that aren't negative (after a ReLU or a sigmoid).
 
     Args:
-        gradient: (classes, features) of the last layer's weight.
+        evidence: of the last layer.
         num_examples: K.
 
     Returns:
@@ -65,50 +87,156 @@ def yin(gradient: Tensor, num_examples: int) -> Tensor:
     Raises:
         NotApplicable: there are more examples than classes.
     """
-    if num_examples > len(gradient):
+    if num_examples > len(evidence.rows):
         raise NotApplicable(
-            f"label inference 'yin' finds each class at most once: {num_examples} examples, {len(gradient)} classes; "
-            "grant the labels (threat.knows_labels=true) or lower batch_size or local_steps"
+            f"label inference 'yin' finds each class at most once: {num_examples} examples, {len(evidence.rows)} "
+            "classes; use label_inference=geng or bias-corrected, grant the labels (threat.knows_labels=true), or "
+            "lower batch_size or local_steps"
         )
-    return gradient.amin(dim=1).argsort(stable=True)[:num_examples]
+    return evidence.rows.amin(dim=1).argsort(stable=True)[:num_examples]
 
 
-def last_layer(layers: Sequence[Layer], gradient: dict[str, Tensor], num_classes: int) -> Tensor:
-    """Return the (classes, features) gradient of the classifier.
+@LABEL_INFERENCES.register(
+    "geng", "counts of every class, with duplicates, from the last layer's weights", paper="Geng et al. 2021"
+)
+def geng(evidence: Evidence, num_examples: int) -> Tensor:
+    """Infer how often each class occurs (Geng et al. 2021, zero-shot label restoration).
+
+    The sum of row i is the mean of (p_i − y_i)·Σh. With p and Σh replaced by their means over dummy images,
+    n_i = K·(p̄_i − Σ row_i / Σh̄). Departures: the dummies are Gaussian noise, fed once; the counts are rounded to whole
+    numbers that sum to K by the largest remainders.
+
+    Args:
+        evidence: of the last layer.
+        num_examples: K.
+
+    Returns:
+        (K,) labels, ascending, with duplicates.
 
     Raises:
-        NotApplicable: the model doesn't end in a fully connected layer with one row a class.
+        NotApplicable: the features of dummy images sum to zero.
+    """
+    probabilities, features = evidence.probe()
+    scale = features.double().sum(dim=1).mean()
+    if not bool(scale.abs() > 1e-12):
+        raise NotApplicable(
+            "label inference 'geng' divides by the mean sum of the last layer's inputs, which is zero here; "
+            "use label_inference=bias-corrected"
+        )
+    return _rounded(probabilities.double().mean(dim=0) - evidence.rows.double().sum(dim=1) / scale, num_examples)
+
+
+@LABEL_INFERENCES.register(
+    "bias-corrected", "counts of every class, with duplicates, from the last layer's bias", paper="this project"
+)
+def bias_corrected(evidence: Evidence, num_examples: int) -> Tensor:
+    """Infer how often each class occurs from the gradient of the bias, which no feature blurs.
+
+    The bias's gradient is the mean of p − y, so n_i = K·(p̄_i − b_i): exact but for p̄, the batch's mean probabilities,
+    which are taken over dummy images. Our own combination: Wainakh et al. 2021 correct the rows of W by a similar
+    offset.
+
+    Args:
+        evidence: of the last layer.
+        num_examples: K.
+
+    Returns:
+        (K,) labels, ascending, with duplicates.
+
+    Raises:
+        NotApplicable: the last layer has no bias.
+    """
+    if evidence.bias is None:
+        raise NotApplicable(
+            "label inference 'bias-corrected' needs a bias in the last layer; use label_inference=geng or yin"
+        )
+    probabilities, _ = evidence.probe()
+    return _rounded(probabilities.double().mean(dim=0) - evidence.bias.double(), num_examples)
+
+
+def _rounded(shares: Tensor, total: int) -> Tensor:
+    """Return ``total`` labels whose counts come nearest to ``shares``, by the largest remainders."""
+    wanted = total * shares.clamp_min(0) / shares.clamp_min(0).sum().clamp_min(1e-30)
+    counts = wanted.floor()
+    missing = total - int(counts.sum())
+    counts[(wanted - counts).argsort(descending=True, stable=True)[:missing]] += 1
+    return torch.repeat_interleave(torch.arange(len(shares), device=shares.device), counts.long())
+
+
+def last_layer(
+    module: nn.Module,
+    state: Tensors,
+    layers: Sequence[Layer],
+    gradient: Tensors,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+) -> Evidence:
+    """Return the evidence that ``gradient`` gives of the classifier.
+
+    Args:
+        module: the model, in the mode of the client's training.
+        state: the global model's parameters and buffers.
+        layers: of the model, in forward order.
+        gradient: by parameter name; for a FedAvg update −ΔW in units of the gradient.
+        num_classes: of the model.
+        input_shape: (C, H, W).
+
+    Raises:
+        NotApplicable: the model doesn't end in a fully connected layer with one row a class, or its gradient wasn't
+            sent.
     """
     for layer in reversed(layers):
-        for name in layer.parameters:
-            if layer.kind == "linear" and name in gradient and gradient[name].ndim == 2:
-                if len(gradient[name]) == num_classes:
-                    return gradient[name]
-                break
+        names = [n for n in layer.parameters if layer.kind == "linear" and n in gradient and gradient[n].ndim == 2]
+        if names and len(gradient[names[0]]) == num_classes:
+            bias = next((gradient[n] for n in layer.parameters if n in gradient and gradient[n].ndim == 1), None)
+            classifier = module.get_submodule(layer.name)
+            return Evidence(gradient[names[0]], bias, partial(_probe, module, classifier, state, input_shape))
+        if names:
+            break
     raise NotApplicable(
-        f"labels can't be inferred: the model has no fully connected layer with {num_classes} outputs at its end; "
-        "grant the labels (threat.knows_labels=true)"
+        f"labels can't be inferred: the model has no fully connected layer with {num_classes} outputs at its end, "
+        "or its gradient wasn't sent; grant the labels (threat.knows_labels=true)"
     )
 
 
-def infer_labels(
-    method: str, layers: Sequence[Layer], gradient: dict[str, Tensor], num_classes: int, num_examples: int
-) -> tuple[Tensor, str]:
-    """Return labels and the name of the inference; ``auto`` is ``idlg`` for one example and ``yin`` for more.
+def _probe(
+    module: nn.Module, classifier: nn.Module, state: Tensors, input_shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return the probabilities and features of Gaussian noise, always the same."""
+    features: list[Tensor] = []
+    handle = classifier.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].detach()))
+    noise = torch.randn((_PROBES, *input_shape), generator=torch.Generator().manual_seed(0))
+    device = next(iter(state.values())).device
+    copies = {name: value.clone() for name, value in state.items()}  # train-mode BatchNorm writes to its buffers
+    try:
+        with torch.no_grad():
+            outputs = functional_call(module, copies, (noise.to(device),))
+    finally:
+        handle.remove()
+    return outputs.softmax(dim=1), features[0].flatten(1)
+
+
+def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Tensor, str]:
+    """Return labels and the name of the inference.
+
+    ``auto`` is ``idlg`` for one example, ``yin`` for as many as there are classes, and beyond ``bias-corrected`` or,
+    without a bias, ``geng``.
 
     Args:
         method: a registered name or ``auto``.
-        layers: of the model, in forward order.
-        gradient: by parameter name; for a FedAvg update −ΔW, whose signs are the gradient's.
-        num_classes: of the model.
+        evidence: of the last layer.
         num_examples: in the update.
 
     Raises:
         NotApplicable: the method can't do it here.
         BadInput: no such method.
     """
-    name = ("idlg" if num_examples == 1 else "yin") if method == "auto" else method
-    rows = last_layer(layers, gradient, num_classes)
-    if not torch.any(rows):
+    name = method
+    if method == "auto":
+        name = "idlg" if num_examples == 1 else "yin"
+        if num_examples > len(evidence.rows):
+            name = "geng" if evidence.bias is None else "bias-corrected"
+    inference = LABEL_INFERENCES[name].value
+    if not torch.any(evidence.rows):
         raise NotApplicable("labels can't be inferred: the last layer's gradient is zero")
-    return LABEL_INFERENCES[name].value(rows, num_examples), name
+    return inference(evidence, num_examples), name

@@ -37,10 +37,15 @@ class Victim:
     parameters: Tensors
     constants: Tensors
 
-    def value(self, parameters: Tensors, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss at ``parameters``; BatchNorm's running statistics stay as they are."""
+    def outputs(self, images: Tensor, parameters: Tensors | None = None) -> Tensor:
+        """Return the model's outputs at ``parameters`` (or its own); BatchNorm's running statistics stay."""
         constants = {name: t.clone() for name, t in self.constants.items()} if self.module.training else self.constants
-        return self.loss(functional_call(self.module, {**parameters, **constants}, (images,)), labels)
+        state = {**(self.parameters if parameters is None else parameters), **constants}
+        return torch.as_tensor(functional_call(self.module, state, (images,)))
+
+    def value(self, parameters: Tensors, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss at ``parameters``."""
+        return self.loss(self.outputs(images, parameters), labels)
 
 
 def one_gradient(num_examples: int) -> TrainingFacts:
@@ -69,6 +74,28 @@ def reference(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Di
         value = distance(flatten(descent))
         (grad,) = torch.autograd.grad(value, images)
         return value.detach(), grad
+
+    return step
+
+
+def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
+    """Return the exact step of one batch whose labels are optimised, too (DLG, Zhu et al. 2019, Algorithm 1).
+
+    Args:
+        victim: the model; its loss must take class probabilities as targets.
+        distance: of the gradient to the observed one.
+
+    Returns:
+        A function of (n, C, H, W) images and (n, classes) label logits: the distance and its gradients on both.
+    """
+    start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
+
+    def step(images: Tensor, logits: Tensor) -> tuple[Tensor, list[Tensor]]:
+        leaves = [images.detach().requires_grad_(), logits.detach().requires_grad_()]
+        value = victim.value(start, leaves[0], leaves[1].softmax(dim=1))
+        own = torch.autograd.grad(value, list(start.values()), create_graph=True, materialize_grads=True)
+        result = distance(flatten(own))
+        return result.detach(), list(torch.autograd.grad(result, leaves))
 
     return step
 

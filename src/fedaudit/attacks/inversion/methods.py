@@ -1,19 +1,98 @@
-"""The methods: a paper each, in one short definition."""
+"""The methods that optimise images: a paper each, in one short definition."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
-from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared
+from fedaudit.attacks.inversion.matching import with_soft_labels
+from fedaudit.attacks.inversion.objectives import DISTANCES
+from fedaudit.attacks.inversion.priors import (
+    Prior,
+    label_regulariser,
+    off_scale,
+    outside_range,
+)
+from fedaudit.attacks.inversion.reconstruct import OptimiserName, Reconstruction
+from fedaudit.attacks.inversion.template import (
+    FedAvgWay,
+    GradientInversion,
+    LabelMethod,
+    Prepared,
+    Start,
+    Task,
+    prepare,
+)
+from fedaudit.errors import NotApplicable
+from fedaudit.threat import Message, Observation
 from fedaudit.update import Update
-from fedaudit.validation import NonNegative, Positive
+from fedaudit.validation import Count, NonNegative, Positive
 
 _COARSE_RATE = 1e-2  # Xu et al. 2022, Section IV-A
-_NEEDS = ("images and a classifier", "labels: given, or inferable from the last fully connected layer")
+_IMAGES = "images and a classifier"
+_LABELS = "labels: given, or inferable from the last fully connected layer"
+_ONE_STEP = "a gradient, or a FedAvg update of a single local step"
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class DLG(GradientInversion):
+    """Deep Leakage from Gradients (Zhu et al. 2019, Eq. 4 and Algorithm 1).
+
+    Squared Euclidean distance over all tensors, L-BFGS with rate 1, labels optimised jointly as logits of soft targets;
+    granted labels aren't used. Departures: L-BFGS has a line search, as in all methods here (without it two
+    of ten digits end as noise); images are optimised in normalised space.
+    """
+
+    name: ClassVar[str] = "dlg"
+    summary: ClassVar[str] = "squared distance of gradients, images and labels optimised jointly, L-BFGS"
+    paper: ClassVar[str] = "Zhu et al. 2019 (DLG)"
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, "the loss cross-entropy", _ONE_STEP)
+    distance: ClassVar[str] = "squared-l2"
+    fedavg: ClassVar[FedAvgWay] = "single-step"
+
+    iterations: Count = 300
+    optimiser: OptimiserName = "l-bfgs"
+    learning_rate: Positive = 1.0
+
+    def check(self, observation: Observation) -> None:
+        """Refuse a loss that takes no class probabilities, too."""
+        super().check(observation)
+        if observation.setup.loss != "cross-entropy":
+            raise NotApplicable(
+                f"{self.name} optimises soft labels, which the loss '{observation.setup.loss}' may not take; use idlg"
+            )
+
+    def prepare(self, observation: Observation, message: Message, device: str) -> Prepared:
+        """Leave the labels open."""
+        return prepare(observation, message, None, device)
+
+    def initial(self, prepared: Prepared, generator: torch.Generator) -> list[Tensor]:
+        """Return noise, for the label logits, too."""
+        images = super().initial(prepared, generator)
+        return [*images, torch.randn((len(images[0]), prepared.setup.outputs), generator=generator)]
+
+    def task(self, prepared: Prepared, message: Message) -> Task:  # noqa: ARG002
+        """Return the distance as a function of images and label logits; no fast engine knows the latter."""
+        weights = self.weights(prepared)
+        names = list(prepared.victim.parameters)
+        distance = DISTANCES[self.distance]([prepared.gradient[n] for n in names], [weights[n] for n in names])
+        step = with_soft_labels(prepared.victim, distance)
+        return Task(lambda variables: step(*variables), lambda variables: step(*variables), [])
+
+    def choose(
+        self,
+        run: Reconstruction,
+        task: Task,  # noqa: ARG002
+        prepared: Prepared,  # noqa: ARG002
+        update: Update,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Return all images with the labels that were found beside them."""
+        return torch.arange(len(run.images)), run.others[0].argmax(dim=1).cpu()
 
 
 @register
@@ -28,9 +107,64 @@ class DLGAdam(GradientInversion):
     name: ClassVar[str] = "dlg-adam"
     summary: ClassVar[str] = "squared distance of gradients, Adam"
     paper: ClassVar[str] = "Zhu et al. 2019 (DLG), with Adam as in Xu et al. 2022"
-    needs: ClassVar[tuple[str, ...]] = (*_NEEDS, "training facts, for FedAvg updates")
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "training facts, for FedAvg updates")
     distance: ClassVar[str] = "squared-l2"
     fedavg: ClassVar[FedAvgWay] = "simulation"
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class IDLG(GradientInversion):
+    """Improved DLG (Zhao et al. 2020): the label from the gradient first, then DLG's distance over the image alone.
+
+    L-BFGS with rate 1, one example. Departure: granted labels are used.
+    """
+
+    name: ClassVar[str] = "idlg"
+    summary: ClassVar[str] = "the label from the gradient, then squared distance of gradients, L-BFGS; one example"
+    paper: ClassVar[str] = "Zhao et al. 2020 (iDLG)"
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
+    distance: ClassVar[str] = "squared-l2"
+    fedavg: ClassVar[FedAvgWay] = "single-step"
+    most_examples: ClassVar[int | None] = 1
+
+    iterations: Count = 300
+    optimiser: OptimiserName = "l-bfgs"
+    learning_rate: Positive = 1.0
+    label_inference: LabelMethod = "idlg"
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class CPL(GradientInversion):
+    """Client Privacy Leakage (Wei et al. 2020, Algorithm 1): patterned first image, label regulariser, L-BFGS.
+
+    Squared Euclidean distance plus α·‖softmax(F(x)) − y‖². Departures: the pattern is a quarter of the image's side
+    (the paper tries several); F are probabilities; α is small by default, because on an untrained network the true
+    image doesn't have its label's probabilities either, so the term pulls away from it.
+
+    Args:
+        label_weight: α.
+    """
+
+    name: ClassVar[str] = "cpl"
+    summary: ClassVar[str] = "squared distance, patterned first image, label regulariser, L-BFGS; one example"
+    paper: ClassVar[str] = "Wei et al. 2020 (CPL)"
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
+    distance: ClassVar[str] = "squared-l2"
+    fedavg: ClassVar[FedAvgWay] = "single-step"
+    most_examples: ClassVar[int | None] = 1
+
+    iterations: Count = 300
+    optimiser: OptimiserName = "l-bfgs"
+    learning_rate: Positive = 1.0
+    start: Start = "patterned"
+    label_weight: NonNegative = 1e-6
+
+    def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:
+        """Add the label regulariser."""
+        own = (self.label_weight, label_regulariser(prepared.victim, prepared.labels))
+        return [*super().priors(prepared), own]
 
 
 @register
@@ -46,7 +180,7 @@ class InvG(GradientInversion):
     name: ClassVar[str] = "invg"
     summary: ClassVar[str] = "cosine of gradients, total variation, signed Adam"
     paper: ClassVar[str] = "Geiping et al. 2020 (Inverting Gradients)"
-    needs: ClassVar[tuple[str, ...]] = (*_NEEDS, "training facts, for FedAvg updates")
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "training facts, for FedAvg updates")
     distance: ClassVar[str] = "cosine"
     fedavg: ClassVar[FedAvgWay] = "simulation"
 
@@ -58,46 +192,65 @@ class InvG(GradientInversion):
 
 @register
 @dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class Geng(GradientInversion):
+    """Towards General Deep Leakage (Geng et al. 2021): label counts, clipping, scaling, full-batch FedAvg.
+
+    Squared Euclidean distance, L-BFGS, and two regularisers: clipping, the distance to the valid pixel range, and
+    scaling, the distance to the image scaled to fill it. A FedAvg update in which every step used all of the client's
+    examples is divided by the number of steps; others are refused. Departure: the regularisers' weights are ours.
+
+    Args:
+        clipping: weight of the distance to the valid range.
+        scaling: weight of the distance to the scaled image.
+    """
+
+    name: ClassVar[str] = "geng"
+    summary: ClassVar[str] = "squared distance, clipping and scaling, label counts with duplicates, L-BFGS"
+    paper: ClassVar[str] = "Geng et al. 2021"
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "a gradient, or a FedAvg update of full batches")
+    distance: ClassVar[str] = "squared-l2"
+    fedavg: ClassVar[FedAvgWay] = "full-batch"
+
+    iterations: Count = 300
+    optimiser: OptimiserName = "l-bfgs"
+    learning_rate: Positive = 1.0
+    label_inference: LabelMethod = "geng"
+    clipping: NonNegative = 1e-4
+    scaling: NonNegative = 1e-6
+
+    def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:
+        """Add clipping and scaling."""
+        return [
+            *super().priors(prepared),
+            (self.clipping, outside_range(prepared.pixel_range)),
+            (self.scaling, off_scale(prepared.pixel_range)),
+        ]
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class AGIC(InvG):
     """AGIC (Xu et al. 2022): layer-weighted cosine (Eq. 6-8) and, for FedAvg, the one-batch approximation (Eq. 4).
 
     Departures: the paper doesn't say whether Adam gets the gradient or its sign, nor its schedule; here both are
     InvG's, so that the two differ in what the paper claims and in nothing else. Biases and normalisations, which the
-    paper doesn't mention, weigh what the layer before them does. Several epochs aren't used yet.
-
-    Args:
-        beta: β, the last convolution's weight; 50 for untrained and 2 for trained networks in the paper, which also
-            takes total_variation 1e-2 for a trained ResNet20-4 (1e-3 and 1e-1 for ResNet50, untrained and trained).
-        shape: of the weights from 1 to β: ``linear`` (Eq. 7), ``logarithmic``, ``exponential`` (Table I).
-        relu_modifier: the 1/(1 − p) of Eq. 8.
-        others: what biases and normalisations weigh: ``preceding``, ``one`` or ``zero``.
+    paper doesn't mention, weigh what the layer before them does. β is 50 for untrained networks; the paper takes 2 for
+    trained ones, with total_variation 1e-2 for a trained ResNet20-4 (1e-3 and 1e-1 for ResNet50, untrained and
+    trained). Several epochs are ``agic-epochs``.
     """
 
     name: ClassVar[str] = "agic"
     summary: ClassVar[str] = "layer-weighted cosine; FedAvg as one batch"
     paper: ClassVar[str] = "Xu et al. 2022 (AGIC)"
-    needs: ClassVar[tuple[str, ...]] = _NEEDS
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS)
     fedavg: ClassVar[FedAvgWay] = "one-batch"
 
     beta: Positive = 50.0
-    shape: Shape = "linear"
     relu_modifier: bool = True
-    others: OthersWeight = "preceding"
 
     def needs_training_facts(self, update: Update) -> bool:  # noqa: ARG002
         """A cosine needs the direction of ΔW only."""
         return False
-
-    def weights(self, prepared: Prepared) -> dict[str, float]:
-        """Return α of Eq. 8."""
-        return layer_weights(
-            prepared.layers,
-            prepared.gradient,
-            end=self.beta,
-            shape=self.shape,
-            relu_modifier=self.relu_modifier,
-            others=self.others,
-        )
 
     def notes(self, prepared: Prepared, update: Update) -> list[str]:
         """Say so where the one-batch approximation, the layer weights or the ReLU modifier reach their limits."""

@@ -69,6 +69,35 @@ class SquaredL2:
         return torch.dot(scaled, difference), 2 * scaled
 
 
+class LayerL2:
+    """Weighted sum of the tensors' Euclidean distances to ``target``: Σ_i w_i ‖g_i − t_i‖ (Yin et al. 2021, Eq. 3).
+
+    Args:
+        target: the observed gradient, one tensor per parameter.
+        weights: one per tensor; 0 leaves a tensor out.
+    """
+
+    def __init__(self, target: Sequence[Tensor], weights: Sequence[float]) -> None:
+        self._target = flatten(target)
+        self._sizes = [t.numel() for t in target]
+        self._weights = self._target.new_tensor(list(weights))
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Return the distance of (d,) ``vector``."""
+        return torch.dot(self._weights, self._norms(vector - self._target))
+
+    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distance and w·(g − t)/‖g − t‖ by tensor."""
+        difference = vector - self._target
+        norms = self._norms(difference)
+        for part, scale in zip(difference.split(self._sizes), self._weights / (norms + _TINY), strict=True):
+            part.mul_(scale)
+        return torch.dot(self._weights, norms), difference
+
+    def _norms(self, difference: Tensor) -> Tensor:
+        return torch.stack([part.norm() for part in difference.split(self._sizes)])
+
+
 class WeightedCosine:
     """One minus the layer-weighted cosine to ``target`` (AGIC, Xu et al. 2022, Eq. 6).
 
@@ -105,5 +134,6 @@ class WeightedCosine:
 
 DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float]], Distance]] = {
     "squared-l2": SquaredL2,
+    "layer-l2": LayerL2,
     "cosine": WeightedCosine,
 }

@@ -17,15 +17,24 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.engines import Checked, EngineName, make_engine
-from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels
+from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels, last_layer
+from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
 from fedaudit.attacks.inversion.matching import Victim, one_gradient
 from fedaudit.attacks.inversion.objectives import DISTANCES
-from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, reconstruct
+from fedaudit.attacks.inversion.priors import Prior, smoothness
+from fedaudit.attacks.inversion.reconstruct import (
+    Objective,
+    Optimisation,
+    OptimiserName,
+    Reconstruction,
+    reconstruct,
+    with_priors,
+)
 from fedaudit.errors import NotApplicable, unknown_name
 from fedaudit.federation.client import local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation
-from fedaudit.update import Update
+from fedaudit.update import Setup, TrainingFacts, Update
 from fedaudit.validation import Count, NonNegative, Positive
 
 
@@ -41,7 +50,10 @@ def check_label_inference(name: str) -> str:
     return name
 
 
-FedAvgWay = Literal["simulation", "one-batch"]
+# How a method uses a FedAvg update: local training replayed; all mini-batches as one; the same full batch in every
+# step; only if there was a single step.
+FedAvgWay = Literal["simulation", "one-batch", "full-batch", "single-step"]
+Start = Literal["noise", "patterned"]
 LabelMethod = Annotated[str, AfterValidator(check_label_inference)]
 
 
@@ -50,18 +62,40 @@ class Prepared:
     """An observation made ready for the optimiser.
 
     Attributes:
+        setup: what everybody knows.
         victim: the model as the client ran it.
         layers: of the model, in forward order.
         gradient: the observed gradient by name; for a FedAvg update its one-batch approximation ΔW / (−μ·T).
         labels: (n,) that the attack works with.
-        label_source: ``given`` or the inference's name.
+        label_source: ``given``, the inference's name, or ``optimised``.
     """
 
+    setup: Setup
     victim: Victim
     layers: list[Layer]
     gradient: dict[str, Tensor]
     labels: Tensor
     label_source: str
+
+    @property
+    def pixel_range(self) -> tuple[Tensor, Tensor]:
+        """Normalised black and white, (1, C, H, W) each."""
+        return self.setup.pixel_range(torch.zeros((1, *self.setup.input_shape), device=self.labels.device))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is minimised.
+
+    Attributes:
+        objective: of all variables.
+        single: of one batch of dummy images alone; the same unless several are optimised side by side.
+        notes: what the user should know; filled while the engine runs.
+    """
+
+    objective: Objective
+    single: Objective
+    notes: list[str]
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
@@ -72,28 +106,43 @@ class GradientInversion(Attack):
 
     Args:
         iterations: of the optimiser, in each restart.
-        learning_rate: of Adam, in normalised pixels.
+        optimiser: ``adam`` or ``l-bfgs``.
+        learning_rate: in normalised pixels.
+        start: the first dummy images: Gaussian ``noise``, or a small piece of it repeated like tiles, ``patterned``
+            (Wei et al. 2020).
         total_variation: weight of the prior.
-        signed: give Adam the sign of the gradient only.
+        signed: give the optimiser the sign of the gradient only.
         decay: learning rate ×0.1 after 3/8, 5/8 and 7/8 of the iterations.
         clamp: keep pixels in their valid range.
         restarts: from new noise; the one of least objective is kept.
-        label_inference: ``auto``, ``idlg`` or ``yin``; not used where the labels are granted.
+        label_inference: ``auto``, ``idlg``, ``yin``, ``geng`` or ``bias-corrected``; not used where the labels are
+            granted.
+        beta: β, what the last convolution weighs in the distance; the first one weighs 1 (AGIC, Eq. 7).
+        shape: of the weights from 1 to β: ``linear`` (Eq. 7), ``logarithmic``, ``exponential`` (Table I).
+        relu_modifier: the 1/(1 − p) of Eq. 8.
+        others: what biases and normalisations weigh: ``preceding``, ``one`` or ``zero``.
         engine: ``auto``, ``reference``, ``frozen`` or ``compiled``.
     """
 
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
+    most_examples: ClassVar[int | None] = None  # in an update; None: any number
 
     iterations: Count = 10_000
+    optimiser: OptimiserName = "adam"
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1  # above, float32 overflows inside of Adam
+    start: Start = "noise"
     total_variation: NonNegative = 0.0
     signed: bool = False
     decay: bool = False
     clamp: bool = False
     restarts: Count = 1
     label_inference: LabelMethod = "auto"
+    beta: Positive = 1.0
+    shape: Shape = "linear"
+    relu_modifier: bool = False
+    others: OthersWeight = "preceding"
     engine: EngineName = "auto"
 
     def check(self, observation: Observation) -> None:
@@ -116,6 +165,13 @@ class GradientInversion(Attack):
                 f"{self.name} needs to know how the client trained to use a FedAvg update; "
                 "set threat.knows_training=true"
             )
+        if message.update.kind == "weights" and facts is not None:
+            self._check_local_training(facts)
+        if self.most_examples is not None and message.update.num_examples > self.most_examples:
+            raise NotApplicable(
+                f"{self.name} recovers one example, this update was made over {message.update.num_examples}; "
+                "use invg, agic, gradinversion or geng"
+            )
         if not any(bool(t.any()) for t in message.update.tensors.values()):
             raise NotApplicable("the update is zero throughout: it carries nothing to invert")
 
@@ -123,9 +179,34 @@ class GradientInversion(Attack):
         """Whether a FedAvg update can't be used without learning rate and local steps."""
         return True
 
+    def _check_local_training(self, facts: TrainingFacts) -> None:
+        if self.fedavg == "single-step" and facts.local_steps > 1:
+            raise NotApplicable(
+                f"{self.name} has no answer to {facts.local_steps} local steps; use invg (by simulation) or agic "
+                "(as one batch)"
+            )
+        if self.fedavg == "full-batch" and facts.local_steps > 1:
+            sizes = set(facts.batch_sizes)
+            if facts.data_size is None or sizes != {facts.data_size}:
+                raise NotApplicable(
+                    f"{self.name} divides a FedAvg update by its local steps, which holds if each of them used all of "
+                    f"the client's {facts.data_size or ''} examples; these batches have {min(sizes)}; use agic or invg"
+                )
+
+    def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:  # noqa: ARG002 (subclasses look at it)
+        """Return what is minimised beside the distance, with its weights."""
+        return [(self.total_variation, smoothness)]
+
     def weights(self, prepared: Prepared) -> dict[str, float]:
-        """Return the weight of every tensor in the distance; equal ones unless a method says otherwise."""
-        return dict.fromkeys(prepared.gradient, 1.0)
+        """Return the weight of every tensor in the distance: α of Eq. 8 of Xu et al. 2022."""
+        return layer_weights(
+            prepared.layers,
+            prepared.gradient,
+            end=self.beta,
+            shape=self.shape,
+            relu_modifier=self.relu_modifier,
+            others=self.others,
+        )
 
     def notes(self, prepared: Prepared, update: Update) -> list[str]:  # noqa: ARG002 (subclasses look at them)
         """Return what the user should know about this run."""
@@ -147,46 +228,79 @@ class GradientInversion(Attack):
         self.check(observation)
         started = time.perf_counter()
         message = observation.single()
-        prepared = prepare(observation, message, self.label_inference, device)
-        engine = self.make_engine(prepared, message)
-        setup = observation.setup
+        prepared = self.prepare(observation, message, device)
+        task = self.task(prepared, message)
         best: Reconstruction | None = None
         for restart in range(self.restarts):
-            noise = torch.randn((message.update.num_examples, *setup.input_shape), generator=generator).to(device)
+            initial = [v.to(device) for v in self.initial(prepared, generator)]
             with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
                 run = reconstruct(
-                    engine,
-                    noise,
+                    task.objective,
+                    initial,
                     self.optimisation(),
-                    setup.pixel_range(noise),
+                    prepared.pixel_range,
+                    generator,
                     _shifted(progress, restart, self.restarts),
                 )
             if math.isfinite(run.objective) and (best is None or run.objective < best.objective):
                 best = run
         if best is None or not bool(torch.isfinite(best.trace.snapshots).all()):
             raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
-        pixels = setup.denormalise(torch.cat([best.images[None], best.trace.snapshots]).flatten(0, 1)).clamp(0, 1)
-        pixels = pixels.unflatten(0, (-1, len(best.images))).cpu()
+        pixels = torch.cat([best.images[None], best.trace.snapshots]).flatten(0, 1)
+        pixels = observation.setup.denormalise(pixels).clamp(0, 1).unflatten(0, (-1, len(best.images))).cpu()
+        chosen, labels = self.choose(best, task, prepared, message.update)
         return ImageFinding(
             attack=self.name,
-            images=pixels[0],
-            labels=prepared.labels.cpu(),
+            images=pixels[0, chosen],
+            labels=labels.cpu(),
             label_source=prepared.label_source,
             objective=best.objective,
             iterations=self.iterations * self.restarts,
-            trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:]),
-            notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *engine.notes),
+            trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:, chosen]),
+            notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *task.notes),
             seconds=time.perf_counter() - started,
         )
+
+    def prepare(self, observation: Observation, message: Message, device: str) -> Prepared:
+        """Make ``message`` ready; see :func:`prepare`."""
+        facts = message.update.facts
+        full = facts.data_size if self.fedavg == "full-batch" and facts and facts.local_steps > 1 else None
+        return prepare(observation, message, self.label_inference, device, num_examples=full)
+
+    def initial(self, prepared: Prepared, generator: torch.Generator) -> list[Tensor]:
+        """Return the first value of what is optimised, the dummy images first."""
+        shape = prepared.setup.input_shape
+        if self.start == "patterned":
+            return [_patterned(len(prepared.labels), shape, generator)]
+        return [torch.randn((len(prepared.labels), *shape), generator=generator)]
+
+    def task(self, prepared: Prepared, message: Message) -> Task:
+        """Return what is minimised."""
+        engine = self.make_engine(prepared, message)
+        objective = with_priors(engine, self.priors(prepared))
+        return Task(objective, objective, engine.notes)
+
+    def choose(
+        self,
+        run: Reconstruction,
+        task: Task,  # noqa: ARG002 (subclasses look at it)
+        prepared: Prepared,
+        update: Update,
+    ) -> tuple[Tensor, Tensor]:
+        """Return which of the optimised images, in the order of use, are the finding, and their labels."""
+        rows = torch.arange(len(run.images))
+        if self.fedavg == "full-batch":  # the same examples in every local step
+            rows = rows.repeat(update.num_examples // len(rows))
+        return rows, prepared.labels.cpu()[rows]
 
     def optimisation(self) -> Optimisation:
         """Return how the dummy images are optimised."""
         return Optimisation(
             iterations=self.iterations,
             learning_rate=self.learning_rate,
+            optimiser=self.optimiser,
             signed=self.signed,
-            decay=self.decay,
-            total_variation=self.total_variation,
+            schedule="steps" if self.decay else "constant",
             clamp=self.clamp,
         )
 
@@ -195,7 +309,7 @@ class GradientInversion(Attack):
         update = message.update
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)
-        target, facts = prepared.gradient, one_gradient(update.num_examples)
+        target, facts = prepared.gradient, one_gradient(len(prepared.labels))
         if update.kind == "weights" and self.fedavg == "simulation":
             assert update.facts is not None  # check() saw to it
             target = {name: -t.to(prepared.labels.device) for name, t in update.tensors.items()}
@@ -206,12 +320,26 @@ class GradientInversion(Attack):
                 scale = (facts.learning_rate * facts.local_steps) ** -2
                 weights = {name: scale * weight for name, weight in weights.items()}
         distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
-        steps = self.iterations * self.restarts
+        steps = self.iterations * self.restarts * (1 if self.optimiser == "adam" else 20)
         return make_engine(self.engine, prepared.victim, prepared.labels, facts, distance, steps)
 
 
-def prepare(observation: Observation, message: Message, label_inference: str, device: str) -> Prepared:
+def prepare(
+    observation: Observation,
+    message: Message,
+    label_inference: str | None,
+    device: str,
+    *,
+    num_examples: int | None = None,
+) -> Prepared:
     """Make ``message`` ready: the model as the client ran it, the gradient, the labels.
+
+    Args:
+        observation: for what everybody knows.
+        message: to attack.
+        label_inference: a name, or ``auto``; None where the attack optimises the labels itself.
+        device: where to compute.
+        num_examples: to look for, if not the update's own number; granted labels are cut to it.
 
     Raises:
         NotApplicable: the labels are neither granted nor inferable.
@@ -219,6 +347,7 @@ def prepare(observation: Observation, message: Message, label_inference: str, de
     """
     setup = observation.setup
     update = message.update
+    wanted = num_examples or update.num_examples
     module = copy.deepcopy(observation.module).to(device)
     set_training_mode(module, setup.batch_norm)
     for part in module.modules():
@@ -236,17 +365,15 @@ def prepare(observation: Observation, message: Message, label_inference: str, de
     )
     layers = layer_groups(module, torch.zeros(2, *setup.input_shape, device=device))
     gradient = one_batch_gradient(update, device)
-    if update.labels is not None:
-        return Prepared(
-            victim=victim,
-            layers=layers,
-            gradient=gradient,
-            labels=update.labels.to(device),
-            label_source="given",
-        )
-    assert setup.num_classes is not None  # check() saw to it
-    labels, source = infer_labels(label_inference, layers, gradient, setup.num_classes, update.num_examples)
-    return Prepared(victim=victim, layers=layers, gradient=gradient, labels=labels, label_source=source)
+    if label_inference is None:
+        labels, source = torch.zeros(wanted, dtype=torch.int64, device=device), "optimised"
+    elif update.labels is not None:
+        labels, source = update.labels[:wanted].to(device), "given"
+    else:
+        assert setup.num_classes is not None  # check() saw to it
+        evidence = last_layer(module, state, layers, gradient, setup.num_classes, setup.input_shape)
+        labels, source = infer_labels(label_inference, evidence, wanted)
+    return Prepared(setup=setup, victim=victim, layers=layers, gradient=gradient, labels=labels, label_source=source)
 
 
 def _used_parameters(module: nn.Module, observation: Observation, device: str) -> list[str]:
@@ -282,6 +409,15 @@ def _common_notes(prepared: Prepared) -> list[str]:
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in prepared.victim.module.modules()):
         return ["the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout"]
     return []
+
+
+def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return images that repeat a quarter-sized piece of noise (CPL, Wei et al. 2020, Section 4.2)."""
+    channels, height, width = shape
+    rows, columns = max(1, height // 4), max(1, width // 4)
+    piece = torch.randn((count, channels, rows, columns), generator=generator)
+    tiled = piece.repeat(1, 1, -(-height // rows), -(-width // columns))
+    return tiled[..., :height, :width].contiguous()
 
 
 def _shifted(progress: Progress | None, restart: int, restarts: int) -> Progress | None:

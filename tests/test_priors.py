@@ -1,0 +1,208 @@
+"""Priors and distances: values by closed forms, gradients against autograd, registration against known shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedaudit.attacks.inversion.matching import Victim, with_soft_labels
+from fedaudit.attacks.inversion.objectives import LayerL2, flatten
+from fedaudit.attacks.inversion.priors import (
+    Prior,
+    batch_norm_statistics,
+    has_running_statistics,
+    image_l2,
+    label_regulariser,
+    off_scale,
+    outside_range,
+    registered_mean,
+    smoothness,
+)
+from fedaudit.attacks.inversion.reconstruct import Optimisation
+from fedaudit.models import build_model, initialise, set_training_mode
+from fedaudit.seeds import generator
+
+SHAPE = (3, 12, 12)
+RANGE = (torch.full((1, 3, 1, 1), -1.0, dtype=torch.float64), torch.full((1, 3, 1, 1), 2.0, dtype=torch.float64))
+
+
+def noise(count: int, seed: int = 0) -> Tensor:
+    return torch.randn((count, *SHAPE), generator=generator(seed, "noise"), dtype=torch.float64)
+
+
+def victim(name: str) -> Victim:
+    model = build_model(name, input_shape=SHAPE, outputs=5)
+    initialise(model, "default", generator(1, "model"))
+    model.double()
+    set_training_mode(model, "eval")
+    constants = {n: b.clone() for n, b in model.named_buffers()}
+    for n, b in constants.items():
+        if n.endswith("running_mean"):
+            b += torch.randn(b.shape, generator=generator(2, n), dtype=b.dtype)
+    return Victim(
+        model, nn.functional.cross_entropy, {n: p.detach().clone() for n, p in model.named_parameters()}, constants
+    )
+
+
+PRIORS: dict[str, Callable[[], Prior]] = {
+    "total variation": lambda: smoothness,
+    "image norm": lambda: image_l2,
+    "clipping": lambda: outside_range(RANGE),
+    "labels": lambda: label_regulariser(victim("lenet"), torch.tensor([1, 4])),
+    "batch norm": lambda: batch_norm_statistics(victim("resnet20")),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_the_gradient_of_a_prior_is_its_slope(name):
+    prior, images = PRIORS[name](), noise(2)
+    _, gradient = prior(images)
+    direction = noise(2, 1)
+    length = 1e-6
+    slope = (prior(images + length * direction)[0] - prior(images - length * direction)[0]) / (2 * length)
+    assert slope.item() == pytest.approx((gradient * direction).sum().item(), rel=1e-4)
+
+
+def test_clipping_is_zero_inside_and_scaling_where_the_range_is_filled():
+    inside = noise(2).clamp(-1, 2)
+    assert outside_range(RANGE)(inside)[0] == 0
+    assert outside_range(RANGE)(inside + 4)[0] > 0
+    filled = inside.clone()
+    filled[:, 0, 0, 0], filled[:, 0, 0, 1] = -1.0, 2.0
+    assert off_scale(RANGE)(filled)[0].item() == pytest.approx(0, abs=1e-20)
+    flat, pull = off_scale(RANGE)(0.5 * filled)
+    assert flat > 0
+    assert (pull * (0.5 * filled - filled)).sum() > 0  # against the gradient towards the filled range
+
+
+def test_the_image_norm_is_the_mean_over_images():
+    images = torch.zeros(2, 1, 2, 2)
+    images[0, 0, 0], images[1] = torch.tensor([3.0, 4.0]), 1.0
+    assert image_l2(images)[0].item() == pytest.approx((5 + 2) / 2)
+
+
+def test_batch_norm_statistics_are_zero_where_the_images_have_them():
+    v, images = victim("resnet20"), noise(4)
+    seen: dict[str, Tensor] = {}
+    hooks = [
+        part.register_forward_pre_hook(lambda _, x, name=name: seen.__setitem__(name, x[0].detach()))
+        for name, part in v.module.named_modules()
+        if isinstance(part, nn.BatchNorm2d)
+    ]
+    v.outputs(images)
+    for hook in hooks:
+        hook.remove()
+    first = next(iter(seen))
+    # the statistics of deeper layers depend on those before, so only the first layer's can be set at once
+    v.constants[f"{first}.running_mean"] = seen[first].mean(dim=(0, 2, 3))
+    v.constants[f"{first}.running_var"] = seen[first].var(dim=(0, 2, 3), correction=0)
+    expected = sum(
+        (x.mean(dim=(0, 2, 3)) - v.constants[f"{n}.running_mean"]).norm()
+        + (x.var(dim=(0, 2, 3), correction=0) - v.constants[f"{n}.running_var"]).norm()
+        for n, x in _inputs(v, images).items()
+    )
+    assert batch_norm_statistics(v)(images)[0].item() == pytest.approx(float(expected), rel=1e-9)
+
+
+def _inputs(v: Victim, images: Tensor) -> dict[str, Tensor]:
+    seen: dict[str, Tensor] = {}
+    parts = {n: p for n, p in v.module.named_modules() if isinstance(p, nn.BatchNorm2d)}
+    hooks = [
+        p.register_forward_pre_hook(lambda _, x, n=n: seen.__setitem__(n, x[0].detach())) for n, p in parts.items()
+    ]
+    v.outputs(images)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_untrained_networks_have_no_running_statistics_worth_the_name():
+    model = build_model("resnet20", input_shape=SHAPE, outputs=5)
+    fresh = Victim(model, nn.functional.cross_entropy, dict(model.named_parameters()), dict(model.named_buffers()))
+    assert not has_running_statistics(fresh)
+    assert has_running_statistics(victim("resnet20"))
+    assert not has_running_statistics(victim("lenet"))
+
+
+# Distances ----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000), weight=st.floats(0.1, 10))
+def test_layer_l2_is_the_weighted_sum_of_the_tensors_distances(seed, weight):
+    start = generator(seed, "layers")
+    shapes = [(4, 3, 2, 2), (4,), (5, 4)]
+    target = [torch.randn(s, generator=start, dtype=torch.float64) for s in shapes]
+    tensors = [torch.randn(s, generator=start, dtype=torch.float64) for s in shapes]
+    weights = [1.0, weight, 0.0]
+    distance = LayerL2(target, weights)
+    vector = flatten(tensors).requires_grad_()
+    value, slope = distance.derivative(vector.detach())
+    expected = sum(w * (a - b).norm() for w, a, b in zip(weights, tensors, target, strict=True))
+    assert value.item() == pytest.approx(float(expected))
+    (exact,) = torch.autograd.grad(distance(vector), vector)
+    assert torch.allclose(slope, exact)
+
+
+def test_soft_labels_give_the_gradient_on_images_and_logits():
+    v, images = victim("lenet"), noise(2)
+    logits = torch.randn(2, 5, generator=generator(3, "logits"), dtype=torch.float64)
+    target = [torch.zeros_like(p) for p in v.parameters.values()]
+    step = with_soft_labels(v, LayerL2(target, [1.0] * len(target)))
+    _, (on_images, on_logits) = step(images, logits)
+    length = 1e-6
+    for place, gradient in enumerate((on_images, on_logits)):
+        direction = torch.randn(gradient.shape, generator=generator(place, "d"), dtype=torch.float64)
+        values = []
+        for sign in (1, -1):
+            moved = [images, logits]
+            moved[place] = moved[place] + sign * length * direction
+            values.append(step(*moved)[0])
+        slope = (values[0] - values[1]) / (2 * length)
+        assert slope.item() == pytest.approx((gradient * direction).sum().item(), rel=1e-4)
+
+
+# Registration -------------------------------------------------------------------------------------------------------
+
+
+def _blob(row: float, column: float) -> Tensor:
+    y, x = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
+    spot = torch.exp(-((y - row) ** 2 + (x - column) ** 2) / 12) + 0.5 * torch.exp(
+        -((y - row - 6) ** 2 + (x - column) ** 2) / 4
+    )
+    return spot.expand(3, 32, 32)
+
+
+@pytest.mark.parametrize("how", ["translation", "flow"])
+def test_registration_sharpens_the_mean_of_shifted_images(how):
+    centre = _blob(14, 16)
+    group = torch.stack([_blob(14 + dy, 16 + dx) for dy, dx in [(-2, 0), (2, 0), (0, 2), (0, -2), (0, 0)]])
+    blurred = (registered_mean(group, "none") - centre).square().mean()
+    aligned = (registered_mean(group, how) - centre).square().mean()
+    assert aligned < 0.5 * blurred
+
+
+@pytest.mark.parametrize("how", ["none", "translation", "flow"])
+def test_a_group_of_one_image_is_its_own_mean(how):
+    image = _blob(14, 16)
+    assert registered_mean(image[None], how).equal(image)
+    assert torch.allclose(registered_mean(torch.stack([image, image]), how), image, atol=1e-5)
+
+
+# Schedules ----------------------------------------------------------------------------------------------------------
+
+
+def test_schedules_of_the_learning_rate():
+    steps = Optimisation(iterations=80, learning_rate=0.1, schedule="steps")
+    assert [steps.rate(i) for i in (0, 29, 30, 50, 70, 79)] == pytest.approx([1, 1, 0.1, 0.01, 1e-3, 1e-3])
+    cosine = Optimisation(iterations=1000, learning_rate=0.1, schedule="cosine")
+    rates = [cosine.rate(i) for i in range(1000)]
+    assert rates[0] < 0.1 < max(rates) <= 1
+    assert rates[60:] == sorted(rates[60:], reverse=True)
+    assert rates[-1] < 1e-4
+    assert {Optimisation(iterations=9, learning_rate=1).rate(i) for i in range(9)} == {1.0}
