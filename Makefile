@@ -35,8 +35,8 @@ format: $(READY)
 bench: $(READY)  ## all benchmarks, quickly; page in bench/bench.html
 	$(BIN)/fedaudit bench all --quick --out bench
 
-bench-peers: .venv-bench/.ready  ## all benchmarks in full, beside breaching and Flower (data: FEDAUDIT_DATA)
-	.venv-bench/bin/fedaudit bench all --vs breaching --vs flower --out bench
+bench-peers: .venv-bench/.ready  ## all benchmarks in full, beside breaching, Flower and ByzFL (data: FEDAUDIT_DATA)
+	.venv-bench/bin/fedaudit bench all --vs breaching --vs flower --vs byzfl --out bench
 
 .venv-bench/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench

@@ -97,6 +97,8 @@ SETTINGS = [
     ("unknown model", ["model.name=lenett"], "unknown model 'lenett'; did you mean 'lenet'?"),
     ("unknown data set", ["data.name=digit"], "unknown data set 'digit'; did you mean 'digits'?"),
     ("unknown aggregator", ["defences.aggregator=meen"], "unknown aggregator 'meen'; did you mean 'mean'?"),
+    ("setting of no aggregator", ["defences.aggregator={name: krum, g: 1}"], "'krum': unknown key 'g'; known: f"),
+    ("too few for krum", ["defences.aggregator=krum"], "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round"),
     ("unknown sanitiser", ["defences.sanitiser=nome"], "unknown sanitiser 'nome'; did you mean 'none'?"),
     ("unknown initialisation", ["model.initialisation=hee"], "it should be 'default', 'he', 'uniform' or 'given'"),
     ("initialisation given by none", ["model.initialisation=given"], "'given' is for a checkpoint, or for a model of"),

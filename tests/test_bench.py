@@ -12,6 +12,7 @@ import torch
 
 from fedaudit.bench import inversion
 from fedaudit.bench.cases import Case, Prepared, Tool, our_tool
+from fedaudit.defences.aggregation import AGGREGATORS
 
 
 def test_inversion_measures_every_engine(command):
@@ -71,13 +72,26 @@ def test_simulator_counts_updates_and_findings(command):
     assert "8 findings of 32 images" in told
 
 
+def test_aggregators_are_timed_and_a_peer_that_is_not_there_is_named(command):
+    result = json.loads(command("bench", "aggregators", "--quick", "--json").out)
+    assert {row["rule"] for row in result["rows"]} == set(AGGREGATORS.names())
+    assert all(row["seconds"] > 0 and row["speedup"] == 1 for row in result["rows"])
+    wrong = command("bench", "aggregators", "--vs", "bizfl")
+    assert (wrong.code, "did you mean 'byzfl'" in wrong.err) == (2, True)
+
+
 @pytest.mark.slow
 def test_all_benches_write_one_page(command, tmp_path):
     assert command("bench", "all", "--quick", "--out", tmp_path).code == 0
     page = (tmp_path / "bench.html").read_text()
-    for word in ("gradient inversion", "time to a picture", "simulator"):
+    for word in ("gradient inversion", "time to a picture", "simulator", "aggregators"):
         assert word in page
-    assert set(json.loads((tmp_path / "bench.json").read_text())) == {"inversion", "picture", "simulator"}
+    assert set(json.loads((tmp_path / "bench.json").read_text())) == {
+        "inversion",
+        "picture",
+        "simulator",
+        "aggregators",
+    }
 
 
 @pytest.mark.parametrize(

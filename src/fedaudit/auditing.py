@@ -325,8 +325,24 @@ def _federation_record(transcript: Transcript, scenario: Scenario) -> Federation
         local_epochs=spec.local_epochs,
         learning_rate=spec.learning_rate,
         updates_observed=len(observe(transcript, scenario.threat).messages),
-        description=f"{rounds}, {who}; {what} (learning rate {spec.learning_rate:g})",
+        updates_rejected=sum(len(r.rejected) for r in transcript.rounds),
+        fallbacks=sum(r.fallback is not None for r in transcript.rounds),
+        description=f"{rounds}, {who}; {what} (learning rate {spec.learning_rate:g})"
+        + _aggregation(transcript, scenario),
     )
+
+
+def _aggregation(transcript: Transcript, scenario: Scenario) -> str:
+    """Return what the aggregator did, in words; nothing where it only averages."""
+    name = scenario.defences.aggregator.name
+    if name in ("mean", "fedavg"):
+        return ""
+    rejected = sum(len(r.rejected) for r in transcript.rounds)
+    reasons = [r.fallback for r in transcript.rounds if r.fallback]
+    text = f"; {name} aggregates and left out {rejected} of {transcript.updates} updates"
+    if reasons:
+        text += f"; in {len(reasons)} of {len(transcript.rounds)} rounds: {reasons[0]}"
+    return text
 
 
 def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from fedaudit.attacks import make_attack
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.partition import PARTITIONS
-from fedaudit.defences.aggregation import AGGREGATORS
+from fedaudit.defences.aggregation import make_aggregator
 from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.settings import check_settings
 from fedaudit.errors import BadInput
 from fedaudit.federation.client import local_randomness, train
 from fedaudit.federation.simulator import Federation, spread
+from fedaudit.federation.spec import DefencesSpec
 from fedaudit.models import (
     MODELS,
     build_model,
@@ -36,15 +38,20 @@ Report = Callable[[float], None]
 
 
 def resolve(scenario: Scenario) -> Scenario:
-    """Return the scenario with every attack's settings spelled out, after a check of every registered name.
+    """Return the scenario with all attacks' and defences' settings spelled out, after a check of every name.
 
     Raises:
         BadInput: a name is unknown, or a setting isn't allowed.
     """
-    AGGREGATORS[scenario.defences.aggregator]
-    SANITISERS[scenario.defences.sanitiser]
+    aggregator = make_aggregator(scenario.defences.aggregator.name, scenario.defences.aggregator.settings())
+    sanitiser = scenario.defences.sanitiser
+    sanitising = check_settings(SANITISERS, sanitiser.name, sanitiser.settings())
     for federation in scenario.federations:
         PARTITIONS[federation.partition.scheme]
+        try:
+            aggregator.rehearse(federation.clients_per_round or federation.clients)
+        except BadInput as error:
+            raise BadInput(f"federation '{federation.name}': {error}") from None
     if scenario.model.name != "custom":
         MODELS[scenario.model.name]
     if scenario.device == "cuda" and not torch.cuda.is_available():
@@ -53,7 +60,13 @@ def resolve(scenario: Scenario) -> Scenario:
         AttackSpec.model_validate({"name": spec.name, **make_attack(spec.name, spec.settings()).settings()})
         for spec in scenario.attacks
     ]
-    return scenario.model_copy(update={"attacks": attacks})
+    defences = DefencesSpec.model_validate(
+        {
+            "aggregator": {"name": aggregator.name, **aggregator.settings},
+            "sanitiser": {"name": sanitiser.name, **sanitising},
+        }
+    )
+    return scenario.model_copy(update={"attacks": attacks, "defences": defences})
 
 
 def prepare_federation(

@@ -162,6 +162,8 @@ class FederationRecord(_Record):
     local_epochs: int | None
     learning_rate: float
     updates_observed: int
+    updates_rejected: int = Field(default=0, description="updates that the aggregator left out")
+    fallbacks: int = Field(default=0, description="rounds in which the aggregator had to do something else")
     description: str = Field(description="one sentence")
 
 

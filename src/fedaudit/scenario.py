@@ -5,13 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from fedaudit import plain_yaml
 from fedaudit.errors import BadInput, unknown_name
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.threat import ThreatModel
-from fedaudit.validation import Count, Fraction, Positive, Spec, Title, Whole, explain, no_boolean
+from fedaudit.validation import (
+    Count,
+    Fraction,
+    NamedSpec,
+    Positive,
+    Spec,
+    Title,
+    Whole,
+    explain,
+    from_name,
+    no_boolean,
+)
 
 
 class DataSpec(Spec):
@@ -52,19 +63,8 @@ class ModelSpec(Spec):
         return self
 
 
-def _attack_from_name(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-class AttackSpec(BaseModel):
+class AttackSpec(NamedSpec):
     """An attack by registered name; every other key is a setting of it, checked against the attack itself."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that were given."""
-        return dict(self.model_extra or {})
 
 
 class EvaluationSpec(Spec):
@@ -88,7 +88,7 @@ class Scenario(Spec):
     federations: Annotated[list[FederationSpec], Field(min_length=1)]
     defences: DefencesSpec = DefencesSpec()
     threat: ThreatModel = ThreatModel()
-    attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(_attack_from_name)]], Field(min_length=1)]
+    attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(from_name)]], Field(min_length=1)]
     evaluation: EvaluationSpec = EvaluationSpec()
 
     @field_validator("federations", "attacks")
@@ -163,7 +163,7 @@ def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
         return value
     head, rest = path[0], path[1:]
     if isinstance(node, list):
-        named = [_attack_from_name(item) for item in node]
+        named = [from_name(item) for item in node]
         names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(named)]
         if head in names:
             position = names.index(head)

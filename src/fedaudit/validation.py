@@ -18,6 +18,22 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class NamedSpec(BaseModel):
+    """Something by its registered name; every other key is a setting of it, checked against the thing itself."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that were given."""
+        return dict(self.model_extra or {})
+
+
+def from_name(value: Any) -> Any:
+    """Return a :class:`NamedSpec`'s keys where ``value`` is a plain name."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 def no_boolean(value: Any) -> Any:
     """Return ``value`` unless it is true or false, which Python takes for 1 and 0.
 

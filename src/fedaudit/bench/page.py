@@ -18,7 +18,7 @@ _WIDTH = 150
 
 
 def show(results: dict[str, dict[str, Any]], *, json_output: bool) -> None:
-    """Print ``results`` (by benchmark: inversion, picture, simulator) as JSON or as tables."""
+    """Print ``results`` (by benchmark) as JSON or as tables."""
     if json_output:
         print(json.dumps(next(iter(results.values())) if len(results) == 1 else results, indent=2))
         return
@@ -132,4 +132,23 @@ def _simulator(result: dict[str, Any]) -> Iterator[Table | str]:
     )
 
 
-_RENDERERS = {"inversion": _inversion, "picture": _picture, "simulator": _simulator}
+def _aggregators(result: dict[str, Any]) -> Iterator[Table | str]:
+    table = _table(
+        f"aggregators: {result['threads']} thread, torch {result['torch']}, f = n / 10",
+        ["n", "d", "rule", "tool"],
+        ["seconds", "× ours", "MiB beside the updates"],
+    )
+    previous = None
+    for row in sorted(result["rows"], key=lambda row: (row["d"], row["n"])):
+        size = (str(row["n"]), f"{row['d']:,}")
+        if previous not in (None, size):
+            table.add_section()
+        cells = [_number(row["seconds"], ".4f"), _number(row["speedup"], ".1f"), _number(row["peak_mib"], ".0f")]
+        if row["why"]:
+            cells[0] = row["why"]
+        table.add_row(*(size if size != previous else ("", "")), row["rule"], row["tool"], *cells)
+        previous = size
+    yield table
+
+
+_RENDERERS = {"inversion": _inversion, "picture": _picture, "simulator": _simulator, "aggregators": _aggregators}

@@ -73,18 +73,39 @@ def bench_simulator(
     show({"simulator": result}, json_output=json_output)
 
 
+@bench.command("aggregators")
+def bench_aggregators(
+    quick: _QUICK = False,
+    json_output: _JSON = False,
+    cap: Annotated[float, typer.Option(min=1, help="Seconds for one rule on one matrix, at most.")] = 120,
+    versus: Annotated[
+        list[str] | None, typer.Option("--vs", help="A peer: byzfl, flower. Repeatable.", show_default=False)
+    ] = None,
+) -> None:
+    """Time every aggregator on matrices of 10 to 100 updates of up to ten million parameters; measure its memory."""
+    peers = _peers(versus or [], "byzfl", "flower")
+    from fedaudit.bench.aggregators import time_aggregators
+    from fedaudit.bench.page import show
+    from fedaudit.progress import live_display
+
+    with live_display() as display:
+        result = time_aggregators(quick=quick, peers=peers, cap=cap, display=display)
+    show({"aggregators": result}, json_output=json_output)
+
+
 @bench.command("all")
 def bench_all(
     out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("bench"),
     quick: _QUICK = False,
     data_dir: DataDir = None,
     versus: Annotated[
-        list[str] | None, typer.Option("--vs", help="A peer: breaching, flower. Repeatable.", show_default=False)
+        list[str] | None, typer.Option("--vs", help="A peer: breaching, flower, byzfl. Repeatable.", show_default=False)
     ] = None,
 ) -> None:
     """Run all benchmarks and write one page."""
-    peers = _peers(versus or [], "breaching", "flower")
+    peers = _peers(versus or [], "breaching", "flower", "byzfl")
     check_folder(out)
+    from fedaudit.bench.aggregators import time_aggregators
     from fedaudit.bench.inversion import time_inversion
     from fedaudit.bench.page import save, show
     from fedaudit.bench.picture import time_to_picture
@@ -97,6 +118,9 @@ def bench_all(
             "inversion": time_inversion(quick=quick, peer=breaching, display=display),
             "picture": time_to_picture(images=2 if quick else 10, data_dir=data_dir, peer=breaching, display=display),
             "simulator": time_simulator(quick=quick, peer="flower" in peers, display=display),
+            "aggregators": time_aggregators(
+                quick=quick, peers=[p for p in peers if p in ("byzfl", "flower")], display=display
+            ),
         }
     show(results, json_output=False)
     print(f"page: {save(results, out)}")

@@ -1,15 +1,37 @@
-"""Aggregators: pure functions of an (n, d) matrix of updates."""
+"""What every aggregator is: a pure function of an (n, d) matrix of updates, its settings keyword-only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fedaudit.defences.settings import arguments, check_settings
 from fedaudit.errors import BadInput
 from fedaudit.registry import Registry
+
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who sent the rows of the matrix, and what the server knows besides.
+
+    Attributes:
+        clients: (n,) who sent each row.
+        examples: (n,) over how many examples each update was made.
+        root: (d,) the server's own update, made on its root data.
+        state: what the same aggregator returned in the round before; empty in the first.
+    """
+
+    clients: tuple[int, ...] = ()
+    examples: tuple[int, ...] = ()
+    root: Tensor | None = None
+    state: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -18,32 +40,109 @@ class Aggregate:
 
     Attributes:
         vector: (d,) the aggregated update.
-        weights: (n,) each client's share in it.
+        weights: (n,) each client's share in it; they sum to 1, or to 0 where nobody has one.
         rejected: row index of every client that was left out, with the reason.
+        fallback: why the rule couldn't do what it is meant to do and did something else, if so.
+        state: what the aggregator wants to be given in the next round.
     """
 
     vector: Tensor
     weights: Tensor
     rejected: dict[int, str] = field(default_factory=dict)
+    fallback: str | None = None
+    state: State = field(default_factory=dict)
 
 
-Aggregator = Callable[[Tensor], Aggregate]
+class Aggregator(Protocol):
+    """A pure function of (n, d) updates; whatever it needs besides comes with the cohort."""
+
+    def __call__(self, updates: Tensor, cohort: Cohort | None = None, **settings: Any) -> Aggregate:
+        """Return the aggregate of the rows of ``updates``."""
+        ...
+
 
 AGGREGATORS: Registry[Aggregator] = Registry("aggregator")
+"""Functions ``(updates, cohort=None, *, settings) -> Aggregate``.
+
+``info`` holds ``side`` and ``paper``; ``coordinatewise``: the rule looks at every coordinate on its own, and so is
+applied to BatchNorm's statistics as well, where the others use their weights; ``root``: it needs root data.
+"""
 
 
-@AGGREGATORS.register(
-    "mean", "plain mean of the updates: no defence", side="server", paper="McMahan et al. 2017, unweighted"
-)
-def mean(updates: Tensor) -> Aggregate:
-    """Return the plain mean of (n, d) ``updates``.
+@dataclass(frozen=True)
+class BoundAggregator:
+    """An aggregator with its settings.
 
-    FedAvg (McMahan et al. 2017, Algorithm 1) weighs clients by their examples; this rule doesn't.
+    Attributes:
+        name: registered.
+        settings: all of them, as in a scenario.
+    """
+
+    name: str
+    settings: dict[str, Any]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the aggregator declares of itself."""
+        return AGGREGATORS[self.name].info
+
+    @cached_property
+    def _arguments(self) -> dict[str, Any]:
+        return arguments(AGGREGATORS[self.name], self.settings)
+
+    def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:
+        """Return the aggregate of (n, d) ``updates``.
+
+        Raises:
+            BadInput: there are too few updates for the rule, or it needs what the cohort hasn't.
+        """
+        return AGGREGATORS[self.name].value(updates, cohort, **self._arguments)
+
+    def rehearse(self, clients: int) -> None:
+        """Raise now what the first round would raise: so that too few clients are found before any training.
+
+        Raises:
+            BadInput: the rule can't work with so many clients.
+        """
+        root = torch.ones(2)
+        self(torch.ones(clients, 2), Cohort(tuple(range(clients)), (1,) * clients, root))
+
+
+def make_aggregator(name: str, settings: Mapping[str, Any] | None = None) -> BoundAggregator:
+    """Return the aggregator ``name`` with ``settings``, checked.
 
     Raises:
-        BadInput: there is no update.
+        BadInput: no such aggregator or setting, or a value that isn't allowed.
     """
-    if updates.ndim != 2 or not len(updates):
+    return BoundAggregator(name, check_settings(AGGREGATORS, name, settings or {}))
+
+
+def check_matrix(updates: Tensor, name: str, least: int = 1, why: str = "") -> int:
+    """Return n if ``updates`` is an (n, d) matrix with ``least`` rows or more.
+
+    Args:
+        updates: to check.
+        name: of the rule.
+        least: how few rows it can do with.
+        why: the formula behind ``least``.
+
+    Raises:
+        BadInput: it isn't; the message says what to do.
+    """
+    if updates.ndim != 2 or not updates.numel():
         raise BadInput(f"an aggregator needs an (n, d) matrix with n >= 1, not {tuple(updates.shape)}")
-    weights = torch.full((len(updates),), 1 / len(updates), dtype=updates.dtype, device=updates.device)
-    return Aggregate(updates.mean(dim=0), weights)
+    n = len(updates)
+    if n < least:
+        raise BadInput(
+            f"the aggregator '{name}' needs {why}: {least} updates a round or more, and there are {n}; "
+            "let more clients take part (clients, clients_per_round) or lower the setting"
+        )
+    return n
+
+
+def uniform(updates: Tensor, rows: list[int] | None = None) -> Tensor:
+    """Return (n,) equal weights of ``rows`` (of all if None), zero for the others."""
+    weights = torch.zeros(len(updates), dtype=updates.dtype, device=updates.device)
+    rows = list(range(len(updates))) if rows is None else rows
+    weights[rows] = 1 / len(rows)
+    return weights

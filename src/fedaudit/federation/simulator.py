@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
-from fedaudit.defences.aggregation import AGGREGATORS, Aggregate
+from fedaudit.defences.aggregation import BoundAggregator, make_aggregator
 from fedaudit.defences.sanitising import SANITISERS, Sanitiser
+from fedaudit.defences.settings import arguments
 from fedaudit.errors import BadInput
 from fedaudit.federation.client import gradient, local_randomness, train, trainable
+from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
@@ -26,6 +28,8 @@ from fedaudit.update import Loss, Setup, Tensors, TrainingFacts, Update
 from fedaudit.validation import check_memory
 
 Report = Callable[[float], None]
+
+_SERVER = -1  # its number where it trains itself: clients count from 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ def simulate(
     shares = spread(federation.dataset, federation.split, spec, seed=seed)
     model = copy.deepcopy(federation.model)
     clients = [_Client(i, share, federation, spec, defences, seed) for i, share in enumerate(shares)]
+    aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
+    root = _root(aggregator, shares, federation, spec, seed)
+    server = Server(aggregator, -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0)
     sampler = generator(seed, spec.name, "sampling")
     rounds: list[Round] = []
     inputs: dict[tuple[int, int], Tensor] = {}
@@ -82,9 +89,12 @@ def simulate(
             inputs[index, number], labels[index, number] = used.inputs, used.targets
             if report:
                 report(index * per_round + position + 1)
-        aggregate = _apply(model, weights, updates, spec, defences)
+        model.load_state_dict(weights)
+        own = root.train(model, index)[0] if root else None
+        state, aggregate = server.apply(weights, updates, own)
+        model.load_state_dict(state)
         rejected = {updates[row].client: reason for row, reason in aggregate.rejected.items()}
-        rounds.append(Round(index, weights, updates, rejected))
+        rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
     candidates = _candidates(federation, inputs, labels)
     return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {})
@@ -122,27 +132,21 @@ def _check_size(federation: Federation, spec: FederationSpec) -> None:
     check_memory(4 * (tensors + pixels), f"federation '{spec.name}' ({sent:,} updates)")
 
 
-def _apply(
-    model: nn.Module, weights: Tensors, updates: list[Update], spec: FederationSpec, defences: DefencesSpec
-) -> Aggregate:
-    """Aggregate the updates into ``model``: W − μ·g for gradients, W + ΔW for weights."""
-    names = list(updates[0].tensors)
-    matrix = torch.stack([torch.cat([u.tensors[n].flatten() for n in names]) for u in updates])
-    aggregate = AGGREGATORS[defences.aggregator].value(matrix)
-    scale = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
-    state = dict(weights)
-    pieces = aggregate.vector.split([updates[0].tensors[n].numel() for n in names])
-    for name, piece in zip(names, pieces, strict=True):
-        state[name] = weights[name] + scale * piece.view_as(weights[name])
-    shares = aggregate.weights
-    for name in updates[0].buffers:  # running statistics: the same shares as the parameters; counters: the largest
-        stack = torch.stack([u.buffers[name] for u in updates])
-        if stack.is_floating_point():
-            state[name] = (stack * shares.view(-1, *[1] * (stack.ndim - 1))).sum(dim=0)
-        else:
-            state[name] = stack.amax(dim=0)
-    model.load_state_dict(state)
-    return aggregate
+def _root(
+    aggregator: BoundAggregator, shares: list[Split], federation: Federation, spec: FederationSpec, seed: int
+) -> _Client | None:
+    """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
+    if not aggregator.info.get("root"):
+        return None
+    wanted = aggregator.settings["root_examples"]
+    owned = Split(torch.cat([s.inputs for s in shares]), torch.cat([s.targets for s in shares]))
+    if wanted > len(owned):
+        raise BadInput(
+            f"federation '{spec.name}': root_examples is {wanted}, but the clients hold {len(owned)} examples "
+            "together; lower defences.aggregator.root_examples"
+        )
+    rows = torch.randperm(len(owned), generator=generator(seed, spec.name, "root"))[:wanted]
+    return _Client(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed)
 
 
 class _Client:
@@ -158,7 +162,8 @@ class _Client:
         self.seed = seed
         self.order = generator(seed, spec.name, "order", number)
         self.noise = generator(seed, spec.name, "sanitiser", number)
-        self.sanitiser: Sanitiser = SANITISERS[defences.sanitiser].value()
+        entry = SANITISERS[defences.sanitiser.name]
+        self.sanitiser: Sanitiser = entry.value(**arguments(entry, defences.sanitiser.settings()))
         self.stream = self._passes()
 
     def _passes(self) -> Iterator[Tensor]:
@@ -179,8 +184,8 @@ class _Client:
         per_epoch = math.ceil(len(self.data) / self.spec.batch_size)
         return [next(self.stream) for _ in range((self.spec.local_epochs or 1) * per_epoch)]
 
-    def participate(self, model: nn.Module, index: int) -> tuple[Update, Split]:
-        """Return the update of round ``index`` and the examples it was made from, in the order of use."""
+    def train(self, model: nn.Module, index: int) -> tuple[Tensors, list[Tensor]]:
+        """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
         rows = self._batches()
         setup, spec = self.federation.setup, self.spec
         batches = [(setup.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
@@ -200,6 +205,13 @@ class _Client:
                     proximal_mu=spec.proximal_mu,
                 )
                 tensors = {name: p.detach() - start[name] for name, p in trainable(model).items()}
+        return tensors, rows
+
+    def participate(self, model: nn.Module, index: int) -> tuple[Update, Split]:
+        """Return the update of round ``index`` and the examples it was made from, in the order of use."""
+        spec = self.spec
+        start = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        tensors, rows = self.train(model, index)
         end = model.state_dict()
         moved = {
             n: end[n].detach().clone() for n, _ in model.named_buffers() if n in end and not end[n].equal(start[n])

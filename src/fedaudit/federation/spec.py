@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.errors import unknown_name
-from fedaudit.validation import Count, Fraction, Name, NonNegative, Positive, Spec
+from fedaudit.validation import Count, Fraction, Name, NamedSpec, NonNegative, Positive, Spec, from_name
 
 
 class PartitionSpec(Spec):
@@ -78,7 +78,7 @@ class FederationSpec(Spec):
 
 
 class DefencesSpec(Spec):
-    """The defences in place, by registered name."""
+    """The defences in place: a registered name, or ``name`` and settings."""
 
-    aggregator: str = "mean"
-    sanitiser: str = "none"
+    aggregator: Annotated[NamedSpec, BeforeValidator(from_name)] = NamedSpec(name="mean")
+    sanitiser: Annotated[NamedSpec, BeforeValidator(from_name)] = NamedSpec(name="none")

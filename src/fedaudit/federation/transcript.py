@@ -34,12 +34,14 @@ class Round:
         weights: the global model's whole state (parameters and buffers), by name.
         updates: in the order of the clients.
         rejected: client to reason.
+        fallback: why the aggregator couldn't do what it is meant to do, if so.
     """
 
     index: int
     weights: Tensors
     updates: list[Update]
     rejected: dict[int, str] = field(default_factory=dict)
+    fallback: str | None = None
 
 
 class Transcript:
@@ -128,7 +130,7 @@ class Transcript:
         for entry in index.rounds:
             weights = _read_tensors(folder, entry.weights, state)
             updates = [_read_update(folder, u, parameters, buffers, setup) for u in entry.updates]
-            rounds.append(Round(index=entry.index, weights=weights, updates=updates, rejected=entry.rejected))
+            rounds.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
         return cls(index.name, setup, module, loss, rounds)
 
 
@@ -165,6 +167,7 @@ class _RoundEntry(BaseModel):
     weights: str
     updates: Annotated[list[_UpdateEntry], Field(min_length=1)]
     rejected: dict[int, str] = {}
+    fallback: str | None = None
 
 
 class _Index(BaseModel):
@@ -196,7 +199,9 @@ def _save_round(folder: Path, record: Round) -> _RoundEntry:
                 labels=labels,
             )
         )
-    return _RoundEntry(index=record.index, weights=weights, updates=entries, rejected=record.rejected)
+    return _RoundEntry(
+        index=record.index, weights=weights, updates=entries, rejected=record.rejected, fallback=record.fallback
+    )
 
 
 def _read_index(folder: Path) -> _Index:
