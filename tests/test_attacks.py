@@ -21,7 +21,9 @@ from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
 
-INVERSIONS = [entry.name for entry in ATTACKS if issubclass(entry.value, GradientInversion)]
+INVERSIONS = [
+    entry.name for entry in ATTACKS if issubclass(entry.value, GradientInversion) and entry.value.looks_at == "update"
+]
 
 BATCH = {"name": "batch", "clients": 1, "examples": 2, "batch_size": 2}
 FEDAVG = {"name": "fedavg", "algorithm": "fedavg", "clients": 1, "examples": 4, "local_steps": 4, "batch_size": 1}

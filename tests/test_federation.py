@@ -164,6 +164,7 @@ def test_the_facts_are_those_of_the_plan() -> None:
         **plan,
         "local_steps": 4,
         "batch_sizes": (2, 2, 1, 2),
+        "data_size": 5,
     }  # 4 steps: a pass and more
 
 

@@ -95,6 +95,11 @@ class FindingResult(_Record):
     reason: str | None = Field(default=None, description="why the attack could not be played, and the remedy")
     images: list[ImageResult] = []
     label_source: str | None = Field(default=None, description="'given' or the name of the label inference")
+    matching: float | None = Field(
+        default=None,
+        description="of the images that the attack tied to updates of several rounds, the share that are the same "
+        "example in each of them",
+    )
     label_accuracy: float | None = Field(default=None, description="share of labels recovered, as a multiset")
     objective: float | None = Field(default=None, description="final value of what the attack minimised")
     iterations: int = 0

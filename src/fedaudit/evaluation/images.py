@@ -92,6 +92,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         images=results,
         label_source=finding.label_source,
         label_accuracy=label_accuracy(labels, true_labels),
+        matching=matching(order, true),
         curve=curve,
     )
     return Judged(result, pictures)
@@ -109,6 +110,21 @@ def _rows(finding: ImageFinding, message: Message, looked_at: int) -> Tensor:
     if rows and len(rows) != message.update.num_examples:
         raise ValueError(f"{len(rows)} images for the {message.update.num_examples} examples of round {message.round}")
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def matching(order: Tensor, true: Tensor) -> float | None:
+    """Return the share of images that were rightly tied to several rounds; None where each is of one round only.
+
+    Args:
+        order: (m,) for every true example of every round, the image that is paired with it.
+        true: (m, C, H, W) those examples.
+    """
+    partners: dict[int, list[Tensor]] = {}
+    for image, example in zip(order.tolist(), true, strict=True):
+        partners.setdefault(image, []).append(example)
+    tied = [examples for examples in partners.values() if len(examples) > 1]
+    right = sum(all(e.equal(examples[0]) for e in examples) for examples in tied)
+    return right / len(tied) if tied else None
 
 
 def _distinct(true: Tensor) -> tuple[list[int], dict[int, int]]:

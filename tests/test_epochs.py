@@ -1,0 +1,178 @@
+"""AGIC over several epochs: which updates are matched, what is reconstructed jointly, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedaudit.attacks import ImageFinding, make_attack
+from fedaudit.attacks.inversion.epochs import chain, match
+from fedaudit.auditing import Recording, record, run_audit
+from fedaudit.errors import NotApplicable
+from fedaudit.preparation import resolve
+from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.seeds import generator
+from fedaudit.threat import Observation, observe
+
+EPOCHS = {"name": "f", "clients": 1, "examples": 3, "batch_size": 1, "rounds": 6, "learning_rate": 1e-3}
+
+
+def scenario(federation: dict[str, Any], **attack: Any) -> Scenario:
+    values = {
+        "data": {"name": "digits"},
+        "model": {"name": "lenet", "initialisation": "uniform"},
+        "federations": [federation],
+        "attacks": [{"name": "agic-epochs", "iterations": 60, "pre_iterations": 60, **attack}],
+    }
+    return resolve(scenario_from(values))
+
+
+def seen(federation: dict[str, Any]) -> tuple[Observation, Recording]:
+    made = scenario(federation)
+    (only,), _, _ = record(made)
+    (client,) = observe(only.transcript, made.threat).split("client")
+    return client, only
+
+
+def run(client: Observation, **settings: Any) -> ImageFinding:
+    attack = make_attack("agic-epochs", {"iterations": 40, "pre_iterations": 40, **settings})
+    found = attack.run(client, generator=generator(0, "epochs"))
+    assert isinstance(found, ImageFinding)
+    return found
+
+
+# Matching -----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(count=st.integers(1, 8), seed=st.integers(0, 1000), pooling=st.booleans(), filtered=st.booleans())
+def test_noisy_pictures_find_their_partners(count, seed, pooling, filtered):
+    start = generator(seed, "pictures")
+    first = torch.rand(count, 3, 8, 8, generator=start)
+    order = torch.randperm(count, generator=start)
+    second = (first + 0.01 * torch.randn(first.shape, generator=start))[order]
+    labels = torch.randint(3, (count,), generator=start)
+    partner = match(first, second, *((labels, labels[order]) if filtered else (None, None)), pooling)
+    assert order[partner].tolist() == list(range(count))
+
+
+def test_the_most_similar_pair_comes_first_and_each_picture_once():
+    first = torch.tensor([0.0, 1.0, 5.0]).view(3, 1, 1, 1).expand(3, 1, 4, 4)
+    second = torch.tensor([0.9, 1.1, 9.0]).view(3, 1, 1, 1).expand(3, 1, 4, 4)
+    # 1.0 is nearest to 0.9 and 1.1 alike (the first is taken); then 0.0 gets 1.1, and 5.0 what is left
+    assert match(first, second, None, None, False).tolist() == [1, 0, 2]
+
+
+def test_labels_go_before_similarity_and_nobody_is_left_alone():
+    first = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 1, 4, 4)
+    partner = match(first, first, torch.tensor([0, 1]), torch.tensor([1, 0]), False)
+    assert partner.tolist() == [1, 0]
+    assert sorted(match(first, first, torch.tensor([0, 0]), torch.tensor([1, 1]), False).tolist()) == [0, 1]
+
+
+def test_pooling_forgives_what_moves_by_a_pixel():
+    stripes = torch.zeros(1, 1, 8, 8)
+    stripes[..., ::2] = 1.0
+    flat = torch.full((1, 1, 8, 8), 0.45)
+    second = torch.cat([1 - stripes, flat])
+    first = torch.cat([stripes, torch.full((1, 1, 8, 8), 0.44)])
+    assert match(first, second, None, None, True).tolist() == [0, 1]
+    assert (stripes - (1 - stripes)).square().mean() > (
+        stripes - flat
+    ).square().mean()  # without it the flat one is nearer
+
+
+def test_more_epochs_are_chained():
+    assert chain([torch.tensor([1, 2, 0]), torch.tensor([2, 1, 0])], 3).tolist() == [[0, 1, 2], [1, 2, 0], [1, 0, 2]]
+
+
+# The attack ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_example_is_recovered_once_from_both_epochs(batch):
+    federation = {**EPOCHS, "batch_size": batch, "rounds": 6 // batch}
+    client, only = seen(federation)
+    found = run(client)
+    assert found.images.shape == (3, 1, 8, 8)
+    half = 3 // batch
+    for rounds in found.rounds:
+        assert len(rounds) == 2
+        assert rounds[0] < half <= rounds[1]
+    if batch == 1:
+        truth = [int(only.truth.labels[r, 0]) for r in range(6)]
+        assert all(truth[a] == truth[b] for a, b in found.rounds)  # three digits of different labels
+    assert found.objective is not None
+    assert found.trace is not None
+    assert found.objective < found.trace.objective[0]
+
+
+def test_matched_updates_are_counted_in_the_result():
+    audit = run_audit(scenario(EPOCHS, iterations=60))
+    (finding,) = audit.result.findings
+    assert finding.matching == 1.0
+    assert finding.rounds == list(range(6))
+    assert len(finding.images) == 3
+    assert all(image.uses == 2 and len(image.rounds) == 2 for image in finding.images)
+
+
+def test_one_epoch_alone_is_left_or_taken_by_its_weight():
+    client, _ = seen(EPOCHS)
+    first, second = run(client, gamma=0.0), run(client, gamma_first=0.0, gamma=1.0)
+    assert sorted(first.rounds) == [(0,), (1,), (2,)]
+    assert sorted(second.rounds) == [(3,), (4,), (5,)]
+
+
+def test_a_fedavg_update_that_is_an_epoch_needs_no_matching():
+    federation = {
+        **EPOCHS,
+        "algorithm": "fedavg",
+        "examples": 4,
+        "local_steps": 2,
+        "batch_size": 2,
+        "rounds": 2,
+        "learning_rate": 1e-4,
+    }
+    client, _ = seen(federation)
+    found = run(client)
+    assert found.rounds == ((0, 1),) * 4
+    assert run(client, pre_iterations=1).images.equal(found.images)
+
+
+def test_three_epochs():
+    client, _ = seen({**EPOCHS, "examples": 2, "rounds": 6})
+    found = run(client, epochs=3)
+    assert [len(rounds) for rounds in found.rounds] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("federation", "settings", "reason"),
+    [
+        (EPOCHS, {"epochs": 4}, "aren't 4 epochs of equal length"),
+        (EPOCHS, {"gamma": 0.0, "gamma_first": 0.0}, "no epoch is left"),
+        ({**EPOCHS, "examples": 3, "batch_size": 2, "rounds": 3}, {"epochs": 3}, "same number of examples"),
+    ],
+)
+def test_what_are_no_epochs_is_refused(federation, settings, reason):
+    client, _ = seen(federation)
+    with pytest.raises(NotApplicable, match=reason):
+        make_attack("agic-epochs", settings).check(client)
+
+
+def test_updates_of_several_clients_are_refused():
+    made = scenario({**EPOCHS, "clients": 3})
+    (only,), _, _ = record(made)
+    with pytest.raises(NotApplicable, match="follows one client"):
+        make_attack("agic-epochs").check(observe(only.transcript, made.threat))
+
+
+def test_joint_reconstruction_under_invg_objective():
+    client, _ = seen(EPOCHS)
+    found = make_attack("invg-epochs", {"iterations": 20, "pre_iterations": 20}).run(client, generator=generator(0))
+    assert isinstance(found, ImageFinding)
+    assert found.attack == "invg-epochs"
+    assert len(found.images) == 3
