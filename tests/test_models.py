@@ -59,6 +59,7 @@ def one_line(error: pytest.ExceptionInfo[BadInput]) -> str:
         ("resnet18", (3, 224, 224), 1000, 11_689_512),  # torchvision's documented counts
         ("resnet50", (3, 224, 224), 1000, 25_557_032),
         ("convnet", (3, 32, 32), 10, 3_495_562),  # the FFL paper's Table 2: 3.49M
+        ("leaky-cnn", (3, 32, 32), 10, 12 * 48 + 36 * 108 + 2 * 36 * 324 + 64 * 324 + 128 * 576 + 3200 * 10),
         ("lenet", (3, 32, 32), 100, 12 * 75 + 12 + 2 * (12 * 300 + 12) + 768 * 100 + 100),
         ("mlp", (30,), 2, 30 * 256 + 256 + 256 * 2 + 2),
         ("logistic", (1, 8, 8), 10, 650),

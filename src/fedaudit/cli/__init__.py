@@ -1,4 +1,4 @@
-"""The face: audit, simulate, attack, list, doctor, study, bench. Heavy imports happen inside the commands."""
+"""The face: audit, simulate, attack, rank, list, doctor, study, bench. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -187,6 +187,29 @@ def list_command(
         print(json.dumps(shown, indent=2))
     else:
         print_catalogue(shown)
+
+
+@app.command()
+def rank(
+    scenario: Annotated[
+        str | None, typer.Argument(help="YAML file, or a model's name; the embedded default if left out.")
+    ] = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    json_output: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Tell before any attack whether a network's gradient gives away its input: unknowns and equations by layer."""
+    check_data_dir(data_dir)
+    from fedaudit.invertibility import for_programs, load, rank_of, show
+
+    analysis = rank_of(load(scenario, settings or [], seed), data_dir=data_dir)
+    if json_output:
+        import json
+
+        print(json.dumps(for_programs(analysis), indent=2))
+    else:
+        show(analysis)
 
 
 @app.command()

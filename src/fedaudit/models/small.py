@@ -1,4 +1,4 @@
-"""Small networks: DLG's LeNet, and the models of tables (any input is flattened)."""
+"""Small networks: DLG's LeNet, R-GAP's CNN6, and the models of tables (any input is flattened)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,30 @@ def lenet(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.M
             fc=nn.Linear(w * ceil(height / 4) * ceil(breadth / 4), outputs),
         )
     )
+
+
+@MODELS.register(
+    "leaky-cnn",
+    "six convolutions without biases, LeakyReLU 0.2, one linear layer: can be inverted in closed form",
+    input="image",
+    min_size=4,
+    width=12,
+    paper="Zhu & Blaschko 2021, R-GAP (ICLR), the CNN6, with one output a class",
+)
+def leaky_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+    """Return R-GAP's CNN6: w, 3w, 3w, 3w, 16w/3, 32w/3 channels, stride 2 at the first, second and fifth."""
+    w = 12 if width is None else width
+    channels, height, breadth = input_shape
+    layers = OrderedDict[str, nn.Module]()
+    plan = [(w, 4, 2, 2), (3 * w, 3, 2, 1), (3 * w, 3, 1, 1), (3 * w, 3, 1, 1), (16 * w // 3, 3, 2, 1)]
+    for i, (out, kernel, stride, padding) in enumerate([*plan, (32 * w // 3, 3, 1, 1)], start=1):
+        layers[f"conv{i}"] = nn.Conv2d(channels, out, kernel, stride=stride, padding=padding, bias=False)
+        layers[f"leaky{i}"] = nn.LeakyReLU(0.2)
+        channels = out
+    pixels = prod(ceil(ceil((n // 2 + 1) / 2) / 2) for n in (height, breadth))
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(channels * pixels, outputs, bias=False)
+    return nn.Sequential(layers)
 
 
 @MODELS.register(
