@@ -8,11 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, Evidence, infer_labels, last_layer
+from fedaudit.auditing import record, run_audit
 from fedaudit.errors import NotApplicable
 from fedaudit.federation.client import gradient, train, trainable
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
+from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.seeds import generator
+from fedaudit.threat import observe
 
 SHAPE = (3, 12, 12)
 
@@ -136,3 +140,43 @@ def test_probing_leaves_running_statistics_and_global_randomness_alone():
     last_layer(model, state, layer_groups(model, torch.zeros(2, *SHAPE)), sent, 10, SHAPE).probe()
     assert all(state[n].equal(t) for n, t in model.state_dict().items())
     assert torch.get_rng_state().equal(before)
+
+
+# The attack ---------------------------------------------------------------------------------------------------------
+
+FEDAVG = {"name": "f", "algorithm": "fedavg", "clients": 2, "examples": 40, "local_steps": 4, "batch_size": 4}
+
+
+def scenario(method: str = "auto", **changes: object) -> Scenario:
+    values = {
+        "data": {"name": "digits"},
+        "model": {"name": "convnet-small"},
+        "federations": [{"name": "s", "clients": 2, "examples": 40, "batch_size": 16}, FEDAVG],
+        "attacks": [{"name": "labels", "method": method}],
+    }
+    return scenario_from({**values, **changes})
+
+
+def test_the_attack_finds_the_labels_of_gradients_and_fedavg_updates():
+    result = run_audit(scenario("bias-corrected")).result
+    assert len(result.findings) == 4
+    for finding in result.findings:
+        (metric,) = finding.metrics
+        assert metric.name == "label_accuracy"
+        assert metric.value >= 0.9
+        assert metric.baseline is not None
+        assert metric.baseline < metric.value
+        assert finding.leak == (metric.value == 1)
+    assert all("labels of" in summary.verdict_text for summary in result.summaries)
+
+
+def test_the_attack_refuses_what_it_cannot_or_need_not_find_out():
+    for changes, reason in [
+        ({"data": {"name": "diabetes"}, "model": {"name": "linear"}, "federations": [FEDAVG]}, "real values"),
+        ({"threat": {"knows_labels": True}}, "is granted the labels"),
+        ({"threat": {"knows_training": False}, "federations": [FEDAVG]}, "knows_training"),
+    ]:
+        made = scenario(**changes)
+        (only, *_), _, _ = record(made)
+        with pytest.raises(NotApplicable, match=reason):
+            make_attack("labels").check(observe(only.transcript, made.threat).split()[0])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, done, evaluate
+from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
 from fedaudit.metrics import lpips, mse, psnr, ssim
 from fedaudit.results import Curve, ImageResult, Verdict
@@ -165,13 +166,6 @@ def _same_class(true: Tensor, label: int, truth: Truth, rng: np.random.Generator
     rows = torch.nonzero(truth.candidate_labels == label).flatten().tolist()
     rows = [row for row in rows if not truth.candidates[row].equal(true)]
     return truth.candidates[int(rng.choice(rows))] if rows else None
-
-
-def label_accuracy(inferred: Tensor, true: Tensor) -> float:
-    """Return the share of the (n,) true labels that were recovered, both taken as multisets."""
-    length = int(max(inferred.max(), true.max())) + 1
-    overlap = torch.minimum(torch.bincount(inferred, minlength=length), torch.bincount(true, minlength=length))
-    return float(overlap.sum()) / len(true)
 
 
 def judge(images: Sequence[ImageResult]) -> tuple[Verdict, str]:

@@ -113,7 +113,7 @@ class SeveralEpochs(GradientInversion):
         self.check(observation)
         started = time.perf_counter()
         wanted = [e for e in range(self.epochs) if (self.gamma if e else self.gamma_first) > 0]
-        sightings = []
+        sightings: list[list[Sighting]] = []
         for number, epoch in enumerate(_cut(observation.messages, self.epochs)):
             if number in wanted:
                 known = sightings[0][0].prepared.labels if sightings and len(epoch) == 1 else None
