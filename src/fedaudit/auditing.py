@@ -268,7 +268,8 @@ def plan(
     """Return every attack on all that it looks at, checked beforehand.
 
     That is every update that the adversary sees, every client that it sees updates of (or as many of the first as
-    ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the reason.
+    ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the
+    reason.
     """
     targets: list[Target] = []
     for transcript, attack in itertools.product(transcripts, attacks):
