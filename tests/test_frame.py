@@ -23,7 +23,7 @@ from fedaudit.evaluation import KINDS, Judged, Kind, Metric, compare, evaluate, 
 from fedaudit.evaluation.kinds import by_leaks, done
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.scenario import scenario_from
+from fedaudit.scenario import EvaluationSpec, scenario_from
 from fedaudit.threat import LooksAt, Observation, ThreatModel, observe
 from fedaudit.trials import Trial
 
@@ -141,9 +141,11 @@ def test_an_observation_splits_into_updates_clients_or_not_at_all():
 def test_a_plan_gives_every_attack_what_it_looks_at():
     attacks = [ATTACKS[f"drift-{looks}"].value() for looks in ("update", "client", "federation")]
     sent = transcript()
-    targets = plan([sent], attacks, ThreatModel(), updates=1)  # the limit is on updates, not on clients
+    targets = plan([sent], attacks, ThreatModel(), EvaluationSpec(updates=1))  # the limit is on updates, not on clients
     assert [len(seen.messages) for seen, _, _ in targets[:1]] == [1]
     assert [attack.name for _, attack, _ in targets].count("drift-client") == 3
+    few = plan([sent], attacks, ThreatModel(), EvaluationSpec(clients=2))
+    assert [attack.name for _, attack, _ in few] == ["drift-update"] * 6 + ["drift-client"] * 2 + ["drift-federation"]
     assert len(targets[-1][0].messages) == 6
     blind = plan([sent], attacks, ThreatModel(adversary="client"))
     assert [reason is None for _, _, reason in blind] == [False, False, True]

@@ -169,7 +169,7 @@ def test_what_is_impossible_is_one_line(
 
 
 def test_every_partition_is_listed_with_its_options() -> None:
-    assert PARTITIONS.names() == ["iid", "dirichlet", "classes-per-client", "shards", "label-to-clients"]
+    assert PARTITIONS.names() == ["iid", "dirichlet", "classes-per-client", "shards", "label-to-clients", "natural"]
     for entry in PARTITIONS:
         assert entry.summary
         parts = partition(entry.name, Y, 2, seeded(), **entry.info["options"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import platform
@@ -36,7 +37,7 @@ from fedaudit.results import (
     ModelRecord,
     Timing,
 )
-from fedaudit.scenario import Scenario
+from fedaudit.scenario import EvaluationSpec, Scenario
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.trials import Trial, run_trials
 from fedaudit.update import Loss
@@ -135,7 +136,7 @@ def run_audit(
         scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display
     )
     attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
-    targets = plan([r.transcript for r in recordings], attacks, scenario.threat, scenario.evaluation.updates)
+    targets = plan([r.transcript for r in recordings], attacks, scenario.threat, scenario.evaluation)
     outcomes = play(targets, seed=scenario.seed, device=scenario.device, workers=workers, store=store, display=display)
     return assess(
         recordings,
@@ -188,8 +189,7 @@ def record(
             "data": data.model_dump(mode="json"),
             "model": model_record.model_dump(mode="json"),
         }
-        truth = Truth(truth.inputs, truth.labels, truth.candidates, truth.candidate_labels, about)
-        recordings.append(Recording(transcript, truth))
+        recordings.append(Recording(transcript, dataclasses.replace(truth, about=about)))
     return recordings, data, model_record
 
 
@@ -260,18 +260,22 @@ Target = tuple[Observation, Attack, NotApplicable | None]
 
 
 def plan(
-    transcripts: Sequence[Transcript], attacks: Sequence[Attack], threat: ThreatModel, updates: int | None = None
+    transcripts: Sequence[Transcript],
+    attacks: Sequence[Attack],
+    threat: ThreatModel,
+    limits: EvaluationSpec | None = None,
 ) -> list[Target]:
     """Return every attack on all that it looks at, checked beforehand.
 
-    That is every update that the adversary sees (or the first ``updates``), every client that it sees updates of, or
-    the federation. Where it sees no update, an attack on updates or clients stands with the reason.
+    That is every update that the adversary sees, every client that it sees updates of (or as many of the first as
+    ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the
+    reason.
     """
     targets: list[Target] = []
     for transcript, attack in itertools.product(transcripts, attacks):
         whole = observe(transcript, threat)
-        parts = whole.split(attack.looks_at)
-        for observation in parts[: updates if attack.looks_at == "update" else None] or [whole]:
+        most = {"update": limits.updates, "client": limits.clients} if limits else {}
+        for observation in whole.split(attack.looks_at)[: most.get(attack.looks_at)] or [whole]:
             try:
                 if attack.looks_at != "federation":
                     observation.need_messages()
@@ -360,6 +364,8 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
         lines.append("what several rounds reveal together: every update was attacked on its own")
     if scenario.evaluation.updates is not None:
         lines.append(f"updates after the first {scenario.evaluation.updates} of each federation")
+    if scenario.evaluation.clients is not None and any(attack.looks_at == "client" for attack in attacks):
+        lines.append(f"clients after the first {scenario.evaluation.clients} of each federation")
     return lines
 
 

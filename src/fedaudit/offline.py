@@ -92,7 +92,7 @@ def attack_transcript(
             "threat": adversary,
             "federations": [f for f in scenario.federations if f.name == transcript.name],
             "device": device,
-            "evaluation": scenario.evaluation.model_copy(update={"updates": None}),
+            "evaluation": scenario.evaluation.model_copy(update={"updates": None, "clients": None}),
         }
     )
     flags = [f"--attack {name}" for name in names] + [f"--set {key}={value}" for key, value in settings.items()]

@@ -98,7 +98,11 @@ def prepare_federation(
                 "the scenario audits a user's own data; run it from Python: fedaudit.audit(scenario, data=…)"
             )
         dataset = load_dataset(
-            scenario.data.name, image_size=scenario.data.image_size, data_dir=data_dir, limit=scenario.data.limit
+            scenario.data.name,
+            image_size=scenario.data.image_size,
+            data_dir=data_dir,
+            limit=scenario.data.limit,
+            seed=scenario.seed,
         )
     loss_name = spec.loss
     if loss_name == "auto":

@@ -78,6 +78,24 @@ class MetricResult(_Record):
     baseline: float | None = Field(default=None, description="the same number without the attack")
 
 
+class Line(_Record):
+    """One line of a chart; a single point is drawn as a level across the chart."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+
+
+class Chart(_Record):
+    """A figure that belongs to a finding, as numbers."""
+
+    title: str
+    caption: str = Field(description="what it shows, in words")
+    x_label: str
+    y_label: str
+    lines: list[Line]
+
+
 class FindingResult(_Record):
     """One run of an attack, on what it looks at: one update, one client, or the federation; evaluated."""
 
@@ -91,6 +109,7 @@ class FindingResult(_Record):
     status: Literal["done", "not applicable"]
     kind: str | None = Field(default=None, description="what was recovered: 'images' or another kind of finding")
     metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't pictures was judged")
+    charts: list[Chart] = Field(default=[], description="figures about this finding")
     leak: bool | None = Field(default=None, description="whether it counts as a leak by its kind's rule; null: images")
     reason: str | None = Field(default=None, description="why the attack could not be played, and the remedy")
     images: list[ImageResult] = []

@@ -71,6 +71,9 @@ class EvaluationSpec(Spec):
     """How findings are turned into numbers."""
 
     updates: Count | None = Field(default=None, description="attack only the first so many updates; all if null")
+    clients: Count | None = Field(
+        default=None, description="play attacks that look at clients on the first so many only; all if null"
+    )
     bootstrap: Annotated[Count, Field(ge=100, le=10**6)] = Field(
         default=2000, description="resamples of the 95 % intervals"
     )

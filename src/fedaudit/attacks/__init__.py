@@ -1,8 +1,9 @@
 """Attacks: an observation in, a finding out; nothing here knows the ground truth."""
 
-from fedaudit.attacks import label_inference  # noqa: F401  (it fills the registry)
+from fedaudit.attacks import label_inference  # noqa: F401  (they all fill the registry)
 from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
-from fedaudit.attacks.findings import Finding, ImageFinding, Trace
-from fedaudit.attacks.inversion import epochs, group, methods, recursive  # noqa: F401  (they fill the registry)
+from fedaudit.attacks.findings import Finding, ImageFinding, LocalModelFinding, Trace
+from fedaudit.attacks.inversion import epochs, group, methods, recursive  # noqa: F401
+from fedaudit.attacks.local_model import methods as _local_model  # noqa: F401
 
-__all__ = ["ATTACKS", "Attack", "Finding", "ImageFinding", "Trace", "make_attack", "register"]
+__all__ = ["ATTACKS", "Attack", "Finding", "ImageFinding", "LocalModelFinding", "Trace", "make_attack", "register"]

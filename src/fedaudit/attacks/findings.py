@@ -116,6 +116,26 @@ class ImageFinding(Finding, kind="images"):
     rounds: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalModelFinding(Finding, kind="local-model"):
+    """The model that a client would have trained alone.
+
+    Attributes:
+        state: its parameters by name.
+        rounds_used: of how many rounds it was made.
+        condition: condition number of the models sent; None where none was computed.
+        directions: in how many directions of the parameters it was sought; None for all.
+        mapping_error: share of the updates' variation that the learned mapping leaves unexplained; None where nothing
+            is left over to tell.
+    """
+
+    state: dict[str, Tensor]
+    rounds_used: int
+    condition: float | None = None
+    directions: int | None = None
+    mapping_error: float | None = None
+
+
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return ``value`` as JSON can hold it; its tensors go to ``tensors``, each under its path."""
     if isinstance(value, Tensor):

@@ -151,4 +151,23 @@ def _aggregators(result: dict[str, Any]) -> Iterator[Table | str]:
     yield table
 
 
-_RENDERERS = {"inversion": _inversion, "picture": _picture, "simulator": _simulator, "aggregators": _aggregators}
+def _local_model(result: dict[str, Any]) -> Iterator[Table | str]:
+    table = _table(
+        "exact local model reconstruction: least squares, 5 full-batch steps, d + 1 rounds, one thread",
+        [],
+        ["d", "rounds", "CPU s", "condition", "relative error"],
+    )
+    for row in result["rows"]:
+        cells = (_number(row["cpu_seconds"], ".4f"), _number(row["condition"], ".1e"))
+        table.add_row(str(row["d"]), str(row["rounds"]), *cells, _number(row["relative_error"], ".1e"))
+    yield table
+    yield f"between the two largest d the time grows as d to the power of {result['slope']:.2f}"
+
+
+_RENDERERS = {
+    "inversion": _inversion,
+    "picture": _picture,
+    "simulator": _simulator,
+    "aggregators": _aggregators,
+    "local-model": _local_model,
+}

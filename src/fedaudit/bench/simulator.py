@@ -87,7 +87,7 @@ def _time_evaluation(scenario: Scenario) -> dict[str, Any]:
     started = time.time()
     recordings, data, model = record(scenario)
     attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
-    targets = plan([r.transcript for r in recordings], attacks, scenario.threat, scenario.evaluation.updates)
+    targets = plan([r.transcript for r in recordings], attacks, scenario.threat, scenario.evaluation)
     outcomes = play(targets, seed=0, device="cpu", workers=1, store=None, display=Quiet())
     began = time.perf_counter()
     with one_thread():

@@ -93,6 +93,18 @@ def bench_aggregators(
     show({"aggregators": result}, json_output=json_output)
 
 
+@bench.command("local-model")
+def bench_local_model(quick: _QUICK = False, json_output: _JSON = False) -> None:
+    """Time the exact local model reconstruction up to 1,000 parameters, and see how exact it stays."""
+    from fedaudit.bench.local_model import time_local_model
+    from fedaudit.bench.page import show
+    from fedaudit.progress import live_display
+
+    with live_display() as display:
+        result = time_local_model(quick=quick, display=display)
+    show({"local-model": result}, json_output=json_output)
+
+
 @bench.command("all")
 def bench_all(
     out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("bench"),
@@ -107,6 +119,7 @@ def bench_all(
     check_folder(out)
     from fedaudit.bench.aggregators import time_aggregators
     from fedaudit.bench.inversion import time_inversion
+    from fedaudit.bench.local_model import time_local_model
     from fedaudit.bench.page import save, show
     from fedaudit.bench.picture import time_to_picture
     from fedaudit.bench.simulator import time_simulator
@@ -121,6 +134,7 @@ def bench_all(
             "aggregators": time_aggregators(
                 quick=quick, peers=[p for p in peers if p in ("byzfl", "flower")], display=display
             ),
+            "local-model": time_local_model(quick=quick, display=display),
         }
     show(results, json_output=False)
     print(f"page: {save(results, out)}")

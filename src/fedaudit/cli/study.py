@@ -74,11 +74,14 @@ def study_run(
 
 
 @study.command("report")
-def study_report(folder: Annotated[Path, typer.Argument(help="Of a study.")]) -> None:
+def study_report(
+    folder: Annotated[Path, typer.Argument(help="Of a study.")],
+    metric: Annotated[str | None, typer.Option(help="Another one than the study's.", show_default=False)] = None,
+) -> None:
     """Draw a study's table, figure and page from what the folder holds."""
     from fedaudit.studies.face import report
 
-    report(folder)
+    report(folder, metric)
 
 
 @study.command("log")

@@ -16,12 +16,13 @@ DATA_DIR_VARIABLE = "FEDAUDIT_DATA"
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for: the side of square images, and at most so many examples per split."""
+    """What the caller asked for: the side of square images, at most so many examples per split, the seed of draws."""
 
     name: str
     summary: str
     image_size: int | None = None
     limit: int | None = None
+    seed: int = 0
 
 
 Reader = Callable[[list[Path], Request], Dataset]
@@ -69,7 +70,12 @@ DATASETS: Registry[Recipe] = Registry("data set")
 
 
 def load_dataset(
-    name: str, *, image_size: int | None = None, data_dir: Path | None = None, limit: int | None = None
+    name: str,
+    *,
+    image_size: int | None = None,
+    data_dir: Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
 ) -> Dataset:
     """Load a data set by name.
 
@@ -78,6 +84,7 @@ def load_dataset(
         image_size: side in pixels to which images are resized (antialiased); ``photos`` are cut for that size.
         data_dir: the folder that holds the data sets' files; by default the environment variable FEDAUDIT_DATA.
         limit: keep at most so many examples per split, the first ones of every class in equal parts.
+        seed: of data sets that are drawn and not read.
 
     Raises:
         BadInput: unknown name, an option that doesn't fit, or a file that is damaged.
@@ -91,7 +98,7 @@ def load_dataset(
     if limit is not None and limit < 1:
         raise BadInput(f"limit={limit} for data set '{name}'; give at least 1 example per split, or no limit")
     directory = _data_dir(data_dir)
-    request = Request(name, entry.summary, image_size, limit)
+    request = Request(name, entry.summary, image_size, limit, seed)
     for layout in entry.value.layouts:
         paths = layout.find(directory)
         if paths is not None:

@@ -25,10 +25,13 @@ class Split:
 
     inputs: float32; images (n, C, H, W) in [0, 1], tables (n, d) standardised by the train split.
     targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split.
+    groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
+        from 0, or -1 for examples that are nobody's in particular.
     """
 
     inputs: Tensor
     targets: Tensor
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.inputs.shape[0])
@@ -36,7 +39,7 @@ class Split:
     def __getitem__(self, index: Tensor | Sequence[int] | slice) -> Split:
         """Return the split of the chosen rows, in the order asked for."""
         rows = index if isinstance(index, (Tensor, slice)) else torch.as_tensor(index, dtype=torch.int64)
-        return Split(self.inputs[rows], self.targets[rows])
+        return Split(self.inputs[rows], self.targets[rows], None if self.groups is None else self.groups[rows])
 
 
 @dataclass(frozen=True, eq=False)

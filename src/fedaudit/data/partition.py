@@ -19,7 +19,15 @@ Scheme = Callable[..., list[Tensor]]
 PARTITIONS: Registry[Scheme] = Registry("partition")
 
 
-def partition(scheme: str, targets: Tensor, clients: int, generator: Generator, **options: Any) -> list[Tensor]:
+def partition(
+    scheme: str,
+    targets: Tensor,
+    clients: int,
+    generator: Generator,
+    *,
+    groups: Tensor | None = None,
+    **options: Any,
+) -> list[Tensor]:
     """Share examples out among clients.
 
     Args:
@@ -27,6 +35,7 @@ def partition(scheme: str, targets: Tensor, clients: int, generator: Generator, 
         targets: int64 (n,) labels; float (n, 1) regression targets can only be shared out by ``iid``.
         clients: how many clients, each of which gets at least one example.
         generator: the source of all chance.
+        groups: int64 (n,) whose example each is, where the data set says so; for ``natural``.
         options: those of the scheme: ``alpha``, ``k``, ``shards_per_client`` or ``m``.
 
     Returns:
@@ -36,15 +45,16 @@ def partition(scheme: str, targets: Tensor, clients: int, generator: Generator, 
         BadInput: unknown scheme or option, or a sharing-out that is impossible; the message says why.
     """
     share_out = PARTITIONS[scheme].value
-    known = [
-        name for name in inspect.signature(share_out).parameters if name not in ("targets", "clients", "generator")
-    ]
+    takes = inspect.signature(share_out).parameters
+    known = [name for name in takes if name not in ("targets", "clients", "generator", "groups")]
     for option in options:
         if option not in known:
             allowed = unknown_name("option", option, known) if known else f"it has no option '{option}'"
             raise BadInput(f"partition '{scheme}': {allowed}")
     _whole(scheme, "clients", clients, len(targets), "examples")
-    if targets.is_floating_point() and scheme != "iid":
+    if "groups" in takes:
+        options["groups"] = groups
+    elif targets.is_floating_point() and scheme != "iid":
         raise BadInput(
             f"partition '{scheme}' goes by class labels, but the targets are numbers (regression); use 'iid'"
         )
@@ -161,6 +171,42 @@ def label_to_clients(targets: Tensor, clients: int, generator: Generator, m: int
     labels = torch.randperm(len(groups), generator=generator).tolist()
     holders = {label: [order[(i * m + j) % clients] for j in range(m)] for i, label in enumerate(labels)}
     return _give("label-to-clients", groups, holders, clients, generator)
+
+
+@PARTITIONS.register(
+    "natural",
+    "as the data set itself says; what is nobody's goes evenly to the clients that it doesn't name",
+    options={},
+)
+def natural(
+    targets: Tensor,  # noqa: ARG001 (as of all schemes)
+    clients: int,
+    generator: Generator,
+    groups: Tensor | None = None,
+) -> list[Tensor]:
+    """Give every client its own examples, and deal those of nobody (group -1) to the clients that no group is.
+
+    Raises:
+        BadInput: the data set doesn't say whose its examples are, there are fewer clients than it names, or a client is
+            left without any.
+    """
+    if groups is None:
+        known = "leaf-synthetic, adult-phd"
+        raise BadInput(f"partition 'natural': this data set doesn't say whose its examples are; {known} do")
+    named = sorted(set(groups.tolist()) - {-1})
+    if named and named[-1] >= clients:
+        raise BadInput(f"partition 'natural': the data set names {named[-1] + 1} clients; set clients to that or more")
+    parts = {client: torch.nonzero(groups == client)[:, 0] for client in named}
+    others = [client for client in range(clients) if client not in parts]
+    free = torch.nonzero(groups == -1)[:, 0]
+    if len(free) < len(others) or (len(free) and not others):
+        raise BadInput(
+            f"partition 'natural': {len(free)} examples are nobody's, for {len(others)} clients that the data set "
+            f"doesn't name; set clients to {'more than ' * bool(len(free))}{len(named)}"
+        )
+    if others:
+        parts |= dict(zip(others, _deal(free, len(others), generator), strict=True))
+    return [parts[client] for client in range(clients)]
 
 
 def _by_class(targets: Tensor) -> list[Tensor]:

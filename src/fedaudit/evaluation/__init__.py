@@ -1,6 +1,6 @@
 """Findings against ground truth: the only room that knows both. A module for each kind of finding."""
 
-from fedaudit.evaluation import images, labels  # noqa: F401  (they fill KINDS and register their way to evaluate)
+from fedaudit.evaluation import images, labels, local_models  # noqa: F401  (they fill KINDS and register ways to evaluate)
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, entry, evaluate
 from fedaudit.evaluation.scores import (
     check_limits,

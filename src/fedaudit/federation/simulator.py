@@ -77,6 +77,7 @@ def simulate(
     rounds: list[Round] = []
     inputs: dict[tuple[int, int], Tensor] = {}
     labels: dict[tuple[int, int], Tensor] = {}
+    rows: dict[tuple[int, int], Tensor] = {}
     per_round = spec.clients_per_round or spec.clients
     for index in range(spec.rounds):
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -86,7 +87,9 @@ def simulate(
             model.load_state_dict(weights)
             update, used = clients[number].participate(model, index)
             updates.append(update)
-            inputs[index, number], labels[index, number] = used.inputs, used.targets
+            examples = clients[number].data[used]
+            inputs[index, number], labels[index, number] = examples.inputs, examples.targets
+            rows[index, number] = used
             if report:
                 report(index * per_round + position + 1)
         model.load_state_dict(weights)
@@ -97,7 +100,7 @@ def simulate(
         rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
     candidates = _candidates(federation, inputs, labels)
-    return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {})
+    return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {}, rows)
 
 
 def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
@@ -118,7 +121,8 @@ def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> 
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be spread over {spec.clients} clients")
         chance = generator(seed, spec.name, "partition")
-        rows = partition(spec.partition.scheme, held.targets, spec.clients, chance, **spec.partition.options())
+        options = spec.partition.options()
+        rows = partition(spec.partition.scheme, held.targets, spec.clients, chance, groups=held.groups, **options)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
     return [held[share] for share in rows]
@@ -207,8 +211,8 @@ class _Client:
                 tensors = {name: p.detach() - start[name] for name, p in trainable(model).items()}
         return tensors, rows
 
-    def participate(self, model: nn.Module, index: int) -> tuple[Update, Split]:
-        """Return the update of round ``index`` and the examples it was made from, in the order of use."""
+    def participate(self, model: nn.Module, index: int) -> tuple[Update, Tensor]:
+        """Return the update of round ``index`` and the rows of the examples it was made from, in the order of use."""
         spec = self.spec
         start = {name: value.detach().clone() for name, value in model.state_dict().items()}
         tensors, rows = self.train(model, index)
@@ -238,7 +242,7 @@ class _Client:
             buffers=moved,
             labels=self.data.targets[used] if self.federation.reveal_labels else None,
         )
-        return self.sanitiser(update, self.noise), Split(self.data.inputs[used], self.data.targets[used])
+        return self.sanitiser(update, self.noise), used
 
 
 def _held_examples(pool: Split, examples: int | None) -> Tensor:

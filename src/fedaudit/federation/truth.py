@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class Truth:
         candidates: (m, C, H, W) the victims and all held-out examples: identification is among these.
         candidate_labels: (m,).
         about: data, model and scenario in words, for the report; and the fingerprint of the transcript.
+        rows: (round, client) to (n,) the examples' positions among the client's own, which tell one that was used twice
+            from two that are equal; empty where they weren't recorded.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -37,6 +39,27 @@ class Truth:
     candidates: Tensor
     candidate_labels: Tensor
     about: dict[str, Any]
+    rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def held_by(self, client: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels of every example that an update of ``client`` used, each once.
+
+        After one pass over its data that is all that it holds.
+
+        Raises:
+            KeyError: there is no update of this client.
+        """
+        keys = sorted(key for key in self.inputs if key[1] == client)
+        inputs = torch.cat([self.inputs[key] for key in keys])
+        labels = torch.cat([self.labels[key] for key in keys])
+        if not all(key in self.rows for key in keys):
+            flat = torch.cat([inputs.flatten(1), labels.view(len(labels), -1).to(inputs.dtype)], dim=1)
+            rows = torch.unique(flat, dim=0, return_inverse=True)[1]
+        else:
+            rows = torch.cat([self.rows[key] for key in keys])
+        first = torch.full((int(rows.max()) + 1,), len(rows)).scatter_reduce(0, rows, torch.arange(len(rows)), "amin")
+        first = first[first < len(rows)]
+        return inputs[first], labels[first]
 
     def save(self, path: Path) -> None:
         """Write one safetensors file.
@@ -48,6 +71,8 @@ class Truth:
         for (r, c), value in self.inputs.items():
             tensors[f"inputs/{r}/{c}"] = value
             tensors[f"labels/{r}/{c}"] = self.labels[r, c]
+            if (r, c) in self.rows:
+                tensors[f"rows/{r}/{c}"] = self.rows[r, c]
         try:
             save_file(
                 {k: v.cpu().contiguous() for k, v in tensors.items()}, path, metadata={"about": json.dumps(self.about)}
@@ -71,13 +96,15 @@ class Truth:
             about = json.loads(metadata["about"])
             if not isinstance(about, dict):
                 raise ValueError("'about' is no mapping")
-            inputs, labels = {}, {}
+            inputs, labels, rows = {}, {}, {}
             for name, value in tensors.items():
                 if name.startswith("inputs/"):
                     r, c = map(int, name.split("/")[1:])
                     inputs[r, c] = value
                     labels[r, c] = tensors[f"labels/{r}/{c}"]
-            return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about)
+                    if f"rows/{r}/{c}" in tensors:
+                        rows[r, c] = tensors[f"rows/{r}/{c}"]
+            return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about, rows)
         except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
             raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
 
@@ -116,6 +143,9 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
         f"round {r}, client {c}": (truth.inputs.get((r, c)), truth.labels.get((r, c)), n)
         for (r, c), n in updates.items()
     }
+    for key, rows in truth.rows.items():
+        if rows.shape != (updates.get(key),) or rows.dtype != torch.int64 or not 0 <= int(rows.min()) < 2**31:
+            raise CorruptTranscript(f"{path}: round {key[0]}, client {key[1]}: the rows are none of this update's")
     parts["the candidates"] = (truth.candidates, truth.candidate_labels, len(truth.candidates))
     for what, (inputs, labels, count) in parts.items():
         if inputs is None or labels is None:

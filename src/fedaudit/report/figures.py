@@ -17,7 +17,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from fedaudit.results import AuditResult
+from fedaudit.results import AuditResult, Chart
 
 Quantity = Literal["objective", "psnr"]
 
@@ -183,6 +183,26 @@ def draw_spread(rows: list[Spread]) -> Figure:
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("PSNR (dB)")
         axes.xaxis.set_major_locator(MaxNLocator(6))
+    return figure
+
+
+def draw_chart(chart: Chart, names: list[str]) -> Figure:
+    """Draw a finding's chart; a line's look is its name's place in ``names``; a single point is a level across."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _new_figure(height=250)
+        for line in chart.lines:
+            style = names.index(line.name)
+            colour, dash, marker = _look(style)
+            look: dict[str, Any] = {"color": colour, "linestyle": dash, "linewidth": 2, "label": line.name}
+            if len(line.x) == 1:
+                axes.axhline(line.y[0], **look)
+            else:
+                every = max(1, math.ceil(len(line.x) / 8))
+                axes.plot(line.x, line.y, marker=marker, markevery=(style * every // 3, every), markersize=6, **look)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        axes.set_xlabel(chart.x_label)
+        axes.set_ylabel(chart.y_label)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return figure
 
 

@@ -22,6 +22,7 @@ from fedaudit.report import figures
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
+    Chart,
     Comparison,
     FederationRecord,
     FindingResult,
@@ -30,6 +31,7 @@ from fedaudit.results import (
     Verdict,
 )
 
+CHARTS = 8  # figures about single findings, a federation
 SHOWN = 16  # victims whose pictures are shown, a federation
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGE = 24 * 1024  # bytes of a PNG above which the page carries a JPEG of it: 224-pixel photographs, mostly
@@ -126,6 +128,10 @@ class Chapter:
     legend: list[tuple[str, str]]
     banded: bool
     spread: str | None
+    charts: list[tuple[str, str]]
+    chart_lines: list[tuple[str, str]]
+    more_charts: int
+    captions: list[str]
 
 
 @dataclass(frozen=True)
@@ -352,6 +358,8 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
     cells.sort(key=lambda pair: pair[1].image.psnr)
     candidates = [i.candidates for f in findings for i in f.images]
     spread_rows = figures.spreads(result, facts.name)
+    charts = [(f"{f.attack}, {c.title}", c, _chart_alt(c, f.attack)) for f in findings for c in f.charts]
+    lines = list(dict.fromkeys(line.name for _, c, _ in charts[:CHARTS] for line in c.lines))
     curves: dict[str, str] = {}
     legend: dict[str, str] = {}
     banded = False
@@ -380,7 +388,26 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
         spread=figures.to_svg(figures.draw_spread(spread_rows), f"f{index}-spread-", _spread_alt(spread_rows))
         if spread_rows
         else None,
+        charts=[
+            (title, figures.to_svg(figures.draw_chart(c, lines), f"f{index}-c{i}-", text))
+            for i, (title, c, text) in enumerate(charts[:CHARTS])
+        ],
+        captions=list(dict.fromkeys(c.caption for _, c, _ in charts[:CHARTS])),
+        chart_lines=[
+            (name, figures.to_svg(figures.draw_swatch(style), f"f{index}-cl{style}-", None))
+            for style, name in enumerate(lines)
+        ],
+        more_charts=max(0, len(charts) - CHARTS),
     )
+
+
+def _chart_alt(chart: Chart, attack: str) -> str:
+    parts = [
+        f"{line.name} {short(line.y[0])} at {chart.x_label} {line.x[0]:g} and {short(line.y[-1])} at {line.x[-1]:g}"
+        for line in chart.lines
+        if line.x
+    ]
+    return f"{attack}, {chart.title}: {chart.y_label}: {'; '.join(parts)}."
 
 
 def _victims(result: AuditResult, findings: list[FindingResult], columns: list[str], album: Album) -> list[Victim]:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedaudit.evaluation import interval, paired_interval
+from fedaudit.evaluation.kinds import metric
 from fedaudit.results import Interval
-from fedaudit.studies.spec import Point, StudySpec
+from fedaudit.studies.spec import IMAGE_METRICS, ClaimSpec, Point, StudySpec
 from fedaudit.studies.store import Row
 
 _RESAMPLES = 2000
 
 Outcome = Literal["holds", "doesn't hold", "undecided", "not measured"]
-# (repetition, federation, round, client): one observed update, the unit that is independent of the others
-Unit = tuple[int, str, int, int]
+# (repetition, federation, round, client): what one run of the attack looked at, independent of the others
+Unit = tuple[int, str, int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class Claim:
         where: the combination, in words; empty where nothing is left open.
         difference: better minus worse, paired over updates.
         outcome: the word.
+        metric: that was compared.
     """
 
     text: str
     where: str
     difference: Interval | None
     outcome: Outcome
+    metric: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def analyse(study: StudySpec, scale: str, rows: Sequence[Row]) -> Analysis:
         study=study,
         scale=scale,
         cells=[_cell(study, point, [r for r in rows if r.point == point], scale) for point in points],
-        claims=[c for claim in claims for c in _claim(study, claim.text, claim.better, claim.worse, rows)],
+        claims=[c for claim in claims for c in _claim(study, claim, rows)],
         done=sum(row.status == "done" for row in rows),
         failed=sum(row.status == "failed" for row in rows),
         pending=sum(row.status == "pending" for row in rows),
@@ -109,12 +112,13 @@ def label(row: Row) -> str:
     return ", ".join([*(f"{axis} {level}" for axis, level in row.point.items()), f"#{row.repetition}"])
 
 
-def values(study: StudySpec, rows: Sequence[Row]) -> dict[Unit, float]:
-    """Return the metric of every update of ``rows``: the mean over its images."""
+def values(metric: str, rows: Sequence[Row]) -> dict[Unit, float]:
+    """Return ``metric`` of every update of ``rows``: of pictures the mean over them, of other findings their own."""
     found: dict[Unit, float] = {}
     for row in rows:
         for update in (row.outcome or {}).get("updates", []):
-            numbers = [image[study.metric] for image in update["images"] if image[study.metric] is not None]
+            numbers = [image[metric] for image in update["images"] if image.get(metric) is not None]
+            numbers += [value for name, value in update.get("metrics", {}).items() if name == metric]
             if numbers:
                 unit = (row.repetition, update["federation"], update["round"], update["client"])
                 found[unit] = sum(numbers) / len(numbers)
@@ -122,7 +126,7 @@ def values(study: StudySpec, rows: Sequence[Row]) -> dict[Unit, float]:
 
 
 def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Cell:
-    numbers = list(values(study, rows).values())
+    numbers = list(values(study.metric, rows).values())
     updates = [u for row in rows for u in (row.outcome or {}).get("updates", [])]
     reasons = [u["reason"] for u in updates if u["reason"]]
     failed = sum(row.status == "failed" for row in rows)
@@ -141,22 +145,25 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
     )
 
 
-def _claim(study: StudySpec, text: str, better: Point, worse: Point, rows: Sequence[Row]) -> list[Claim]:
+def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Claim]:
     """Judge a claim at every combination of the axes that neither side fixes, as far as it was run."""
+    text, better, worse = claim.text, claim.better, claim.worse
+    name = claim.metric or study.metric
+    facts = metric(name)
+    sign = 1 if (facts.higher_is_better if facts else IMAGE_METRICS[name]) else -1
     open_axes = [axis for axis in study.axes if axis not in better and axis not in worse]
     claims = []
     for levels in itertools.product(*(study.axes[axis] for axis in open_axes)):
         fixed = dict(zip(open_axes, levels, strict=True))
-        sides = [values(study, [r for r in rows if _at(r.point, {**fixed, **side})]) for side in (better, worse)]
+        sides = [values(name, [r for r in rows if _at(r.point, {**fixed, **side})]) for side in (better, worse)]
         shared = [unit for unit in sides[0] if unit in sides[1]]
         where = ", ".join(f"{axis} {level}" for axis, level in fixed.items())
         if not shared:
             if any(_at(r.point, fixed) for r in rows):
-                claims.append(Claim(text, where, None, "not measured"))
+                claims.append(Claim(text, where, None, "not measured", name))
             continue
-        sign = 1 if study.metric in {"psnr", "ssim"} else -1
         difference = paired_interval([sign * (sides[0][unit] - sides[1][unit]) for unit in shared])
-        claims.append(Claim(text, where, difference, _judge(difference)))
+        claims.append(Claim(text, where, difference, _judge(difference), name))
     return claims
 
 

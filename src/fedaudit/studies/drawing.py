@@ -10,6 +10,7 @@ from pathlib import Path
 import jinja2
 
 from fedaudit.errors import BadInput
+from fedaudit.evaluation.kinds import metric
 from fedaudit.results import Interval
 from fedaudit.studies.analysis import Analysis, Cell
 
@@ -18,20 +19,22 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3}
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write(analysis: Analysis, folder: Path) -> list[Path]:
+def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
     """Write result.md, result.csv, figure.png and result.html to ``folder`` and return their paths.
+
+    A ``suffix`` follows each name, before its ending.
 
     Raises:
         BadInput: the folder can't be written.
     """
     picture = figure(analysis)
     contents = {
-        "result.md": markdown(analysis).encode(),
-        "result.csv": table_csv(analysis).encode(),
-        "result.html": page(analysis, picture).encode(),
+        f"result{suffix}.md": markdown(analysis).encode(),
+        f"result{suffix}.csv": table_csv(analysis).encode(),
+        f"result{suffix}.html": page(analysis, picture).encode(),
     }
     if picture:
-        contents["figure.png"] = picture
+        contents[f"figure{suffix}.png"] = picture
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -51,7 +54,8 @@ def markdown(analysis: Analysis) -> str:
         f"{study.paper}. Study `{study.name}`, scale `{analysis.scale}`: {_states(analysis)} "
         f"{analysis.done} trials done, {analysis.failed} failed, {analysis.pending} to do.",
         "",
-        f"{_UNITS[study.metric]}: mean over updates [95 % interval], n updates; the paper's number in its own setting.",
+        f"{unit_of(study.metric)}: mean over updates [95 % interval], n updates; the paper's number in its own "
+        "setting.",
         "",
         "| " + " | ".join([*down, *across]) + " |",
         "|" + "---|" * (len(down) + len(across)),
@@ -62,7 +66,7 @@ def markdown(analysis: Analysis) -> str:
     if analysis.claims:
         lines += ["", "| claim | where | difference | outcome |", "|---|---|---|---|"]
         for claim in analysis.claims:
-            shown = difference_text(study.metric, claim.difference)
+            shown = difference_text(claim.metric, claim.difference)
             lines.append(f"| {claim.text} | {claim.where} | {shown} | **{claim.outcome}** |")
         lines += ["", "Paired over updates, Student's 95 % interval; undecided where it holds zero."]
     if analysis.failures:
@@ -75,8 +79,9 @@ def table_csv(analysis: Analysis) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     axes = list(analysis.study.axes)
-    metric = analysis.study.metric
-    writer.writerow([*axes, metric, "median", "low", "high", "n", "images", "published", "seconds", "missing"])
+    writer.writerow(
+        [*axes, analysis.study.metric, "median", "low", "high", "n", "images", "published", "seconds", "missing"]
+    )
     for cell in analysis.cells:
         v = cell.value
         numbers = [v.mean, v.median, v.low, v.high, v.n] if v else [""] * 5
@@ -116,7 +121,7 @@ def figure(analysis: Analysis) -> bytes | None:
             axes.plot([x for x, _ in published], [v for _, v in published], "kx", label="paper" if i == 0 else None)
     axes.set_xticks(range(len(across)), across)
     axes.set_xlabel(analysis.study.columns)
-    axes.set_ylabel(_UNITS[analysis.study.metric])
+    axes.set_ylabel(unit_of(analysis.study.metric))
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     out = io.BytesIO()
@@ -127,21 +132,21 @@ def figure(analysis: Analysis) -> bytes | None:
 
 def page(analysis: Analysis, picture: bytes | None) -> str:
     """Return one self-contained HTML page."""
-    metric = analysis.study.metric
+    name = analysis.study.metric
     down, across, rows = grid(analysis)
     body = [
-        {"left": left, "cells": [dict(zip(("main", "small"), cell_text(metric, c), strict=True)) for c in cells]}
+        {"left": left, "cells": [dict(zip(("main", "small"), cell_text(name, c), strict=True)) for c in cells]}
         for left, cells in rows
     ]
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True)
     return environment.get_template("study.html.j2").render(
         a=analysis,
         states=_states(analysis),
-        unit=_UNITS[metric],
+        unit=unit_of(name),
         head=[*down, *across],
         body=body,
         figure=base64.b64encode(picture).decode() if picture else None,
-        difference=lambda claim: difference_text(metric, claim.difference),
+        difference=lambda claim: difference_text(claim.metric, claim.difference),
     )
 
 
@@ -163,15 +168,22 @@ def grid(analysis: Analysis) -> tuple[list[str], list[str], list[tuple[list[str]
     return down, across, [(list(left), cells) for left, cells in rows.items()]
 
 
-def cell_text(metric: str, cell: Cell | None) -> tuple[str, list[str]]:
+def unit_of(name: str) -> str:
+    """Return a metric's name as a table's heading or an axis has it."""
+    facts = metric(name)
+    words = name.replace("_", " ")
+    return _UNITS.get(name) or (f"{words}, {facts.unit}" if facts and facts.unit else words)
+
+
+def cell_text(name: str, cell: Cell | None) -> tuple[str, list[str]]:
     if cell is None:
         return "–", []
-    digits = _DIGITS[metric]
+    digits = _DIGITS.get(name, 3)
     small = []
     if cell.value:
         v = cell.value
         main = f"{v.mean:.{digits}f} [{v.low:.{digits}f}, {v.high:.{digits}f}]"
-        small.append(f"n={v.n}" if cell.images == v.n else f"n={v.n} ({cell.images} images)")
+        small.append(f"n={v.n}" if cell.images in (0, v.n) else f"n={v.n} ({cell.images} images)")
     else:
         main = "–"
     if cell.published is not None:
@@ -181,8 +193,8 @@ def cell_text(metric: str, cell: Cell | None) -> tuple[str, list[str]]:
     return main, small
 
 
-def difference_text(metric: str, difference: Interval | None) -> str:
+def difference_text(name: str, difference: Interval | None) -> str:
     if difference is None:
         return "–"
-    d = _DIGITS[metric]
+    d = _DIGITS.get(name, 3)
     return f"{difference.mean:+.{d}f} [{difference.low:+.{d}f}, {difference.high:+.{d}f}], n={difference.n}"

@@ -14,7 +14,7 @@ from fedaudit.studies.analysis import Analysis, analyse, label
 from fedaudit.studies.backends import processes, ray
 from fedaudit.studies.drawing import cell_text, difference_text, grid, write
 from fedaudit.studies.running import estimate, run_study
-from fedaudit.studies.spec import ScaleName, StudySpec, expand, load_study, study_from
+from fedaudit.studies.spec import ScaleName, StudySpec, check_metric, expand, load_study, study_from
 from fedaudit.studies.store import FILE, Store
 
 _LONG = 60.0  # seconds from which on a run says beforehand how long it will take
@@ -86,16 +86,29 @@ def run(
     return failed
 
 
-def report(folder: Path) -> None:
+def report(folder: Path, metric: str | None = None) -> None:
     """Draw what ``folder`` holds, complete or not.
 
+    Args:
+        folder: of the study.
+        metric: instead of the study's own; the files' names then end in it.
+
     Raises:
-        BadInput: it holds no study.
+        BadInput: it holds no study; studies can't be about that metric.
     """
     store = _open(folder)
     try:
         about = store.about()
-        _conclude(study_from(about["study"], f"the study in '{folder}'"), about["scale"], store)
+        study = study_from(about["study"], f"the study in '{folder}'")
+        if metric is not None and metric != study.metric:
+            try:
+                check_metric(metric)
+            except ValueError as error:
+                raise BadInput(f"--metric: {error}") from None
+            study = study.model_copy(update={"metric": metric, "published": [], "claims": []})
+            _conclude(study, about["scale"], store, f"-{metric}")
+        else:
+            _conclude(study, about["scale"], store)
     finally:
         store.close()
 
@@ -145,9 +158,9 @@ def _open(folder: Path) -> Store:
     return store
 
 
-def _conclude(study: StudySpec, scale: str, store: Store) -> None:
+def _conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
     analysis = analyse(study, scale, store.rows())
-    paths = write(analysis, store.folder)
+    paths = write(analysis, store.folder, suffix)
     _print(analysis)
     print(f"result: {next(path for path in paths if path.suffix == '.html')}")
 
@@ -165,7 +178,7 @@ def _print(analysis: Analysis) -> None:
     console.print(table)
     for claim in analysis.claims:
         where = f" ({claim.where})" if claim.where else ""
-        difference = difference_text(study.metric, claim.difference)
+        difference = difference_text(claim.metric, claim.difference)
         console.print(f"{escape(claim.text + where)}: [bold]{claim.outcome}[/], {escape(difference)}", highlight=False)
     for name, why in analysis.failures:
         console.print(f"[red]failed[/] {escape(name)}: {escape(why)}", highlight=False)

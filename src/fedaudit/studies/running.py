@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import plain_yaml
+from fedaudit.attacks import make_attack
 from fedaudit.auditing import Audit, run_audit
 from fedaudit.errors import BadInput, FedAuditError
 from fedaudit.machine import keep_freed_memory, one_thread
@@ -20,10 +21,10 @@ from fedaudit.progress import Display
 from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, apply_override, scenario_from
 from fedaudit.studies.backends import Backend
-from fedaudit.studies.spec import StudySpec, StudyTrial
+from fedaudit.studies.spec import IMAGE_METRICS, StudySpec, StudyTrial
 from fedaudit.studies.store import Store
 
-_METRICS = ("psnr", "ssim", "mse", "lpips", "rank")
+_METRICS = (*IMAGE_METRICS, "rank")
 _PROBES = (20, 60)  # iterations: enough for the engine that a long run would have
 
 
@@ -122,19 +123,25 @@ def _probe(scenario: Scenario, data_dir: Path | None) -> float:
     values = scenario.model_dump(mode="json")
     iterations = int(scenario.attacks[0].settings().get("iterations", 10_000))
     around, attacks = [], []
-    for few in _PROBES:
-        short = scenario_from(apply_override(values, f"attacks.0.iterations={min(few, iterations)}"))
+    attack = scenario.attacks[0]
+    optimises = "iterations" in make_attack(attack.name, attack.settings()).settings()
+    for few in _PROBES if optimises else (iterations,):
+        short = scenario
+        if optimises:
+            short = scenario_from(apply_override(values, f"attacks.0.iterations={min(few, iterations)}"))
         began = time.perf_counter()
         with one_thread():
             findings = run_audit(short, data_dir=data_dir).result.findings
         attacks.append(sum(f.timing.seconds for f in findings if f.timing))
         around.append(time.perf_counter() - began - attacks[-1])
+    if not optimises:
+        return around[0] + attacks[0]
     pace = max(0.0, attacks[1] - attacks[0]) / (_PROBES[1] - _PROBES[0])
     return min(around) + attacks[0] + pace * max(0, iterations - _PROBES[0])
 
 
 def _outcome(result: AuditResult) -> dict[str, Any]:
-    """Return the numbers of every update: a list of images, or the reason why the attack couldn't be played."""
+    """Return the numbers of every update: images and metrics, or the reason why the attack couldn't be played."""
     updates = [
         {
             "federation": f.federation,
@@ -144,6 +151,7 @@ def _outcome(result: AuditResult) -> dict[str, Any]:
             "label_accuracy": f.label_accuracy,
             "seconds": f.timing.seconds if f.timing else None,
             "images": [{metric: getattr(image, metric) for metric in _METRICS} for image in f.images],
+            "metrics": {m.name: m.value for m in f.metrics},
         }
         for f in result.findings
     ]

@@ -15,10 +15,13 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from fedaudit import plain_yaml
 from fedaudit.attacks import make_attack
 from fedaudit.errors import BadInput, unknown_name
+from fedaudit.evaluation.kinds import KINDS, metric
 from fedaudit.scenario import Scenario, apply_override, scenario_from
 from fedaudit.validation import Count, Number, Spec, Whole, explain, no_boolean
 
 SCALES = ("smoke", "cpu", "paper")
+# Metrics of pictures, each with whether a higher value is the attack's success.
+IMAGE_METRICS = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
 FORMAT = 1
 _BUILTIN = Path(__file__).parent / "builtin"
 
@@ -56,11 +59,12 @@ class PublishedSpec(Spec):
 
 
 class ClaimSpec(Spec):
-    """Something that the table is meant to show: at ``at``, ``better`` has the higher metric than ``worse``."""
+    """Something that the table is meant to show: by the metric, the attack does better at ``better``."""
 
     text: str
     better: Point
     worse: Point
+    metric: str | None = Field(default=None, description="the study's own if null")
 
 
 class StudySpec(Spec):
@@ -79,7 +83,7 @@ class StudySpec(Spec):
     scenario: dict[str, Any]
     axes: dict[str, dict[str, Changes]] = Field(min_length=1)
     scales: dict[ScaleName, ScaleSpec]
-    metric: Literal["psnr", "ssim", "mse", "lpips"] = "psnr"
+    metric: str = Field(default="psnr", description="psnr, ssim, mse, lpips, or one of another kind of finding")
     columns: str = Field(description="the axis that is drawn across; the others go down")
     kind: Literal["table", "figure"] = "table"
     published: list[PublishedSpec] = Field(default=[])
@@ -89,6 +93,8 @@ class StudySpec(Spec):
     def _consistent(self) -> StudySpec:
         if self.columns not in self.axes:
             raise ValueError(unknown_name("axis in columns", self.columns, self.axes))
+        for name in [self.metric, *(c.metric for c in self.claims if c.metric)]:
+            check_metric(name)
         points = [p.at for p in self.published] + [c.better for c in self.claims] + [c.worse for c in self.claims]
         for point in [*points, *({a: v for a in s.only for v in s.only[a]} for s in self.scales.values())]:
             check_point(point, self.axes)
@@ -97,6 +103,17 @@ class StudySpec(Spec):
                 for level in levels:
                     check_point({axis: level}, self.axes)
         return self
+
+
+def check_metric(name: str) -> None:
+    """Raise unless studies can be about the metric ``name``.
+
+    Raises:
+        ValueError: they can't; the message says which ones they can.
+    """
+    if name not in IMAGE_METRICS and metric(name) is None:
+        others = [m.name for kind in KINDS.values() for m in kind.metrics]
+        raise ValueError(unknown_name("metric", name, [*IMAGE_METRICS, *others]))
 
 
 def check_point(point: Point, axes: dict[str, dict[str, Changes]]) -> None:

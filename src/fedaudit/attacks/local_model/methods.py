@@ -1,0 +1,313 @@
+"""Local model reconstruction (Xu & Neglia 2021): a client's own model, from its messages."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.findings import LocalModelFinding
+from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
+from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
+from fedaudit.attacks.local_model.messages import Exchanged, exchanged, is_linear
+from fedaudit.errors import NotApplicable
+from fedaudit.threat import LooksAt, Observation
+from fedaudit.validation import Count, Fraction, Positive
+
+_PAPER = "Xu & Neglia 2021 (What else is leaked when eavesdropping federated learning?)"
+_THREAT = "eavesdropper or server, passive"
+_TRUSTED = 1e-3  # a zero of which more than this is left, or an update of which more than this isn't affine, is refused
+_SYMMETRIC = 0.05
+
+
+class _LocalModelAttack(Attack):
+    """What the attacks on local models share: they look at all messages of one client."""
+
+    threat_model: ClassVar[str] = _THREAT
+    paper: ClassVar[str] = _PAPER
+    looks_at: ClassVar[LooksAt] = "client"
+    recovers: ClassVar[str] = "local models"
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class LastReturned(_LocalModelAttack):
+    """The last model that the client returned: the paper's baseline (Section 4), which takes no reconstruction."""
+
+    name: ClassVar[str] = "last-returned"
+    summary: ClassVar[str] = "the last model that the client returned, as it is: the baseline"
+    needs: ClassVar[tuple[str, ...]] = ("one update of the client's weights",)
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless the client returned weights.
+
+        Raises:
+            NotApplicable: it sent gradients, or nothing.
+        """
+        exchanged(observation)
+        if observation.update_kind != "weights":
+            raise NotApplicable("clients return gradients here and no model; use a federation of fedavg or fedprox")
+
+    def run(
+        self,
+        observation: Observation,
+        *,
+        generator: torch.Generator,  # noqa: ARG002 (nothing is drawn)
+        device: str = "cpu",  # noqa: ARG002
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> LocalModelFinding:
+        """Return the last model.
+
+        Raises:
+            NotApplicable: as :meth:`check`.
+        """
+        self.check(observation)
+        seen = exchanged(observation)
+        return LocalModelFinding(attack=self.name, state=seen.state(seen.returned), rounds_used=1)
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class LocalModelExact(_LocalModelAttack):
+    """Exact reconstruction for least squares with full batches (Xu & Neglia 2021, Observation 1).
+
+    Full-batch training of a linear model by squared loss moves it by Δθ = θ − θ_c = Wθ − v, whatever the learning rate
+    and the number of local steps (Eq. 4); from d + 1 rounds W and v follow, and the local optimum W⁻¹v. Here d counts
+    the bias. W, v and the optimum are found in float64 through one singular value decomposition, in O(d³).
+
+    Departures: more than d + 1 rounds are used where there are any, by least squares. In plain FedAvg the models sent
+    become ever more alike (they follow W's own powers), so that the system is ill-conditioned however many rounds there
+    are; then the directions in which they spread too little for the rounding of the messages are left out
+    (``truncate``), which is said, and if the mapping doesn't vanish in what is left the attack refuses. FedProx,
+    momentum and weight decay keep the map affine, so they work too; with weight decay the model found is the optimum
+    with that decay.
+
+    Args:
+        rounds: use only the first so many of the client's rounds; all if None.
+        truncate: leave out directions of which the rounds say too little; without it d + 1 rounds are solved as they
+            are, however ill-conditioned.
+    """
+
+    name: ClassVar[str] = "local-model-exact"
+    summary: ClassVar[str] = "a client's own least-squares model, by linear algebra from d+1 rounds"
+    needs: ClassVar[tuple[str, ...]] = (
+        "a linear model trained by squared loss on full batches",
+        "as many rounds of one client as the model has parameters, and one",
+    )
+
+    rounds: Count | None = None
+    truncate: bool = True
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless the model is linear, the loss squared, and there are d + 1 rounds of the client.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        seen = exchanged(observation)
+        setup = observation.setup
+        if setup.loss != "mse":
+            raise NotApplicable(
+                f"{self.name} is for the squared loss (mse), not for {setup.loss}; local-model is for any"
+            )
+        if not is_linear(observation.module, observation.messages[0].weights, setup.input_shape):
+            raise NotApplicable(
+                f"{self.name} is for models that are linear in their parameters; local-model is for any"
+            )
+        n, p = self._used(seen)
+        if n < p + 1:
+            raise NotApplicable(
+                f"{self.name} needs {p + 1} rounds of a client for {p} parameters, and has {n}; observe more rounds"
+            )
+
+    def run(
+        self,
+        observation: Observation,
+        *,
+        generator: torch.Generator,  # noqa: ARG002 (nothing is drawn)
+        device: str = "cpu",  # noqa: ARG002 (a small matrix in float64)
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> LocalModelFinding:
+        """Solve for the model.
+
+        Raises:
+            NotApplicable: as :meth:`check`; or the rounds turn out to be of mini-batches, of a client whose examples
+                determine no model, or too much alike.
+        """
+        self.check(observation)
+        started = time.perf_counter()
+        seen = exchanged(observation)
+        n, p = self._used(seen)
+        zero = zero_of_affine_map(seen.sent[:n], seen.moved[:n], rounding=seen.rounding, truncate=self.truncate)
+        self._refuse(zero, n, p)
+        facts = [m.update.facts for m in observation.messages]
+        return LocalModelFinding(
+            attack=self.name,
+            state=seen.state(zero.point),
+            objective=zero.remaining,
+            notes=(*_about(zero, p), *_decay(any(f is not None and f.weight_decay > 0 for f in facts))),
+            rounds_used=n,
+            condition=zero.condition,
+            directions=zero.used,
+            mapping_error=zero.misfit,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _used(self, seen: Exchanged) -> tuple[int, int]:
+        n, p = seen.sent.shape
+        return (n if self.rounds is None else min(n, self.rounds)), p
+
+    def _refuse(self, zero: Zero, n: int, p: int) -> None:
+        if zero.spanned == p and zero.singular:
+            raise NotApplicable(
+                f"rank-deficient: the client's examples don't determine a model of {p} parameters (fewer examples than "
+                "parameters, or columns that depend on each other)"
+            )
+        if zero.misfit is not None and zero.misfit > _TRUSTED:
+            raise NotApplicable(
+                f"{zero.misfit:.1%} of the client's updates is no affine function of the models sent: mini-batches, "
+                "noise, or another loss; local-model works with these"
+            )
+        alike = (
+            f"{n} rounds span {zero.spanned} of {p} directions, condition number {zero.condition:.1e}"
+            f"{'' if zero.used == zero.spanned else f', {zero.used} usable'}"
+        )
+        if zero.remaining > _TRUSTED:
+            raise NotApplicable(
+                f"rank-deficient or ill-conditioned: the models sent are too much alike ({alike}); "
+                f"{zero.remaining:.2g} of an update would be left. Observe rounds with other clients, or more of them"
+            )
+        full = zero.used == p and zero.asymmetry is not None
+        if full and zero.misfit is None and zero.asymmetry is not None and zero.asymmetry > _SYMMETRIC:
+            raise NotApplicable(
+                f"the {n} rounds give a mapping that no full-batch client has (asymmetry {zero.asymmetry:.2f}): "
+                f"mini-batches, or an ill-conditioned system ({alike}). One more round would tell"
+            )
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class LocalModel(_LocalModelAttack):
+    """The heuristic for any model and any federation (Xu & Neglia 2021, Algorithm 3).
+
+    A mapping network G with one hidden layer of ReLUs learns Δθ = θ − θ_c from θ over the client's rounds by Adam
+    (Eq. 6); then ‖G(θ̂)‖² is minimised over θ̂ by Adam (Eq. 7): where the client would no longer move, it has its own
+    optimum. ``mapping: linear`` makes G linear; both problems then have closed solutions, and with full batches and
+    squared loss that is ``local-model-exact`` without its refusals.
+
+    Departures: the paper gives neither learning rates, iterations nor where θ̂ begins. Here G sees θ in its principal
+    coordinates over the rounds, each in units of its standard deviation, without those in which it hardly spreads:
+    along these G would be what its first weights happen to be. Δθ is scaled, θ̂ begins at the last model that the
+    client returned, and of all iterates the one of least ‖G‖² is kept, which the adversary sees.
+
+    Args:
+        mapping: ``network`` or ``linear``.
+        hidden: units of the network's layer.
+        fit_iterations: of Adam on Eq. 6, full batch.
+        fit_learning_rate: of that.
+        iterations: of Adam on Eq. 7.
+        learning_rate: of that, in standard deviations of θ.
+        span: leave out directions in which θ spreads less than this over the rounds, relative to the widest; 0 keeps
+            all.
+    """
+
+    name: ClassVar[str] = "local-model"
+    summary: ClassVar[str] = "a client's own model, by learning how it moves what it is sent"
+    needs: ClassVar[tuple[str, ...]] = ("several rounds of one client; the more, the better",)
+
+    mapping: Mapping = "network"
+    hidden: Annotated[Count, Field(le=100_000)] = 1000
+    fit_iterations: Count = 1000
+    fit_learning_rate: Positive = 1e-3
+    iterations: Count = 500
+    learning_rate: Positive = 0.1
+    span: Annotated[Fraction, Field(le=0.5)] = 0.01
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless there are several rounds of the client, in which it moved the model.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        seen = exchanged(observation)
+        if len(seen.sent) < 3:
+            raise NotApplicable(
+                f"{self.name} needs at least 3 rounds of a client and has {len(seen.sent)}; observe more rounds"
+            )
+        if not bool(seen.moved.any()):
+            raise NotApplicable("the client's updates are zero throughout: it trained nothing")
+
+    def run(
+        self,
+        observation: Observation,
+        *,
+        generator: torch.Generator,
+        device: str = "cpu",
+        progress: Progress | None = None,
+    ) -> LocalModelFinding:
+        """Learn the mapping, then seek its zero.
+
+        Raises:
+            NotApplicable: as :meth:`check`, or the optimisation diverged.
+        """
+        self.check(observation)
+        started = time.perf_counter()
+        seen = exchanged(observation)
+        n, p = seen.sent.shape
+        if self.mapping == "linear":
+            zero = zero_of_affine_map(seen.sent, seen.moved, rounding=seen.rounding)
+            return LocalModelFinding(
+                attack=self.name,
+                state=seen.state(zero.point),
+                objective=zero.remaining,
+                notes=_about(zero, p),
+                rounds_used=n,
+                condition=zero.condition,
+                directions=zero.used,
+                mapping_error=zero.misfit,
+                seconds=time.perf_counter() - started,
+            )
+        total = self.fit_iterations + self.iterations
+        learned = fit_mapping(
+            seen.sent.float().to(device),
+            seen.moved.float().to(device),
+            hidden=self.hidden,
+            span=self.span,
+            iterations=self.fit_iterations,
+            learning_rate=self.fit_learning_rate,
+            generator=generator,
+            progress=None if progress is None else lambda done: progress(done, total),
+        )
+        point, objective = seek_zero(
+            learned,
+            seen.returned.float().to(device),
+            iterations=self.iterations,
+            learning_rate=self.learning_rate,
+            progress=None if progress is None else lambda done: progress(self.fit_iterations + done, total),
+        )
+        if not bool(torch.isfinite(point).all()):
+            raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
+        return LocalModelFinding(
+            attack=self.name,
+            state=seen.state(point.cpu().double()),
+            objective=objective,
+            iterations=total,
+            rounds_used=n,
+            mapping_error=learned.error,
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _about(zero: Zero, p: int) -> tuple[str, ...]:
+    text = f"condition number of the models sent {zero.condition:.1e}, {zero.used} of {p} directions used"
+    if zero.misfit is None:
+        text += "; no round was left over to check the mapping by"
+    return (text,)
+
+
+def _decay(decayed: bool) -> tuple[str, ...]:
+    return ("the client trains with weight decay: the model is its optimum with that decay",) if decayed else ()

@@ -1,0 +1,212 @@
+"""A rebuilt local model against the one that the client would really have trained alone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.attacks import LocalModelFinding
+from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, evaluate
+from fedaudit.federation.truth import Truth
+from fedaudit.models import set_training_mode
+from fedaudit.results import Chart, Line, MetricResult
+from fedaudit.threat import Observation
+from fedaudit.update import Tensors
+
+GAP_CLOSED = Metric(
+    "gap_closed",
+    "share of the loss, on the client's data, between the last model it returned and its own optimum, that the rebuilt "
+    "model makes up",
+)
+LOCAL_ACCURACY = Metric(
+    "local_accuracy", "accuracy on the client's own data; without the attack: the last returned model"
+)
+OVER_GLOBAL = Metric("accuracy_over_global", "accuracy on the client's data less that of the last global model")
+DISTANCE = Metric(
+    "relative_distance",
+    "distance to the client's own optimum, relative to its norm; without the attack: of the last returned model",
+    higher_is_better=False,
+)
+MAPPING_ERROR = Metric(
+    "mapping_error", "share of the updates' variation that the learned mapping doesn't explain", higher_is_better=False
+)
+
+_CAPTION = (
+    "How far a client's models lie from the global one that it was sent, round by round: the model that it returned, "
+    "the one that it would have trained alone (only the auditor knows it), and what the attack made of the messages. "
+    "Where the last two lines meet, the eavesdropper has the client's own model."
+)
+_STEPS = 200
+_CONVERGED = 1e-6  # of the gradient's norm, relative to where it began: below, the optimum is taken as found
+_SMALL = 1e-9
+
+
+@dataclass(frozen=True)
+class Local:
+    """A client's data and what a model is worth on them, in float64.
+
+    Attributes:
+        module: the architecture.
+        loss: mean over all of the client's examples.
+        inputs: (n, ...) normalised.
+        targets: (n,) or (n, 1).
+        buffers: of the last round.
+    """
+
+    module: nn.Module
+    loss: object
+    inputs: Tensor
+    targets: Tensor
+    buffers: Tensors
+
+    def output(self, state: Tensors) -> Tensor:
+        """Return the model's outputs with the parameters ``state``."""
+        outputs: Tensor = torch.func.functional_call(self.module, {**self.buffers, **state}, (self.inputs,))
+        return outputs
+
+    def value(self, state: Tensors) -> Tensor:
+        """Return the loss with the parameters ``state``."""
+        return self.loss(self.output(state), self.targets)  # type: ignore[operator, no-any-return]
+
+    def accuracy(self, state: Tensors) -> float:
+        """Return the share of the client's examples that the model classifies correctly."""
+        with torch.no_grad():
+            return float((self.output(state).argmax(dim=1) == self.targets).double().mean())
+
+
+@evaluate.register
+def evaluate_local_model(
+    finding: LocalModelFinding,
+    observation: Observation,
+    truth: Truth,
+    *,
+    seed: int,  # noqa: ARG001
+) -> Judged:
+    """Compare a rebuilt model with the client's own optimum, the last model that it returned, and the global model.
+
+    The optimum is the least loss over all examples that the client's updates used, found by L-BFGS in float64 from the
+    last returned model; for networks it is a local one. Where no finite optimum is reached (classes that can be told
+    apart without error), there is no distance to it, and its loss is the least that was reached.
+    """
+    last = observation.messages[-1]
+    names = list(finding.state)
+    double = {n: t.double() if t.is_floating_point() else t for n, t in last.weights.items()}
+    sent = {n: double[n] for n in names}
+    moved = last.update.tensors if observation.update_kind == "weights" else {n: torch.zeros(()) for n in names}
+    returned = {n: sent[n] + moved[n].double() for n in names}
+    rebuilt = {n: t.double() for n, t in finding.state.items()}
+    local = _local(observation, truth, last.client, {n: t for n, t in double.items() if n not in names})
+    optimum, converged = least_loss(local, returned)
+    metrics: list[MetricResult] = []
+    with torch.no_grad():
+        losses = {
+            k: float(local.value(s)) for k, s in {"own": optimum, "returned": returned, "rebuilt": rebuilt}.items()
+        }
+    gap = losses["returned"] - losses["own"]
+    left = losses["rebuilt"] - losses["own"]
+    closed = 1 - left / gap if gap > _SMALL * max(1.0, losses["own"]) else None
+    leak = closed is not None and closed >= 0.5
+    if observation.setup.num_classes is not None:
+        accuracies = {k: local.accuracy(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
+        metrics.append(LOCAL_ACCURACY.of(accuracies["rebuilt"], accuracies["returned"]))
+        metrics.append(OVER_GLOBAL.of(accuracies["rebuilt"] - accuracies["sent"]))
+        leak = accuracies["rebuilt"] > max(accuracies["returned"], accuracies["sent"])
+    if closed is not None:
+        metrics.append(GAP_CLOSED.of(closed, 0.0))
+    if converged:
+        norm = max(float(_flat(optimum).norm()), 1e-30)
+        apart = [float((_flat(s) - _flat(optimum)).norm()) / norm for s in (rebuilt, returned)]
+        metrics.append(DISTANCE.of(apart[0], apart[1]))
+    if finding.mapping_error is not None:
+        metrics.append(MAPPING_ERROR.of(finding.mapping_error))
+    return Judged(
+        done(
+            finding,
+            observation,
+            metrics=metrics,
+            leak=leak,
+            charts=[_chart(observation, rebuilt, optimum if converged else None)],
+        )
+    )
+
+
+def least_loss(local: Local, start: Tensors) -> tuple[Tensors, bool]:
+    """Return the parameters of least loss, by L-BFGS from ``start``, and whether they are a finite optimum."""
+    state = {n: t.detach().clone().requires_grad_() for n, t in start.items()}
+    parameters = list(state.values())
+    search = torch.optim.LBFGS(
+        parameters,
+        max_iter=_STEPS,
+        history_size=50,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-16,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        value = local.value(state)
+        value.backward()
+        return value
+
+    def slope() -> float:
+        grads = torch.autograd.grad(local.value(state), parameters)
+        return float(torch.cat([g.flatten() for g in grads]).norm())
+
+    before = slope()
+    search.step(closure)
+    found = {n: t.detach() for n, t in state.items()}
+    if not all(bool(torch.isfinite(t).all()) for t in found.values()):
+        return dict(start), False
+    # Where every example is classified correctly, larger weights are always better: there is no finite optimum.
+    apart = not local.targets.is_floating_point() and local.accuracy(found) == 1.0
+    return found, not apart and slope() <= _CONVERGED * max(before, 1e-6)
+
+
+def _local(observation: Observation, truth: Truth, client: int, buffers: Tensors) -> Local:
+    inputs, targets = truth.held_by(client)
+    module = copy.deepcopy(observation.module).double()
+    set_training_mode(module, "eval")
+    targets = targets.double() if targets.is_floating_point() else targets
+    return Local(module, observation.loss, observation.setup.normalise(inputs).double(), targets, buffers)
+
+
+def _chart(observation: Observation, rebuilt: Tensors, optimum: Tensors | None) -> Chart:
+    """Return how far the client's models lie from the global model of each round."""
+    names = list(rebuilt)
+    rounds = [float(m.round) for m in observation.messages]
+    sent = [_flat({n: m.weights[n].double() for n in names}) for m in observation.messages]
+    lines = []
+    if observation.update_kind == "weights":
+        moved = [_flat({n: m.update.tensors[n].double() for n in names}) for m in observation.messages]
+        lines.append(Line(name="what it returned", x=rounds, y=[float(m.norm()) for m in moved]))
+    for name, state in (("its own optimum", optimum), ("rebuilt by the attack", rebuilt)):
+        if state is not None:
+            lines.append(Line(name=name, x=rounds, y=[float((_flat(state) - s).norm()) for s in sent]))
+    return Chart(
+        title=f"client {observation.messages[0].client}",
+        caption=_CAPTION,
+        x_label="round",
+        y_label="distance from the global model",
+        lines=lines,
+    )
+
+
+def _flat(state: Tensors) -> Tensor:
+    return torch.cat([t.flatten() for t in state.values()])
+
+
+KINDS["local-model"] = Kind(
+    verdict=by_leaks("{} of {} clients' own models were rebuilt"),
+    rules=(
+        "A client's own model counts as rebuilt when it serves the client's data better than what travelled: for "
+        "classifiers, when its accuracy on them is above that of the last model that the client returned and of the "
+        "global model; for regression, when it makes up at least half of the loss between the last returned model and "
+        "the client's own optimum.",
+        "'demonstrated': this holds for at least half of the clients. 'partly demonstrated': for at least one.",
+    ),
+    metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
+)
