@@ -56,7 +56,8 @@ def test_noisy_pictures_find_their_partners(count, seed, pooling, filtered):
     order = torch.randperm(count, generator=start)
     second = (first + 0.01 * torch.randn(first.shape, generator=start))[order]
     labels = torch.randint(3, (count,), generator=start)
-    partner = match(first, second, *((labels, labels[order]) if filtered else (None, None)), pooling)
+    theirs = labels[order]
+    partner = match(first, second, labels if filtered else None, theirs if filtered else None, pooling)
     assert order[partner].tolist() == list(range(count))
 
 

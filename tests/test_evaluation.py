@@ -15,7 +15,8 @@ from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structu
 
 from fedaudit.attacks import ImageFinding, Trace
 from fedaudit.evaluation import check_thresholds, compare, evaluate, interval, paired_interval, summarise
-from fedaudit.evaluation.images import assign, judge, label_accuracy, rank
+from fedaudit.evaluation.images import assign, judge, rank
+from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
 from fedaudit.metrics import lpips, lpips_missing, mse, psnr, ssim
 from fedaudit.results import FindingResult, ImageResult

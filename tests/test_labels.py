@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -147,7 +149,7 @@ def test_probing_leaves_running_statistics_and_global_randomness_alone():
 FEDAVG = {"name": "f", "algorithm": "fedavg", "clients": 2, "examples": 40, "local_steps": 4, "batch_size": 4}
 
 
-def scenario(method: str = "auto", **changes: object) -> Scenario:
+def scenario(method: str = "auto", **changes: Any) -> Scenario:
     values = {
         "data": {"name": "digits"},
         "model": {"name": "convnet-small"},
@@ -171,11 +173,12 @@ def test_the_attack_finds_the_labels_of_gradients_and_fedavg_updates():
 
 
 def test_the_attack_refuses_what_it_cannot_or_need_not_find_out():
-    for changes, reason in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"data": {"name": "diabetes"}, "model": {"name": "linear"}, "federations": [FEDAVG]}, "real values"),
         ({"threat": {"knows_labels": True}}, "is granted the labels"),
         ({"threat": {"knows_training": False}, "federations": [FEDAVG]}, "knows_training"),
-    ]:
+    ]
+    for changes, reason in cases:
         made = scenario(**changes)
         (only, *_), _, _ = record(made)
         with pytest.raises(NotApplicable, match=reason):

@@ -292,7 +292,7 @@ def test_a_cell_is_the_mean_over_updates_of_the_mean_over_images():
     assert cell.value is not None
     assert (cell.value.mean, cell.value.n, cell.images) == (22.5, 2, 3)
     assert cell.published == 30
-    assert sorted(values(tiny(), rows).values()) == [15, 30]
+    assert sorted(values("psnr", rows).values()) == [15, 30]
 
 
 def test_what_is_missing_says_why():

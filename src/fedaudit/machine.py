@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -44,6 +45,34 @@ def keep_freed_memory() -> None:
         return
     mallopt(_MMAP_THRESHOLD, _LARGEST)
     mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def start_measuring_memory() -> int | None:
+    """Forget this process's peak of memory and return how many KiB it holds now; None where the system can't.
+
+    What was freed is given back beforehand, so that the last trial's memory doesn't count as this one's.
+    """
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        return memory_status("VmRSS")
+    except (OSError, AttributeError):
+        return None
+
+
+def peak_memory(before: int | None) -> float | None:
+    """Return by how many MiB memory rose at most since :func:`start_measuring_memory` returned ``before``."""
+    return None if before is None else max(0, memory_status("VmHWM") - before) / 1024
+
+
+def memory_status(field: str) -> int:
+    """Return a field of /proc/self/status in KiB: VmRSS (memory now) or VmHWM (its peak).
+
+    Raises:
+        OSError: there is no such file on this system.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def make_torchvision_importable() -> None:

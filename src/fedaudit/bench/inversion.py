@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import statistics
 import time
@@ -26,7 +25,7 @@ from fedaudit.bench.cases import (
     our_tool,
     prepare,
 )
-from fedaudit.machine import keep_freed_memory, one_thread
+from fedaudit.machine import keep_freed_memory, memory_status, one_thread
 from fedaudit.progress import Display, Quiet
 
 ToolName = Literal["reference", "frozen", "compiled", "breaching"]
@@ -169,14 +168,7 @@ def _peak(case: Case, name: ToolName) -> float:
         ready = prepare(case)
         each = _tool(name, ready)
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        before = _status("VmRSS")
+        before = memory_status("VmRSS")
         for _ in range(3):
             each.iterate()
-        return (_status("VmHWM") - before) / 1024
-
-
-def _status(key: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return float(line.split()[1])
-    return math.nan
+        return (memory_status("VmHWM") - before) / 1024

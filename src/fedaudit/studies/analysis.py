@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedaudit.evaluation import interval, paired_interval
-from fedaudit.evaluation.kinds import metric
 from fedaudit.results import Interval
-from fedaudit.studies.spec import IMAGE_METRICS, ClaimSpec, Point, StudySpec
+from fedaudit.studies.spec import IMAGE_METRICS, ClaimSpec, Point, StudySpec, measure
 from fedaudit.studies.store import Row
 
 _RESAMPLES = 2000
@@ -31,6 +30,7 @@ class Cell:
         published: the paper's number.
         missing: why there is no value, or why some trials are missing.
         seconds: mean of an attack.
+        others: the study's other metrics.
     """
 
     point: Point
@@ -39,6 +39,7 @@ class Cell:
     published: float | None
     missing: str | None
     seconds: float | None
+    others: dict[str, Interval]
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,11 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
         published=published[0] if published else None,
         missing=missing,
         seconds=sum(seconds) / len(seconds) if seconds else None,
+        others={
+            name: interval(found, resamples=_RESAMPLES, seed=study.seed)
+            for name in study.also
+            if (found := list(values(name, rows).values()))
+        },
     )
 
 
@@ -149,7 +155,7 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
     """Judge a claim at every combination of the axes that neither side fixes, as far as it was run."""
     text, better, worse = claim.text, claim.better, claim.worse
     name = claim.metric or study.metric
-    facts = metric(name)
+    facts = measure(name)
     sign = 1 if (facts.higher_is_better if facts else IMAGE_METRICS[name]) else -1
     open_axes = [axis for axis in study.axes if axis not in better and axis not in worse]
     claims = []

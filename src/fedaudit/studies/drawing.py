@@ -10,12 +10,12 @@ from pathlib import Path
 import jinja2
 
 from fedaudit.errors import BadInput
-from fedaudit.evaluation.kinds import metric
 from fedaudit.results import Interval
 from fedaudit.studies.analysis import Analysis, Cell
+from fedaudit.studies.spec import measure
 
 _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"}
-_DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3}
+_DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0}
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -80,13 +80,23 @@ def table_csv(analysis: Analysis) -> str:
     writer = csv.writer(out, lineterminator="\n")
     axes = list(analysis.study.axes)
     writer.writerow(
-        [*axes, analysis.study.metric, "median", "low", "high", "n", "images", "published", "seconds", "missing"]
+        [
+            *axes,
+            analysis.study.metric,
+            *("median", "low", "high", "n", "images", "published", "seconds", "missing"),
+            *analysis.study.also,
+        ]
     )
     for cell in analysis.cells:
         v = cell.value
         numbers = [v.mean, v.median, v.low, v.high, v.n] if v else [""] * 5
         writer.writerow(
-            [*(cell.point[a] for a in axes), *numbers, cell.images, cell.published, cell.seconds, cell.missing or ""]
+            [
+                *(cell.point[a] for a in axes),
+                *numbers,
+                *(cell.images, cell.published, cell.seconds, cell.missing or ""),
+                *(cell.others[name].mean if name in cell.others else "" for name in analysis.study.also),
+            ]
         )
     return out.getvalue()
 
@@ -170,7 +180,7 @@ def grid(analysis: Analysis) -> tuple[list[str], list[str], list[tuple[list[str]
 
 def unit_of(name: str) -> str:
     """Return a metric's name as a table's heading or an axis has it."""
-    facts = metric(name)
+    facts = measure(name)
     words = name.replace("_", " ")
     return _UNITS.get(name) or (f"{words}, {facts.unit}" if facts and facts.unit else words)
 
@@ -188,6 +198,8 @@ def cell_text(name: str, cell: Cell | None) -> tuple[str, list[str]]:
         main = "–"
     if cell.published is not None:
         small.append(f"paper {cell.published:g}")
+    for other, value in cell.others.items():
+        small.append(f"{unit_of(other)}: {value.mean:.{_DIGITS.get(other, 3)}f}")
     if cell.missing:
         small.append(cell.missing)
     return main, small

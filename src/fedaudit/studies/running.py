@@ -16,7 +16,7 @@ from fedaudit import plain_yaml
 from fedaudit.attacks import make_attack
 from fedaudit.auditing import Audit, run_audit
 from fedaudit.errors import BadInput, FedAuditError
-from fedaudit.machine import keep_freed_memory, one_thread
+from fedaudit.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
 from fedaudit.progress import Display
 from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, apply_override, scenario_from
@@ -90,10 +90,11 @@ def play(task: Task) -> Played:
     keep_freed_memory()
     began = time.perf_counter()
     scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
+    before = start_measuring_memory()
     with one_thread():
         audit = run_audit(scenario, data_dir=Path(task.data_dir) if task.data_dir else None)
     result = audit.result
-    return Played(_outcome(result), time.perf_counter() - began, _versions(result), _files(audit))
+    return Played(_outcome(result, peak_memory(before)), time.perf_counter() - began, _versions(result), _files(audit))
 
 
 def estimate(
@@ -140,7 +141,11 @@ def _probe(scenario: Scenario, data_dir: Path | None) -> float:
     return min(around) + attacks[0] + pace * max(0, iterations - _PROBES[0])
 
 
-def _outcome(result: AuditResult) -> dict[str, Any]:
+def _given(**numbers: float | None) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
     """Return the numbers of every update: images and metrics, or the reason why the attack couldn't be played."""
     updates = [
         {
@@ -151,7 +156,15 @@ def _outcome(result: AuditResult) -> dict[str, Any]:
             "label_accuracy": f.label_accuracy,
             "seconds": f.timing.seconds if f.timing else None,
             "images": [{metric: getattr(image, metric) for metric in _METRICS} for image in f.images],
-            "metrics": {m.name: m.value for m in f.metrics},
+            "metrics": {
+                **{m.name: m.value for m in f.metrics},
+                **_given(
+                    matching=f.matching,
+                    label_accuracy=f.label_accuracy,
+                    seconds=f.timing.seconds if f.timing else None,
+                    memory=memory,
+                ),
+            },
         }
         for f in result.findings
     ]

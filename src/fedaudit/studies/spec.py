@@ -15,13 +15,22 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from fedaudit import plain_yaml
 from fedaudit.attacks import make_attack
 from fedaudit.errors import BadInput, unknown_name
-from fedaudit.evaluation.kinds import KINDS, metric
+from fedaudit.evaluation.kinds import KINDS, Metric, metric
 from fedaudit.scenario import Scenario, apply_override, scenario_from
 from fedaudit.validation import Count, Number, Spec, Whole, explain, no_boolean
 
 SCALES = ("smoke", "cpu", "paper")
 # Metrics of pictures, each with whether a higher value is the attack's success.
 IMAGE_METRICS = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
+# What is measured beside the findings' own metrics.
+MEASURES = {
+    m.name: m
+    for m in (
+        Metric("matching", "share of images rightly tied to the updates of several rounds"),
+        Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
+        Metric("memory", "peak memory of the trial beyond what lay there before", unit="MiB", higher_is_better=False),
+    )
+}
 FORMAT = 1
 _BUILTIN = Path(__file__).parent / "builtin"
 
@@ -84,6 +93,7 @@ class StudySpec(Spec):
     axes: dict[str, dict[str, Changes]] = Field(min_length=1)
     scales: dict[ScaleName, ScaleSpec]
     metric: str = Field(default="psnr", description="psnr, ssim, mse, lpips, or one of another kind of finding")
+    also: list[str] = Field(default=[], description="other metrics, shown small in every cell")
     columns: str = Field(description="the axis that is drawn across; the others go down")
     kind: Literal["table", "figure"] = "table"
     published: list[PublishedSpec] = Field(default=[])
@@ -93,7 +103,7 @@ class StudySpec(Spec):
     def _consistent(self) -> StudySpec:
         if self.columns not in self.axes:
             raise ValueError(unknown_name("axis in columns", self.columns, self.axes))
-        for name in [self.metric, *(c.metric for c in self.claims if c.metric)]:
+        for name in [self.metric, *self.also, *(c.metric for c in self.claims if c.metric)]:
             check_metric(name)
         points = [p.at for p in self.published] + [c.better for c in self.claims] + [c.worse for c in self.claims]
         for point in [*points, *({a: v for a in s.only for v in s.only[a]} for s in self.scales.values())]:
@@ -105,14 +115,19 @@ class StudySpec(Spec):
         return self
 
 
+def measure(name: str) -> Metric | None:
+    """Return what a study can be about beside the metrics of pictures, or None."""
+    return MEASURES.get(name) or metric(name)
+
+
 def check_metric(name: str) -> None:
     """Raise unless studies can be about the metric ``name``.
 
     Raises:
         ValueError: they can't; the message says which ones they can.
     """
-    if name not in IMAGE_METRICS and metric(name) is None:
-        others = [m.name for kind in KINDS.values() for m in kind.metrics]
+    if name not in IMAGE_METRICS and measure(name) is None:
+        others = [*MEASURES, *(m.name for kind in KINDS.values() for m in kind.metrics)]
         raise ValueError(unknown_name("metric", name, [*IMAGE_METRICS, *others]))
 
 
