@@ -37,11 +37,16 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     ]
 
 
-def _weight_vector(target: Sequence[Tensor], weights: Sequence[float]) -> Tensor | None:
+# One weight for all numbers of a tensor, or one for each of them.
+Weight = float | Tensor
+
+
+def _weight_vector(target: Sequence[Tensor], weights: Sequence[Weight]) -> Tensor | None:
     """Return each number's weight, or None where all are one."""
-    if all(w == 1 for w in weights):
+    if all(not isinstance(w, Tensor) and w == 1 for w in weights):
         return None
-    return torch.cat([t.new_full((t.numel(),), w) for t, w in zip(target, weights, strict=True)])
+    whole = [w if isinstance(w, Tensor) else torch.full_like(t, w) for t, w in zip(target, weights, strict=True)]
+    return flatten(whole)
 
 
 class SquaredL2:
@@ -49,10 +54,10 @@ class SquaredL2:
 
     Args:
         target: the observed gradient, one tensor per parameter.
-        weights: one per tensor; 0 leaves a tensor out.
+        weights: one per tensor, or one per number; 0 leaves it out.
     """
 
-    def __init__(self, target: Sequence[Tensor], weights: Sequence[float]) -> None:
+    def __init__(self, target: Sequence[Tensor], weights: Sequence[Weight]) -> None:
         self._target = flatten(target)
         self._weights = _weight_vector(target, weights)
 
@@ -77,10 +82,10 @@ class WeightedCosine:
 
     Args:
         target: the observed gradient, one tensor per parameter.
-        weights: one per tensor; 0 leaves a tensor out.
+        weights: one per tensor, or one per number; 0 leaves it out.
     """
 
-    def __init__(self, target: Sequence[Tensor], weights: Sequence[float]) -> None:
+    def __init__(self, target: Sequence[Tensor], weights: Sequence[Weight]) -> None:
         flat = flatten(target)
         self._weights = _weight_vector(target, weights)
         scaled = flat if self._weights is None else self._weights * flat
@@ -103,7 +108,7 @@ class WeightedCosine:
         return 1 - dot / norm, scaled.addcmul_(self._direction, -1 / norm)
 
 
-DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float]], Distance]] = {
+DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[Weight]], Distance]] = {
     "squared-l2": SquaredL2,
     "cosine": WeightedCosine,
 }

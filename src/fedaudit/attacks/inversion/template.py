@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress
 from fedaudit.attacks.findings import ImageFinding, Trace
+from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines import Checked, EngineName, make_engine
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels
 from fedaudit.attacks.inversion.matching import Victim, one_gradient
@@ -80,6 +82,8 @@ class GradientInversion(Attack):
         restarts: from new noise; the one of least objective is kept.
         label_inference: ``auto``, ``idlg`` or ``yin``; not used where the labels are granted.
         engine: ``auto``, ``reference``, ``frozen`` or ``compiled``.
+        aware: use what is known of the clients' defence; False takes the update for an undefended one, whose layers
+            that didn't arrive are zero.
     """
 
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
@@ -95,6 +99,7 @@ class GradientInversion(Attack):
     restarts: Count = 1
     label_inference: LabelMethod = "auto"
     engine: EngineName = "auto"
+    aware: bool = True
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of images and everything that is needed is known.
@@ -147,6 +152,8 @@ class GradientInversion(Attack):
         self.check(observation)
         started = time.perf_counter()
         message = observation.single()
+        if not self.aware:
+            message = _undefended(message)
         prepared = prepare(observation, message, self.label_inference, device)
         engine = self.make_engine(prepared, message)
         setup = observation.setup
@@ -205,7 +212,10 @@ class GradientInversion(Attack):
             ):  # of gradients, not of descents: else it shrinks with the learning rate squared
                 scale = (facts.learning_rate * facts.local_steps) ** -2
                 weights = {name: scale * weight for name, weight in weights.items()}
-        distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
+        if self.aware:
+            distance = distance_to(self.distance, update, names, target, weights)
+        else:
+            distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
         steps = self.iterations * self.restarts
         return make_engine(self.engine, prepared.victim, prepared.labels, facts, distance, steps)
 
@@ -261,6 +271,13 @@ def _used_parameters(module: nn.Module, observation: Observation, device: str) -
         for name, buffer in module.named_buffers():
             buffer.copy_(before[name])
     return [name for name, grad in zip(parameters, grads, strict=True) if grad is not None]
+
+
+def _undefended(message: Message) -> Message:
+    """Return the message with zeros in place of every parameter that it hasn't."""
+    update = message.update
+    sent = {name: update.tensors.get(name, torch.zeros_like(t)) for name, t in message.weights.items()}
+    return dataclasses.replace(message, update=dataclasses.replace(update, tensors=sent))
 
 
 def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]:
