@@ -397,7 +397,7 @@ def defences(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self) -> None:
             self.sent = 0
 
-        def __call__(self, update: Any, generator: torch.Generator) -> Any:
+        def __call__(self, update: Any, received: Any, generator: torch.Generator) -> Any:
             self.sent += 1
             tensors = {name: self.sent * tensor for name, tensor in update.tensors.items()}
             tensors["fc.bias"] = torch.randn(10, generator=generator)

@@ -46,7 +46,18 @@ def resolve(scenario: Scenario) -> Scenario:
     aggregator = make_aggregator(scenario.defences.aggregator.name, scenario.defences.aggregator.settings())
     sanitiser = scenario.defences.sanitiser
     sanitising = check_settings(SANITISERS, sanitiser.name, sanitiser.settings())
+    if sanitising.get("where") == "central" and aggregator.name != "mean":
+        raise BadInput(
+            f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"
+        )
     for federation in scenario.federations:
+        if (sanitising.get("level"), sanitising.get("where")) == (
+            "sample",
+            "central",
+        ) and federation.algorithm != "fedsgd":
+            raise BadInput(
+                f"federation '{federation.name}': sample-level dp with central noise is for fedsgd; use local"
+            )
         PARTITIONS[federation.partition.scheme]
         try:
             aggregator.rehearse(federation.clients_per_round or federation.clients)

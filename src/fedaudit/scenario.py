@@ -77,6 +77,10 @@ class EvaluationSpec(Spec):
     bootstrap: Annotated[Count, Field(ge=100, le=10**6)] = Field(
         default=2000, description="resamples of the 95 % intervals"
     )
+    accuracy_every: Count | None = Field(
+        default=None, description="measure held-out accuracy every so many rounds and after the last; never if null"
+    )
+    accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
 
 
 class Scenario(Spec):

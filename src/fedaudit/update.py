@@ -80,6 +80,32 @@ class TrainingFacts:
 
 
 @dataclass(frozen=True)
+class Sanitised:
+    """What everybody knows of the defence that an update went through: it is part of the federation's plan.
+
+    Attributes:
+        name: of the sanitiser.
+        sparse: a zero means that the number wasn't sent.
+        signs: only the sign of each number was sent.
+        noise: standard deviation of the Gaussian noise in each number.
+
+    Raises:
+        BadInput: the noise isn't a number from 0.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
+
+    name: str
+    sparse: bool = False
+    signs: bool = False
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise) and self.noise >= 0):
+            raise BadInput(f"an update's noise is {self.noise}; it must be 0 or more")
+
+
+@dataclass(frozen=True)
 class Update:
     """One client's message of one round.
 
@@ -87,12 +113,13 @@ class Update:
         client: who sent it.
         kind: ``gradient`` (FedSGD: the gradient of the mean loss over the batch) or ``weights``
             (FedAvg: ΔW = W_T − W).
-        tensors: by parameter name; trainable parameters only.
+        tensors: by parameter name; trainable parameters only, and of these only what was sent.
         num_examples: over how many examples (with repetition over epochs) the update was made.
         facts: how the client trained; None where the adversary isn't told.
         buffers: BatchNorm's running statistics after local training, if they changed.
         labels: (num_examples,) the labels, or (num_examples, 1) targets, in the order of use; only where the threat
             model grants them.
+        sanitised: the defence that it went through, if any.
 
     Raises:
         BadInput: the numbers contradict each other.
@@ -105,6 +132,7 @@ class Update:
     facts: TrainingFacts | None
     buffers: Tensors = field(default_factory=dict)
     labels: Tensor | None = None
+    sanitised: Sanitised | None = None
 
     def __post_init__(self) -> None:
         if self.client < 0:

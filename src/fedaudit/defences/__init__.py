@@ -1,5 +1,5 @@
 """Defences: aggregators on the server's side, sanitisers on the client's."""
 
-from fedaudit.defences import averaging, coordinatewise, selection
+from fedaudit.defences import averaging, compressing, coordinatewise, fragmenting, privacy, selection
 
-__all__ = ["averaging", "coordinatewise", "selection"]
+__all__ = ["averaging", "compressing", "coordinatewise", "fragmenting", "privacy", "selection"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -38,15 +38,23 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def gradient(model: nn.Module, loss: Loss, batch: Batch) -> Tensors:
-    """Return the gradient of the mean loss over ``batch`` for every trainable parameter.
+# What takes the place of a batch's gradient where a defence changes the training itself: one tensor a parameter.
+Gradients = Callable[[nn.Module, Loss, Batch], list[Tensor]]
+
+
+def gradient(model: nn.Module, loss: Loss, batch: Batch, gradients: Gradients | None = None) -> Tensors:
+    """Return the gradient of the mean loss over ``batch`` for every trainable parameter, or what ``gradients`` says.
 
     Raises:
         BadInput: the gradient isn't finite, or the loss isn't one number.
     """
     parameters = trainable(model)
-    value = _loss(model, loss, batch)
-    grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    grads: Sequence[Tensor | None]
+    if gradients is None:
+        value = _loss(model, loss, batch)
+        grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    else:
+        grads = gradients(model, loss, batch)
     result = {}
     for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
         grad = torch.zeros_like(parameter) if grad is None else grad
@@ -65,6 +73,7 @@ def train(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     proximal_mu: float = 0.0,
+    gradients: Gradients | None = None,
 ) -> list[float]:
     """Train ``model`` in place by SGD, one step a batch; return each step's loss before the step.
 
@@ -80,7 +89,11 @@ def train(
     for batch in batches:
         optimiser.zero_grad(set_to_none=True)
         value = _loss(model, loss, batch)
-        value.backward()
+        if gradients is None:
+            value.backward()
+        else:
+            for parameter, own in zip(parameters, gradients(model, loss, batch), strict=True):
+                parameter.grad = own
         for parameter, start in zip(parameters, anchor, strict=False):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - start, alpha=proximal_mu)

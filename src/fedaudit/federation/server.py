@@ -20,19 +20,28 @@ class Server:
     Args:
         aggregator: with its settings.
         step: by which the aggregate is multiplied before it is added: 1 for ΔW, −μ for gradients.
+        noise: standard deviation of the Gaussian noise that the server adds to the aggregate (central privacy).
+        generator: of that noise.
     """
 
-    def __init__(self, aggregator: BoundAggregator, step: float) -> None:
+    def __init__(
+        self, aggregator: BoundAggregator, step: float, noise: float = 0.0, generator: torch.Generator | None = None
+    ) -> None:
         self.aggregator = aggregator
         self.step = step
+        self.noise = noise
+        self.generator = generator
         self.state: Mapping[str, Any] = {}
 
     def apply(self, weights: Tensors, updates: list[Update], root: Tensors | None = None) -> tuple[Tensors, Aggregate]:
         """Return the global model's state after the round, and what the aggregator said.
 
-        Trainable parameters go through the aggregator. BatchNorm's running statistics are averaged with the weights
-        that it gives the clients, or by the rule itself where it looks at every coordinate on its own; counters are the
-        largest of those who weren't left out.
+        Trainable parameters go through the aggregator. Where some clients hold tensors back, those that the same
+        clients sent are aggregated together, over these clients; where they are too few for the rule, the tensors stay
+        as they are. The aggregate is then that of the tensors that most clients sent.
+
+        BatchNorm's running statistics are averaged with the weights that it gives the clients, or by the rule itself
+        where it looks at every coordinate on its own; counters are the largest of those who weren't left out.
 
         Args:
             weights: the global model's state that the clients started from.
@@ -42,7 +51,39 @@ class Server:
         Raises:
             BadInput: the rule can't work with these updates, or one of them isn't finite.
         """
-        names = list(updates[0].tensors)
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for name in weights:
+            if senders := tuple(row for row, update in enumerate(updates) if name in update.tensors):
+                groups.setdefault(senders, []).append(name)
+        state, parts, too_few = dict(weights), {}, []
+        for senders, names in sorted(groups.items(), key=lambda group: (-len(group[0]), group)):
+            try:
+                parts[senders] = self._part(names, [updates[row] for row in senders], root)
+            except BadInput as error:
+                if len(groups) == 1:
+                    raise
+                too_few.append(str(error))
+                continue
+            vector = parts[senders].vector
+            if self.noise:
+                noise = torch.randn(vector.shape, generator=self.generator, dtype=vector.dtype)
+                vector = vector + self.noise * noise.to(vector.device)
+            for name, piece in _split(vector, names, weights).items():
+                state[name] = weights[name] + self.step * piece
+        if not parts:
+            nobody = torch.zeros(len(updates))
+            whole = Aggregate(torch.zeros(0), nobody, {}, too_few[0])
+        else:
+            senders, whole = next(iter(parts.items()))
+            shares = torch.zeros(len(updates), dtype=whole.weights.dtype)
+            shares[list(senders)] = whole.weights.cpu()
+            rejected = {senders[row]: reason for row, reason in whole.rejected.items()}
+            fallback = whole.fallback or (f"some layers stayed as they were: {too_few[0]}" if too_few else None)
+            whole = replace(whole, weights=shares, rejected=rejected, fallback=fallback, state={})
+        state |= self._statistics(weights, updates, whole)
+        return state, whole
+
+    def _part(self, names: list[str], updates: list[Update], root: Tensors | None) -> Aggregate:
         cohort = Cohort(
             clients=tuple(u.client for u in updates),
             examples=tuple(u.num_examples for u in updates),
@@ -56,28 +97,30 @@ class Server:
                 raise BadInput(f"client {update.client} sent NaN or infinite values")
         aggregate = self.aggregator(matrix, cohort)
         self.state = aggregate.state
-        state = dict(weights)
-        for name, piece in _split(aggregate.vector, names, weights).items():
-            state[name] = weights[name] + self.step * piece
-        state |= self._statistics(weights, updates, aggregate)
-        return state, replace(aggregate, state={})
+        return aggregate
 
     def _statistics(self, weights: Tensors, updates: list[Update], aggregate: Aggregate) -> Tensors:
         """Return the buffers that local training has changed."""
-        heard = [row for row in range(len(updates)) if row not in aggregate.rejected]
-        names = [name for name in updates[0].buffers if all(name in u.buffers for u in updates)]
-        real = [name for name in names if updates[0].buffers[name].is_floating_point()]
         state = {}
-        for name in names if heard else []:
-            if name not in real:
-                state[name] = torch.stack([updates[row].buffers[name] for row in heard]).amax(dim=0)
-        if real and heard:
-            matrix = _flat([u.buffers for u in updates], real)
+        for name in dict.fromkeys(name for update in updates for name in update.buffers):
+            rows = [r for r, u in enumerate(updates) if name in u.buffers and r not in aggregate.rejected]
+            if not rows:
+                continue
+            stack = torch.stack([updates[row].buffers[name] for row in rows])
+            if not stack.is_floating_point():
+                state[name] = stack.amax(dim=0)
+                continue
+            matrix = stack.flatten(1)
+            shares = aggregate.weights[rows].to(matrix)
             if self.aggregator.info.get("coordinatewise"):
-                vector = self.aggregator(matrix).vector
+                try:
+                    vector = self.aggregator(matrix).vector
+                except BadInput:  # too few sent this layer
+                    continue
             else:
-                vector = aggregate.weights.to(matrix.dtype) @ matrix
-            state |= _split(vector, real, weights)
+                equal = torch.full_like(shares, 1 / len(rows))
+                vector = (shares / shares.sum() if bool(shares.sum() > 0) else equal) @ matrix
+            state[name] = vector.view_as(weights[name])
         return state
 
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.errors import unknown_name
-from fedaudit.validation import Count, Fraction, Name, NamedSpec, NonNegative, Positive, Spec, from_name
+from fedaudit.validation import Count, Fraction, Name, NamedSpec, NonNegative, Positive, Spec, Whole, from_name
 
 
 class PartitionSpec(Spec):
@@ -54,6 +54,9 @@ class FederationSpec(Spec):
     weight_decay: NonNegative = 0.0
     proximal_mu: NonNegative = 0.0
     partition: PartitionSpec = PartitionSpec()
+    record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
+        default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:
@@ -72,6 +75,8 @@ class FederationSpec(Spec):
             raise ValueError("fedprox needs proximal_mu above 0 (at 0 it is fedavg)")
         if self.clients_per_round is not None and self.clients_per_round > self.clients:
             raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
+        if self.record is not None and not 0 <= max(self.record) < self.rounds:
+            raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
         if self.examples is not None and self.examples < self.clients:
             raise ValueError(f"{self.examples} examples can't be spread over {self.clients} clients")
         return self

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedaudit.errors import BadInput, CorruptTranscript
 from fedaudit.models import build_model
-from fedaudit.update import Loss, Setup, Tensors, TrainingFacts, Update, UpdateKind, loss_function
+from fedaudit.update import Loss, Sanitised, Setup, Tensors, TrainingFacts, Update, UpdateKind, loss_function
 from fedaudit.validation import Name, Number, explain
 
 FORMAT = "fedaudit-transcript"
@@ -159,6 +159,7 @@ class _UpdateEntry(BaseModel):
     num_examples: Annotated[int, Field(ge=1, le=10_000_000)]
     facts: TrainingFacts | None
     labels: list[_Natural] | list[Number] | None = None
+    sanitised: Sanitised | None = None
 
 
 class _RoundEntry(BaseModel):
@@ -197,6 +198,7 @@ def _save_round(folder: Path, record: Round) -> _RoundEntry:
                 num_examples=update.num_examples,
                 facts=update.facts,
                 labels=labels,
+                sanitised=update.sanitised,
             )
         )
     return _RoundEntry(
@@ -304,17 +306,22 @@ def _read_update(folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers
     path = folder / entry.file
     moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
     own = {k: v for k, v in tensors.items() if not k.startswith("buffers/")}
-    _check(own, {f"parameters/{k}": v for k, v in parameters.items()}, path)
+    # a sanitiser may hold tensors back, but then says that it was there
+    sent = {k: v for k, v in parameters.items() if entry.sanitised is None or f"parameters/{k}" in own}
+    if not sent:
+        raise CorruptTranscript(f"{path}: there is no parameter of the model in it")
+    _check(own, {f"parameters/{k}": v for k, v in sent.items()}, path)
     _check(moved, {k: v for k, v in buffers.items() if k in moved}, path)
     try:
         return Update(
             client=entry.client,
             kind=entry.kind,
-            tensors={name: own[f"parameters/{name}"] for name in parameters},  # in the model's order
+            tensors={name: own[f"parameters/{name}"] for name in sent},  # in the model's order
             num_examples=entry.num_examples,
             facts=entry.facts,
             buffers=moved,
             labels=None if entry.labels is None else _labels(entry.labels, setup.num_classes),
+            sanitised=entry.sanitised,
         )
     except BadInput as error:
         raise CorruptTranscript(f"{path}: {error}") from None

@@ -9,8 +9,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
+from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.matching import with_soft_labels
-from fedaudit.attacks.inversion.objectives import DISTANCES
 from fedaudit.attacks.inversion.priors import (
     Prior,
     label_regulariser,
@@ -76,11 +76,11 @@ class DLG(GradientInversion):
         images = super().initial(prepared, generator)
         return [*images, torch.randn((len(images[0]), prepared.setup.outputs), generator=generator)]
 
-    def task(self, prepared: Prepared, message: Message) -> Task:  # noqa: ARG002
+    def task(self, prepared: Prepared, message: Message) -> Task:
         """Return the distance as a function of images and label logits; no fast engine knows the latter."""
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)
-        distance = DISTANCES[self.distance]([prepared.gradient[n] for n in names], [weights[n] for n in names])
+        distance = distance_to(self.distance, message.update, names, prepared.gradient, weights)
         step = with_soft_labels(prepared.victim, distance)
         return Task(lambda variables: step(*variables), lambda variables: step(*variables), [])
 

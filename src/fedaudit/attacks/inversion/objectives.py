@@ -37,11 +37,16 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     ]
 
 
-def _weight_vector(target: Sequence[Tensor], weights: Sequence[float]) -> Tensor | None:
+# One weight for all numbers of a tensor, or one for each of them.
+Weight = float | Tensor
+
+
+def _weight_vector(target: Sequence[Tensor], weights: Sequence[Weight]) -> Tensor | None:
     """Return each number's weight, or None where all are one."""
-    if all(w == 1 for w in weights):
+    if all(not isinstance(w, Tensor) and w == 1 for w in weights):
         return None
-    return torch.cat([t.new_full((t.numel(),), w) for t, w in zip(target, weights, strict=True)])
+    whole = [w if isinstance(w, Tensor) else torch.full_like(t, w) for t, w in zip(target, weights, strict=True)]
+    return flatten(whole)
 
 
 class SquaredL2:
@@ -49,10 +54,10 @@ class SquaredL2:
 
     Args:
         target: the observed gradient, one tensor per parameter.
-        weights: one per tensor; 0 leaves a tensor out.
+        weights: one per tensor, or one per number; 0 leaves it out.
     """
 
-    def __init__(self, target: Sequence[Tensor], weights: Sequence[float]) -> None:
+    def __init__(self, target: Sequence[Tensor], weights: Sequence[Weight]) -> None:
         self._target = flatten(target)
         self._weights = _weight_vector(target, weights)
 
@@ -70,29 +75,32 @@ class SquaredL2:
 
 
 class LayerL2:
-    """Weighted sum of the tensors' Euclidean distances to ``target``: Σ_i w_i ‖g_i − t_i‖ (Yin et al. 2021, Eq. 3).
+    """Sum of the tensors' weighted Euclidean distances to ``target``: Σ_i ‖w_i·(g_i − t_i)‖ (Yin et al. 2021, Eq. 3).
 
     Args:
         target: the observed gradient, one tensor per parameter.
-        weights: one per tensor; 0 leaves a tensor out.
+        weights: one per tensor, or one per number; 0 leaves it out.
     """
 
-    def __init__(self, target: Sequence[Tensor], weights: Sequence[float]) -> None:
+    def __init__(self, target: Sequence[Tensor], weights: Sequence[Weight]) -> None:
         self._target = flatten(target)
         self._sizes = [t.numel() for t in target]
-        self._weights = self._target.new_tensor(list(weights))
+        self._weights = _weight_vector(target, weights)
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Return the distance of (d,) ``vector``."""
-        return torch.dot(self._weights, self._norms(vector - self._target))
+        return self._norms(self._scaled(vector - self._target)).sum()
 
     def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance and w·(g − t)/‖g − t‖ by tensor."""
-        difference = vector - self._target
-        norms = self._norms(difference)
-        for part, scale in zip(difference.split(self._sizes), self._weights / (norms + _TINY), strict=True):
-            part.mul_(scale)
-        return torch.dot(self._weights, norms), difference
+        """Return the distance and w²·(g − t)/‖w·(g − t)‖ by tensor."""
+        scaled = self._scaled(vector - self._target)
+        norms = self._norms(scaled)
+        for part, norm in zip(scaled.split(self._sizes), norms, strict=True):
+            part.div_(norm + _TINY)
+        return norms.sum(), self._scaled(scaled)
+
+    def _scaled(self, difference: Tensor) -> Tensor:
+        return difference if self._weights is None else self._weights * difference
 
     def _norms(self, difference: Tensor) -> Tensor:
         return torch.stack([part.norm() for part in difference.split(self._sizes)])
@@ -106,10 +114,10 @@ class WeightedCosine:
 
     Args:
         target: the observed gradient, one tensor per parameter.
-        weights: one per tensor; 0 leaves a tensor out.
+        weights: one per tensor, or one per number; 0 leaves it out.
     """
 
-    def __init__(self, target: Sequence[Tensor], weights: Sequence[float]) -> None:
+    def __init__(self, target: Sequence[Tensor], weights: Sequence[Weight]) -> None:
         flat = flatten(target)
         self._weights = _weight_vector(target, weights)
         scaled = flat if self._weights is None else self._weights * flat
@@ -132,7 +140,7 @@ class WeightedCosine:
         return 1 - dot / norm, scaled.addcmul_(self._direction, -1 / norm)
 
 
-DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float]], Distance]] = {
+DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[Weight]], Distance]] = {
     "squared-l2": SquaredL2,
     "layer-l2": LayerL2,
     "cosine": WeightedCosine,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress
 from fedaudit.attacks.findings import ImageFinding, Trace
+from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines import Checked, EngineName, make_engine
 from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels, last_layer
 from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
@@ -122,6 +124,8 @@ class GradientInversion(Attack):
         relu_modifier: the 1/(1 − p) of Eq. 8.
         others: what biases and normalisations weigh: ``preceding``, ``one`` or ``zero``.
         engine: ``auto``, ``reference``, ``frozen`` or ``compiled``.
+        aware: use what is known of the clients' defence; False takes the update for an undefended one, whose layers
+            that didn't arrive are zero.
     """
 
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
@@ -144,6 +148,7 @@ class GradientInversion(Attack):
     relu_modifier: bool = False
     others: OthersWeight = "preceding"
     engine: EngineName = "auto"
+    aware: bool = True
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of images and everything that is needed is known.
@@ -228,6 +233,8 @@ class GradientInversion(Attack):
         self.check(observation)
         started = time.perf_counter()
         message = observation.single()
+        if not self.aware:
+            message = _undefended(message)
         prepared = self.prepare(observation, message, device)
         task = self.task(prepared, message)
         best: Reconstruction | None = None
@@ -319,7 +326,10 @@ class GradientInversion(Attack):
             ):  # of gradients, not of descents: else it shrinks with the learning rate squared
                 scale = (facts.learning_rate * facts.local_steps) ** -2
                 weights = {name: scale * weight for name, weight in weights.items()}
-        distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
+        if self.aware:
+            distance = distance_to(self.distance, update, names, target, weights)
+        else:
+            distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
         steps = self.iterations * self.restarts * (1 if self.optimiser == "adam" else 20)
         return make_engine(self.engine, prepared.victim, prepared.labels, facts, distance, steps)
 
@@ -388,6 +398,13 @@ def _used_parameters(module: nn.Module, observation: Observation, device: str) -
         for name, buffer in module.named_buffers():
             buffer.copy_(before[name])
     return [name for name, grad in zip(parameters, grads, strict=True) if grad is not None]
+
+
+def _undefended(message: Message) -> Message:
+    """Return the message with zeros in place of every parameter that it hasn't."""
+    update = message.update
+    sent = {name: update.tensors.get(name, torch.zeros_like(t)) for name, t in message.weights.items()}
+    return dataclasses.replace(message, update=dataclasses.replace(update, tensors=sent))
 
 
 def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]:

@@ -1,0 +1,75 @@
+"""What an adversary that knows the defence makes of a defended update.
+
+Layers that weren't sent are not in the update, and so are matched by no attack. The rest is here: which numbers of a
+sparse update were sent, how much of a noisy one is signal, what a sign says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Weight, flatten
+from fedaudit.update import Update
+
+
+def distance_to(
+    name: str, update: Update, names: Sequence[str], target: Mapping[str, Tensor], weights: Mapping[str, float]
+) -> Distance:
+    """Return the distance ``name`` to ``target``, as somebody measures it who knows how the update was sanitised.
+
+    - Sparse (top-k, DGC): zeros weren't sent and so say nothing; only what was sent is matched.
+    - Noise of known size (dp): a tensor weighs as much as the share of its energy that isn't noise, 1 − σ²d/‖t‖²
+      (as in Wiener's filter); where no tensor has any, all weigh what they did.
+    - Signs: how far the signs agree, tanh(g/a) in place of the sign of g, a being the magnitude that was sent.
+
+    Args:
+        name: of the distance in ``DISTANCES``.
+        update: with what is known of its defence.
+        names: of the tensors to be matched, in order.
+        target: the observed gradient, or descent; the update times a number.
+        weights: of each tensor.
+    """
+    known = update.sanitised
+    targets = [target[n] for n in names]
+    plain: list[Weight] = [weights[n] for n in names]
+    if known is None:
+        return DISTANCES[name](targets, plain)
+    if known.signs:
+        return SmoothSigns(targets)
+    if known.sparse:
+        plain = [w * (t != 0).to(t.dtype) for w, t in zip(plain, targets, strict=True)]
+    if known.noise:
+        shares = [_signal(update.tensors[n], known.noise) for n in names]
+        if any(shares):
+            plain = [w * share for w, share in zip(plain, shares, strict=True)]
+    return DISTANCES[name](targets, plain)
+
+
+def _signal(tensor: Tensor, noise: float) -> float:
+    energy = float(tensor.double().square().sum())
+    return max(0.0, 1 - noise**2 * tensor.numel() / energy) if energy else 0.0
+
+
+class SmoothSigns:
+    """One minus the mean of sᵢ·tanh(gᵢ/aᵢ), where ±a = s·a is what was sent.
+
+    Args:
+        target: ± the magnitude, one tensor per parameter.
+    """
+
+    def __init__(self, target: Sequence[Tensor]) -> None:
+        flat = flatten(target)
+        self._sign = torch.where(flat >= 0, 1.0, -1.0) / len(flat)
+        self._size = flat.abs().clamp(min=1e-12)
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Return the distance of (d,) ``vector``."""
+        return 1 - torch.dot(self._sign, torch.tanh(vector / self._size))
+
+    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distance and −s·(1 − tanh²(g/a))/(a·d)."""
+        curve = torch.tanh(vector / self._size)
+        return 1 - torch.dot(self._sign, curve), -self._sign * (1 - curve.square()) / self._size

@@ -1,0 +1,138 @@
+"""Sanitisers that compress: top-k sparsification, signs, deep gradient compression."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedaudit.defences.sanitising import SANITISERS, Received, changed, flat, norm, unflat
+from fedaudit.update import Sanitised, Tensors, Update
+from fedaudit.validation import Fraction, Number, Positive, Whole
+
+Ratio = Annotated[Number, Field(gt=0, le=1)]
+
+
+def share(ratio: float, whole: int) -> int:
+    """Return ⌈ratio·whole⌉, without what floating point adds: of 0.1 · 30 it is 3."""
+    return math.ceil(round(ratio * whole, 6))
+
+
+def largest(vector: Tensor, ratio: float) -> Tensor:
+    """Return the (d,) mask of the ⌈ratio·d⌉ numbers of ``vector`` that are largest in magnitude."""
+    mask = torch.zeros_like(vector, dtype=torch.bool)
+    mask[vector.abs().topk(share(ratio, len(vector))).indices] = True
+    return mask
+
+
+@SANITISERS.register(
+    "top-k", "sends the largest numbers only, and keeps the rest for later", side="client", paper="Aji & Heafield 2017"
+)
+class TopK:
+    """Sends the largest numbers of the whole update by magnitude (Aji & Heafield 2017, Section 3).
+
+    What isn't sent is added to the client's next update, as in the paper (``memory``). The threshold is exact; the
+    paper estimates it from a sample.
+
+    Args:
+        ratio: share of the numbers that is sent.
+        memory: keep what isn't sent for the next round.
+    """
+
+    def __init__(self, *, ratio: Ratio = 0.1, memory: bool = True) -> None:
+        self.ratio = ratio
+        self.memory = memory
+        self._kept: Tensor | None = None
+
+    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+        """Return the update with zeros in place of what isn't sent."""
+        vector = flat(update.tensors)
+        if self._kept is not None:
+            vector += self._kept
+        mask = largest(vector, self.ratio)
+        self._kept = vector.masked_fill(mask, 0) if self.memory else None
+        return changed(update, unflat(vector.where(mask, 0), update.tensors), Sanitised("top-k", sparse=True))
+
+
+@SANITISERS.register("sign", "sends one bit a number: its sign", side="client", paper="Bernstein et al. 2018 (signSGD)")
+class Sign:
+    """Sends the signs (Bernstein et al. 2018, Algorithm 1); zero counts as positive.
+
+    Args:
+        scale: ``mean``: every tensor's signs are multiplied by the mean magnitude of its numbers (one number more to
+            send), so that the server's step keeps its length (Karimireddy et al. 2019); ``one``: signs alone, as in the
+            paper, for which the learning rate has to be chosen. The mean of signs is one way to aggregate them; the
+            other, the majority, is the aggregator ``median``.
+    """
+
+    def __init__(self, *, scale: Literal["mean", "one"] = "mean") -> None:
+        self.scale = scale
+
+    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+        """Return ±1, or ± the mean magnitude, in place of every number."""
+        tensors = {}
+        for name, tensor in update.tensors.items():
+            size = tensor.abs().mean() if self.scale == "mean" else tensor.new_ones(())
+            tensors[name] = torch.where(tensor >= 0, size, -size)
+        return changed(update, tensors, Sanitised("sign", signs=True))
+
+
+@SANITISERS.register(
+    "dgc",
+    "deep gradient compression: sparse updates with momentum correction",
+    side="client",
+    paper="Lin et al. 2018 (DGC), Algorithm 4",
+)
+class DeepGradientCompression:
+    """Sends the largest numbers of each tensor of what has accumulated (Lin et al. 2018, Algorithm 4).
+
+    Momentum correction: u ← m·u + g, v ← v + u, and v is what is chosen from. Momentum factor masking: what is sent is
+    deleted from u and v. Local clipping: g is scaled down to ``clip``/√N, N being the clients of a round. Warm-up: the
+    share sent falls exponentially, r^((t+1)/(w+1)) in a client's t-th of w first rounds.
+
+    For FedAvg g is the ΔW of the local training, which the paper doesn't treat. The choice is exact; the paper samples.
+
+    Args:
+        ratio: r, the share of each tensor's numbers that is sent after the warm-up.
+        momentum: m.
+        clip: the norm to which the sum of all clients' updates is held; None doesn't clip.
+        warmup: w, in rounds of the client.
+    """
+
+    def __init__(
+        self,
+        *,
+        ratio: Ratio = 0.1,
+        momentum: Fraction = 0.9,
+        clip: Positive | None = None,
+        warmup: Whole = 4,
+    ) -> None:
+        self.ratio = ratio
+        self.momentum = momentum
+        self.clip = clip
+        self.warmup = warmup
+        self._rounds = 0
+        self._velocity: Tensors = {}
+        self._accumulated: Tensors = {}
+
+    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+        """Return the update with zeros in place of what isn't sent."""
+        length, limit = norm(update.tensors.values()), math.inf
+        if self.clip is not None:
+            limit = self.clip / math.sqrt(received.clients)
+        shrink = min(1.0, limit / length) if length else 1.0
+        ratio = self.ratio ** (min(self._rounds + 1, self.warmup + 1) / (self.warmup + 1))
+        self._rounds += 1
+        sent = {}
+        for name, tensor in update.tensors.items():
+            zero = torch.zeros_like(tensor)
+            velocity = self.momentum * self._velocity.get(name, zero) + shrink * tensor
+            accumulated = self._accumulated.get(name, zero) + velocity
+            mask = largest(accumulated.reshape(-1), ratio).view_as(tensor)
+            sent[name] = accumulated.where(mask, zero)
+            self._velocity[name] = velocity.masked_fill(mask, 0)
+            self._accumulated[name] = accumulated.masked_fill(mask, 0)
+        return changed(update, sent, Sanitised("dgc", sparse=True))

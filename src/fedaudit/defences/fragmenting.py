@@ -1,0 +1,104 @@
+"""Sanitisers that send some layers only: Fragmented Federated Learning, and the same with layers taken at random."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedaudit.defences.compressing import Ratio, share
+from fedaudit.defences.sanitising import SANITISERS, Received
+from fedaudit.update import Sanitised, Tensors, Update
+
+
+@SANITISERS.register(
+    "ffl", "sends the layers that point most where the global model went", side="client", paper="Na et al. 2022 (FFL)"
+)
+class Fragmented:
+    """Sends the ⌈r·L⌉ layers of highest cosine to the estimated global gradient (Na et al. 2022, Algorithm 1).
+
+    Not the other "Fragmented Federated Learning" of that year. The global gradient is estimated by θᵏ − θᵏ⁻¹, the
+    difference of the last two models that this client received. A layer is a module with parameters of its own: its
+    weight, bias and statistics travel together.
+
+    The paper's Eq. 1 (a descent) and Eq. 4 (a difference along it) differ in sign: taken literally the cosine
+    of a gradient to θᵏ − θᵏ⁻¹ prefers the layers that are *least* like the global direction. By default the signs are
+    aligned; ``direction: literal`` doesn't.
+
+    In a client's first round there is no θᵏ⁻¹, which the paper leaves open: random layers are sent, as well as where
+    the model has not moved. (If nothing was sent, the model would never begin to move.)
+
+    Args:
+        ratio: r, the share of layers.
+        direction: ``aligned`` or ``literal``.
+    """
+
+    def __init__(self, *, ratio: Ratio = 0.6, direction: Literal["aligned", "literal"] = "aligned") -> None:
+        self.ratio = ratio
+        self.direction = direction
+        self._previous: Tensors | None = None
+
+    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:
+        """Return the chosen layers."""
+        previous, self._previous = self._previous, received.weights
+        layers = [layer for layer in received.layers if any(name in update.tensors for name in layer)]
+        if previous is not None:
+            moved = {name: received.weights[name] - previous[name] for name in update.tensors}
+            if any(bool(tensor.any()) for tensor in moved.values()):
+                descent = 1.0 if update.kind == "weights" else -1.0
+                sign = descent if self.direction == "aligned" else -descent
+                scores = [sign * _cosine(layer, update.tensors, moved) for layer in layers]
+                return _only(update, _best(layers, scores, self.ratio), "ffl")
+        return _only(update, _random(layers, self.ratio, generator), "ffl")
+
+
+@SANITISERS.register(
+    "ffl-random", "sends random layers: the baseline of FFL", side="client", paper="Na et al. 2022 (FFL), Section 5"
+)
+class FragmentedAtRandom:
+    """Sends ⌈r·L⌉ random layers (Na et al. 2022, Section 5).
+
+    Args:
+        ratio: r, the share of layers.
+    """
+
+    def __init__(self, *, ratio: Ratio = 0.6) -> None:
+        self.ratio = ratio
+
+    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:
+        """Return the chosen layers."""
+        layers = [layer for layer in received.layers if any(name in update.tensors for name in layer)]
+        return _only(update, _random(layers, self.ratio, generator), "ffl-random")
+
+
+Layers = list[tuple[str, ...]]
+
+
+def _cosine(layer: tuple[str, ...], tensors: Tensors, moved: Tensors) -> float:
+    own: Tensor = torch.cat([tensors[name].double().reshape(-1) for name in layer if name in tensors])
+    other = torch.cat([moved[name].double().reshape(-1) for name in layer if name in tensors])
+    lengths = float(own.norm() * other.norm())
+    return float(own @ other) / lengths if lengths else 0.0
+
+
+def _best(layers: Layers, scores: list[float], ratio: float) -> Layers:
+    order = sorted(range(len(layers)), key=lambda i: -scores[i])
+    return [layers[i] for i in order[: share(ratio, len(layers))]]
+
+
+def _random(layers: Layers, ratio: float, generator: torch.Generator) -> Layers:
+    order = torch.randperm(len(layers), generator=generator).tolist()
+    return [layers[i] for i in order[: share(ratio, len(layers))]]
+
+
+def _only(update: Update, layers: Layers, name: str) -> Update:
+    """Return ``update`` with the tensors and statistics of ``layers`` alone."""
+    chosen = {parameter for layer in layers for parameter in layer}
+    return replace(
+        update,
+        tensors={n: t for n, t in update.tensors.items() if n in chosen},
+        buffers={n: t for n, t in update.buffers.items() if n in chosen},
+        sanitised=Sanitised(name),
+    )

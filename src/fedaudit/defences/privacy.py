@@ -1,0 +1,195 @@
+"""Differential privacy: clipping, Gaussian noise, and an account of what is spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedaudit.defences.sanitising import SANITISERS, Received, changed, norm
+from fedaudit.errors import BadInput
+from fedaudit.update import Loss, Sanitised, Update
+from fedaudit.validation import Number, Positive
+
+Level = Literal["client", "sample"]
+Where = Literal["local", "central"]
+_MOST_ROUNDS = 10**6
+# Rényi orders; whole ones only, for which sampled Gaussians have a closed form
+_ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512]
+
+
+@SANITISERS.register(
+    "dp",
+    "differential privacy: clips and adds Gaussian noise, stops when the budget is spent",
+    side="client",
+    paper="Geyer et al. 2017; McMahan et al. 2018 (client level); Abadi et al. 2016 (sample level)",
+)
+class DifferentialPrivacy:
+    """Clips to ``clip`` and adds Gaussian noise of ``noise`` times that.
+
+    *Client level* (Geyer et al. 2017, Algorithm 1): the whole update is clipped to norm S. ``central``: the server adds
+    N(0, σ²S²/m²) to the mean of m updates, and so sees them without noise; ``local``: every client adds N(0, σ²S²).
+    Departure: Geyer et al. clip to the median of the norms in the round; S is fixed here, as in McMahan et al. 2018.
+
+    *Sample level* (DP-SGD, Abadi et al. 2016, Algorithm 1): in every local step each example's gradient is clipped to
+    C, the sum gets N(0, σ²C²) and is divided by the batch size B. ``central`` (FedSGD only): the clients clip, the
+    server adds N(0, σ²C²/(B·m)²) to the mean.
+
+    BatchNorm's statistics have no noise and so don't travel. The number of examples of an update does travel.
+
+    Args:
+        clip: S or C.
+        noise: σ, in units of ``clip``.
+        level: who is protected: a ``client`` or a ``sample``.
+        where: who adds the noise.
+        epsilon: the budget: nobody sends after it is spent (RDP); None doesn't stop.
+        delta: δ of (ε, δ).
+    """
+
+    def __init__(
+        self,
+        *,
+        clip: Positive = 1.0,
+        noise: Positive = 1.0,
+        level: Level = "client",
+        where: Where = "local",
+        epsilon: Positive | None = 8.0,
+        delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5,
+    ) -> None:
+        self.clip = clip
+        self.noise = noise
+        self.level = level
+        self.where = where
+        self.epsilon = epsilon
+        self.delta = delta
+
+    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+        """Return the update clipped and, at the client's level and in its hands, with noise."""
+        tensors, scale = update.tensors, 0.0
+        if self.level == "client":
+            length = norm(tensors.values())
+            shrink = min(1.0, self.clip / length) if length else 1.0
+            scale = self.noise * self.clip if self.where == "local" else 0.0
+            tensors = {name: shrink * t + scale * _gaussian(t, generator) for name, t in tensors.items()}
+        elif self.where == "local" and update.facts is not None:
+            facts = update.facts
+            steps = [self.noise * self.clip / size for size in facts.batch_sizes]
+            scale = sum(s**2 for s in steps) ** 0.5
+            if update.kind == "weights":
+                scale *= facts.learning_rate  # each step's noise is multiplied by it; momentum would add more
+        return replace(changed(update, tensors, Sanitised("dp", noise=scale)), buffers={})
+
+    def gradients(
+        self, model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], generator: torch.Generator
+    ) -> list[Tensor]:
+        """Return a local step's gradient with every example's clipped, and noise where clients add it.
+
+        Args:
+            model: being trained.
+            loss: mean over a batch.
+            batch: (inputs, targets).
+            generator: of the noise.
+
+        Raises:
+            BadInput: BatchNorm mixes the examples.
+        """
+        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in model.modules()):
+            raise BadInput(
+                "sample-level dp can't clip one example's gradient where BatchNorm mixes the examples of a batch: "
+                "use model.batch_norm: eval, or level: client"
+            )
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        total = [torch.zeros_like(p) for p in parameters]
+        inputs, targets = batch
+        for i in range(len(inputs)):
+            value = loss(model(inputs[i : i + 1]), targets[i : i + 1])
+            grads = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+            length = norm(grads)
+            shrink = min(1.0, self.clip / length) if length else 1.0
+            for sum_, grad in zip(total, grads, strict=True):
+                sum_.add_(grad, alpha=shrink)
+        scale = self.noise * self.clip if self.where == "local" else 0.0
+        return [(t + scale * _gaussian(t, generator)) / len(inputs) for t in total]
+
+
+def central_noise(settings: dict[str, Any], clients: int, batch: int) -> float:
+    """Return the standard deviation of the noise that the server adds to the mean of ``clients`` updates."""
+    if settings["where"] != "central":
+        return 0.0
+    share = clients * (batch if settings["level"] == "sample" else 1)
+    return float(settings["noise"] * settings["clip"] / share)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a federation's rounds cost in privacy.
+
+    Attributes:
+        noise: σ.
+        delta: δ.
+        rate: the chance that the protected one takes part in a step: Poisson sampling is assumed.
+        steps: noisy steps in a round that is counted.
+    """
+
+    noise: float
+    delta: float
+    rate: float
+    steps: int
+
+    def spent(self, rounds: int, how: Literal["rdp", "pld"] = "rdp") -> float:
+        """Return ε after ``rounds``, by Rényi accounting or the tighter privacy loss distribution."""
+        return _spent(self.noise, self.delta, self.rate, self.steps * rounds, how) if rounds else 0.0
+
+    def rounds(self, budget: float | None) -> int:
+        """Return how many rounds the budget allows."""
+        if budget is None:
+            return _MOST_ROUNDS
+        low, high = 0, 1
+        while high < _MOST_ROUNDS and self.spent(high) <= budget:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.spent(middle) <= budget else (low, middle)
+        return low
+
+
+def account(settings: dict[str, Any], *, clients: int, per_round: int, steps: int, batch: int, fewest: int) -> Account:
+    """Return the account of a federation whose clients use ``dp`` with ``settings``.
+
+    Protected is, against the one who sees the updates (local) or only the global models (central): at the client's
+    level a client as a whole, at the sample's level one example of the client that holds the fewest. The rounds that
+    count are those in which the client takes part (local) or all (central), where being one of many amplifies.
+
+    Args:
+        settings: of ``dp``.
+        clients: in all.
+        per_round: taking part in a round.
+        steps: local steps in a round.
+        batch: examples in a step.
+        fewest: examples that any client holds.
+    """
+    among = per_round / clients if settings["where"] == "central" else 1.0
+    if settings["level"] == "client":
+        return Account(settings["noise"], settings["delta"], among, 1)
+    return Account(settings["noise"], settings["delta"], among * min(1.0, batch / fewest), steps)
+
+
+@cache
+def _spent(noise: float, delta: float, rate: float, steps: int, how: str) -> float:
+    import dp_accounting  # heavy, and only where there is an account to keep
+    from dp_accounting import pld, rdp
+
+    event: Any = dp_accounting.GaussianDpEvent(noise)
+    if rate < 1:
+        event = dp_accounting.PoissonSampledDpEvent(rate, event)
+    accountant = rdp.RdpAccountant(_ORDERS) if how == "rdp" else pld.PLDAccountant()
+    accountant.compose(event, steps)
+    return float(accountant.get_epsilon(delta))
+
+
+def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)

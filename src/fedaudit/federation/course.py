@@ -1,0 +1,86 @@
+"""How a federation went: what its rounds brought in accuracy, and cost in bytes, seconds and privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.data.dataset import Split
+from fedaudit.update import Setup
+
+
+@dataclass
+class Course:
+    """Filled by the simulator while it runs.
+
+    Attributes:
+        every: accuracy is measured every so many rounds and after the last; None: never.
+        examples: of the held-out split, at most.
+        rounds: finished rounds at each measurement.
+        accuracy: share of held-out examples classified correctly, at each.
+        per_client: at each, every client's accuracy on held-out examples, weighted as its own classes are.
+        bytes: of each update as it was sent, statistics included.
+        parameters: numbers of each update that were sent: tensors that travelled, without a sparse update's zeros.
+        training_seconds: of all local training.
+        sanitising_seconds: of all sanitisers.
+        epsilon: after each round, where there is differential privacy (Rényi).
+        epsilon_pld: after the last, by the privacy loss distribution.
+        stopped: after how many rounds the budget was spent, if it was.
+    """
+
+    every: int | None = None
+    examples: int = 1000
+    rounds: list[int] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    per_client: list[list[float]] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
+    training_seconds: float = 0.0
+    sanitising_seconds: float = 0.0
+    epsilon: list[float] = field(default_factory=list)
+    epsilon_pld: float | None = None
+    stopped: int | None = None
+
+    def measure(
+        self, model: nn.Module, setup: Setup, held_out: Split, shares: Sequence[Split], finished: int, last: bool
+    ) -> None:
+        """Measure the model's accuracy if it is time; its mode and buffers stay as they were.
+
+        Args:
+            model: global.
+            setup: its preprocessing.
+            held_out: examples that no client holds.
+            shares: what each client holds; only its classes count.
+            finished: rounds.
+            last: no more rounds follow.
+        """
+        if self.every is None or setup.num_classes is None or not (last or finished % self.every == 0):
+            return
+        right = _right(model, setup, held_out[torch.arange(min(self.examples, len(held_out)))])
+        total = right.sum(dim=0)
+        by_class = right[1] / total.clamp(min=1)
+        self.rounds.append(finished)
+        self.accuracy.append(float(right[1].sum() / total.sum()))
+        per_client = []
+        for share in shares:
+            held = torch.bincount(share.targets, minlength=setup.num_classes).double()
+            held *= total > 0
+            per_client.append(float((by_class * held).sum() / held.sum().clamp(min=1)))
+        self.per_client.append(per_client)
+
+
+def _right(model: nn.Module, setup: Setup, data: Split) -> Tensor:
+    """Return (2, classes) numbers of wrong and right answers."""
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    counts = torch.zeros(2, setup.outputs, dtype=torch.float64)
+    with torch.no_grad():
+        for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
+            hit = model(setup.normalise(inputs)).argmax(dim=1) == targets
+            counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
+    for part, mode in modes.items():
+        part.training = mode
+    return counts
