@@ -80,17 +80,25 @@ def test_aggregators_are_timed_and_a_peer_that_is_not_there_is_named(command):
     assert (wrong.code, "did you mean 'byzfl'" in wrong.err) == (2, True)
 
 
+def test_the_exact_reconstruction_is_timed_and_its_error_measured(command):
+    result = json.loads(command("bench", "local-model", "--quick", "--json").out)
+    assert [row["d"] for row in result["rows"]] == [10, 30, 100]
+    assert all(row["relative_error"] < 1e-6 and row["condition"] > 1 for row in result["rows"])
+    assert "to the power of" in command("bench", "local-model", "--quick").out
+
+
 @pytest.mark.slow
 def test_all_benches_write_one_page(command, tmp_path):
     assert command("bench", "all", "--quick", "--out", tmp_path).code == 0
     page = (tmp_path / "bench.html").read_text()
-    for word in ("gradient inversion", "time to a picture", "simulator", "aggregators"):
+    for word in ("gradient inversion", "time to a picture", "simulator", "aggregators", "exact local model"):
         assert word in page
     assert set(json.loads((tmp_path / "bench.json").read_text())) == {
         "inversion",
         "picture",
         "simulator",
         "aggregators",
+        "local-model",
     }
 
 

@@ -628,6 +628,33 @@ def test_adult(tmp_path: Path) -> None:
     one_line(error, "adult.data, row 2")
 
 
+def test_adult_s_doctors_are_clients_by_age(tmp_path: Path) -> None:
+    def person(age: int, education: str, years: int) -> str:
+        return f"{age}, Private, 1, {education}, {years}, x, x, x, x, x, 0, 0, 40, x, {'>50K' if age % 2 else '<=50K'}"
+
+    ages = [30, 37, 38, 45, 52, 53, 70]
+    rows = [person(age, "Doctorate", 16) for age in ages] + [person(20 + i, "Masters", 14) for i in range(16)]
+    (tmp_path / "adult.data").write_text("\n".join([*rows, person(40, "HS-grad", 9)]) + "\n")
+    (tmp_path / "adult.test").write_text("\n".join(f"{r}." for r in [*rows, person(41, "11th", 7)]) + "\n")
+    data = load_dataset("adult-phd", data_dir=tmp_path)
+    assert data.train.groups is not None
+    assert data.test.groups is not None
+    # both files together: 4 of less than 38, 6 of 38 to 52, 4 older, 32 without a doctorate, one in eight held out
+    assert [(data.train.groups == g).sum().item() for g in (0, 1, 2, -1)] == [4, 6, 4, 28]
+    assert [(data.test.groups == g).sum().item() for g in (0, 1, 2, -1)] == [0, 0, 0, 4]
+    order = data.train.inputs[:, 0]  # the standardised age
+    old = [order[data.train.groups == g] for g in (0, 1, 2)]
+    assert old[0].max() < old[1].min()
+    assert old[1].max() < old[2].min()
+    few = load_dataset("adult-phd", data_dir=tmp_path, limit=10)
+    assert few.train.groups is not None
+    assert len(few.train.groups) == len(few.train) == 10
+    (tmp_path / "adult.data").write_text(person(40, "HS-grad", 9) + "\n")
+    (tmp_path / "adult.test").write_text(person(40, "HS-grad", 9) + ".\n")
+    with pytest.raises(BadInput, match="nobody has a bachelor's degree"):
+        load_dataset("adult-phd", data_dir=tmp_path)
+
+
 @pytest.mark.parametrize("layout", ["npz", "csv"])
 def test_location30(layout: str, tmp_path: Path) -> None:
     x, y = RNG.integers(0, 2, (90, 446), dtype=np.uint8), np.arange(90) % 30

@@ -168,9 +168,28 @@ def test_what_is_impossible_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@given(
+    named=st.integers(0, 4), others=st.integers(0, 4), each=st.integers(1, 6), free=st.integers(0, 40),
+    seed=st.integers(0, 2**31),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_the_natural_partition_keeps_what_is_somebody_s_and_deals_the_rest(named, others, each, free, seed):
+    groups = torch.cat([torch.arange(named).repeat(each), torch.full((free,), -1)])
+    groups = groups[torch.randperm(len(groups), generator=seeded(seed))]
+    clients = named + others
+    if clients == 0 or free < others or (free and not others):
+        return
+    parts = partition("natural", torch.zeros(len(groups)), clients, seeded(seed), groups=groups)
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(groups)))
+    for client, part in enumerate(parts[:named]):
+        assert set(groups[part].tolist()) == {client}
+    sizes = [len(part) for part in parts[named:]]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
 def test_every_partition_is_listed_with_its_options() -> None:
     assert PARTITIONS.names() == ["iid", "dirichlet", "classes-per-client", "shards", "label-to-clients", "natural"]
     for entry in PARTITIONS:
         assert entry.summary
-        parts = partition(entry.name, Y, 2, seeded(), **entry.info["options"])
+        parts = partition(entry.name, Y, 2, seeded(), groups=torch.full((12,), -1), **entry.info["options"])
         assert len(parts) == 2

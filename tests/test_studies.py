@@ -281,6 +281,39 @@ def test_claims_are_decided_by_paired_differences(agic, invg, outcome):
     assert analyse(tiny(), "smoke", rows_of(agic, invg)).claims == []
 
 
+def test_a_study_can_be_about_any_metric_of_any_kind_of_finding():
+    def local(attack: str, repetition: int, accuracy: float, distance: float) -> Row:
+        made = row({"attack": attack, "iterations": "1"}, repetition)
+        assert made.outcome is not None
+        made.outcome["updates"][0] |= {
+            "round": None, "metrics": {"local_accuracy": accuracy, "relative_distance": distance},
+        }  # fmt: skip
+        return made
+
+    rows = [local("agic", i, 0.9 + i / 100, 0.1) for i in range(3)]
+    rows += [local("invg", i, 0.8, 0.3 + i / 100) for i in range(3)]
+    claim = {"text": "t", "better": {"attack": "agic"}, "worse": {"attack": "invg"}}
+    study = tiny(metric="local_accuracy", claims=[claim, {**claim, "metric": "relative_distance"}], published=[])
+    analysis = analyse(study, "cpu", rows)
+    assert [cell.value.mean for cell in analysis.cells if cell.value] == pytest.approx([0.8, 0.91])
+    assert [(c.metric, c.outcome) for c in analysis.claims] == [
+        ("local_accuracy", "holds"), ("relative_distance", "holds"),
+    ]  # fmt: skip
+    assert analysis.claims[1].difference is not None
+    assert analysis.claims[1].difference.mean == pytest.approx(0.21)
+    assert "local accuracy: mean over updates" in markdown(analysis)
+
+
+def test_a_finished_study_can_be_drawn_by_another_metric(command, tmp_path):
+    path = as_file(tmp_path)
+    assert command("study", "run", path, "--scale", "smoke", "--out", tmp_path / "out", "--workers", 1).code == 0
+    assert command("study", "report", tmp_path / "out", "--metric", "ssim").code == 0
+    assert "SSIM: mean over updates" in (tmp_path / "out/result-ssim.md").read_text()
+    assert "PSNR, dB: mean over updates" in (tmp_path / "out/result.md").read_text()
+    wrong = command("study", "report", tmp_path / "out", "--metric", "simm")
+    assert (wrong.code, "did you mean 'ssim'" in wrong.err) == (2, True)
+
+
 def test_less_is_better_for_errors():
     analysis = analyse(tiny(metric="mse"), "cpu", rows_of([1, 1, 2], [3, 3, 5]))
     assert [c.outcome for c in analysis.claims] == ["holds"]
@@ -333,6 +366,7 @@ def test_results_are_written_in_every_form(tmp_path):
         ({"axes": {}}, "axes"),
         ({"scales": {"huge": {"states": "x", "repetitions": 1}}}, "scales"),
         ({"scales": {"smoke": {"states": "x", "repetitions": 0}}}, "repetitions"),
+        ({"metric": "pnsr"}, "did you mean 'psnr'"),
         ({"claims": [{"text": "x", "better": {"attack": "gaic"}, "worse": {}}]}, "did you mean 'agic'"),
         ({"scales": {"smoke": {"states": "x", "repetitions": 1, "only": {"attack": ["none"]}}}}, "level of attack"),
         ({"scenario": {**TINY["scenario"], "modle": {}}}, "did you mean 'model'"),

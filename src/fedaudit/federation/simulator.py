@@ -140,7 +140,7 @@ def simulate(
             f"federation '{spec.name}': the privacy budget was spent before any recorded round; raise epsilon or noise"
         )
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
-    candidates = _candidates(federation, inputs, labels)
+    candidates = _candidates(federation, inputs, labels, rows)
     return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {}, rows)
 
 
@@ -402,15 +402,21 @@ def _held_examples(pool: Split, examples: int | None) -> Tensor:
 
 
 def _candidates(
-    federation: Federation, inputs: dict[tuple[int, int], Tensor], labels: dict[tuple[int, int], Tensor]
+    federation: Federation,
+    inputs: dict[tuple[int, int], Tensor],
+    labels: dict[tuple[int, int], Tensor],
+    rows: dict[tuple[int, int], Tensor],
 ) -> Split:
     """Return the held-out examples, with the victims (each once) in front where these come from elsewhere."""
     test = federation.dataset.test
     if federation.split == "test":
         return test
     seen: dict[bytes, tuple[Tensor, Tensor]] = {}
+    used: set[tuple[int, int]] = set()  # (client, row): looking at numbers is quicker than at examples
     for key, batch in inputs.items():
-        for example, label in zip(batch, labels[key], strict=True):
-            seen.setdefault(example.numpy().tobytes(), (example, label))
+        for i, row in enumerate(rows[key].tolist()):
+            if (key[1], row) not in used:
+                used.add((key[1], row))
+                seen.setdefault(batch[i].numpy().tobytes(), (batch[i], labels[key][i]))
     victims, targets = zip(*seen.values(), strict=True)
     return Split(torch.cat([torch.stack(victims), test.inputs]), torch.cat([torch.stack(targets), test.targets]))

@@ -118,6 +118,11 @@ class LocalModelExact(_LocalModelAttack):
             raise NotApplicable(
                 f"{self.name} is for models that are linear in their parameters; local-model is for any"
             )
+        facts = [m.update.facts for m in observation.messages]
+        if any(f is not None and f.data_size is not None and min(f.batch_sizes) < f.data_size for f in facts):
+            raise NotApplicable(
+                f"{self.name} needs full batches, and this client trains on mini-batches; local-model works with these"
+            )
         n, p = self._used(seen)
         if n < p + 1:
             raise NotApplicable(
