@@ -20,6 +20,7 @@ from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
+from fedaudit.federation.course import Course
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
@@ -31,6 +32,8 @@ from fedaudit.results import (
     AdversaryRecord,
     AttackRecord,
     AuditResult,
+    CourseRecord,
+    CourseTiming,
     DataRecord,
     FederationRecord,
     FindingResult,
@@ -101,6 +104,7 @@ class Recording:
 
     transcript: Transcript
     truth: Truth
+    course: Course | None = None
 
 
 def run_audit(
@@ -136,7 +140,8 @@ def run_audit(
         scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display
     )
     attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
-    targets = plan([r.transcript for r in recordings], attacks, scenario.threat, scenario.evaluation)
+    attacked = [r.transcript for r in recordings if scenario.attacked(r.transcript.name)]
+    targets = plan(attacked, attacks, scenario.threat, scenario.evaluation)
     outcomes = play(targets, seed=scenario.seed, device=scenario.device, workers=workers, store=store, display=display)
     return assess(
         recordings,
@@ -179,17 +184,20 @@ def record(
         report=display.stage("training the model", epochs) if epochs else None,
     )
     recordings = []
-    for spec in scenario.federations:
-        if names is not None and spec.name not in names:
+    for run in scenario.runs():
+        spec = run.federation
+        if names is not None and run.name not in names:
             continue
-        report = display.stage(f"federation {spec.name}", spec.rounds * (spec.clients_per_round or spec.clients))
-        transcript, truth = simulate(federation, spec, scenario.defences, seed=scenario.seed, report=report)
+        report = display.stage(f"federation {run.name}", spec.rounds * (spec.clients_per_round or spec.clients))
+        course = Course(scenario.evaluation.accuracy_every, scenario.evaluation.accuracy_examples)
+        transcript, truth = simulate(federation, spec, run.defences, seed=scenario.seed, report=report, course=course)
+        transcript.name = run.name
         about = {
             "scenario": scenario.model_dump(mode="json"),
             "data": data.model_dump(mode="json"),
             "model": model_record.model_dump(mode="json"),
         }
-        recordings.append(Recording(transcript, dataclasses.replace(truth, about=about)))
+        recordings.append(Recording(transcript, dataclasses.replace(truth, about=about), course))
     return recordings, data, model_record
 
 
@@ -235,7 +243,7 @@ def assess(
             does_not_know=does_not_know,
             acts=False,
         ),
-        federations=[_federation_record(r.transcript, scenario) for r in recordings],
+        federations=[_federation_record(r, scenario) for r in recordings],
         attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
         findings=findings,
         summaries=summaries,
@@ -302,8 +310,10 @@ def save_png(pixels: Tensor, path: Path) -> None:
     Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(path)
 
 
-def _federation_record(transcript: Transcript, scenario: Scenario) -> FederationRecord:
-    spec = next(f for f in scenario.federations if f.name == transcript.name)
+def _federation_record(recording: Recording, scenario: Scenario) -> FederationRecord:
+    transcript = recording.transcript
+    run = next(run for run in scenario.runs() if run.name == transcript.name)
+    spec = run.federation
     examples = sorted({u.num_examples for r in transcript.rounds for u in r.updates})
     sizes = " or ".join(map(str, examples))
     if spec.algorithm == "fedsgd":
@@ -319,7 +329,7 @@ def _federation_record(transcript: Transcript, scenario: Scenario) -> Federation
         else f"{spec.clients} client{'s' if spec.clients > 1 else ''}"
     )
     return FederationRecord(
-        name=spec.name,
+        name=run.name,
         algorithm=spec.algorithm,
         update_kind=transcript.rounds[0].updates[0].kind,
         clients=spec.clients,
@@ -332,13 +342,31 @@ def _federation_record(transcript: Transcript, scenario: Scenario) -> Federation
         updates_rejected=sum(len(r.rejected) for r in transcript.rounds),
         fallbacks=sum(r.fallback is not None for r in transcript.rounds),
         description=f"{rounds}, {who}; {what} (learning rate {spec.learning_rate:g})"
-        + _aggregation(transcript, scenario),
+        + _aggregation(transcript, run.defences.aggregator.name),
+        aggregator=run.defences.aggregator.name,
+        sanitiser=run.defences.sanitiser.name,
+        course=None if recording.course is None else _course_record(recording.course),
     )
 
 
-def _aggregation(transcript: Transcript, scenario: Scenario) -> str:
+def _course_record(course: Course) -> CourseRecord:
+    updates = len(course.bytes)
+    return CourseRecord(
+        rounds=course.rounds,
+        accuracy=course.accuracy,
+        per_client=course.per_client,
+        examples=course.measured_on,
+        bytes=sum(course.bytes) / updates,
+        parameters=sum(course.parameters) / updates,
+        epsilon=course.epsilon,
+        epsilon_pld=course.epsilon_pld,
+        stopped=course.stopped,
+        timing=CourseTiming(training=course.training_seconds / updates, sanitising=course.sanitising_seconds / updates),
+    )
+
+
+def _aggregation(transcript: Transcript, name: str) -> str:
     """Return what the aggregator did, in words; nothing where it only averages."""
-    name = scenario.defences.aggregator.name
     if name in ("mean", "fedavg"):
         return ""
     rejected = sum(len(r.rejected) for r in transcript.rounds)

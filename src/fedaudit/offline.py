@@ -86,13 +86,18 @@ def attack_transcript(
         return None
     loaded, scenario, data, model = _open_truth(truth_path, transcript)
     specs = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
+    run = next(run for run in scenario.runs() if run.name == transcript.name)
     played = scenario.model_copy(
         update={
             "attacks": specs,
             "threat": adversary,
-            "federations": [f for f in scenario.federations if f.name == transcript.name],
+            "federations": [run.federation.model_copy(update={"name": run.name})],
+            "defences": run.defences,
+            "other_defences": [],
             "device": device,
-            "evaluation": scenario.evaluation.model_copy(update={"updates": None, "clients": None}),
+            "evaluation": scenario.evaluation.model_copy(
+                update={"updates": None, "clients": None, "federations": None}
+            ),
         }
     )
     flags = [f"--attack {name}" for name in names] + [f"--set {key}={value}" for key, value in settings.items()]
@@ -175,6 +180,6 @@ def _open_truth(path: Path, transcript: Transcript) -> tuple[Truth, Scenario, Da
         scenario = scenario_from(truth.about["scenario"], where=f"the scenario in {path}")
     except (KeyError, ValidationError) as error:
         raise CorruptTranscript(f"{path} doesn't say what was recorded: {error}") from None
-    if transcript.name not in [spec.name for spec in scenario.federations]:
+    if transcript.name not in [run.name for run in scenario.runs()]:
         raise CorruptTranscript(f"{path}: its scenario has no federation '{transcript.name}'")
     return truth, scenario, data, model

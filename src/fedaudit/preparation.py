@@ -43,8 +43,23 @@ def resolve(scenario: Scenario) -> Scenario:
     Raises:
         BadInput: a name is unknown, or a setting isn't allowed.
     """
-    aggregator = make_aggregator(scenario.defences.aggregator.name, scenario.defences.aggregator.settings())
-    sanitiser = scenario.defences.sanitiser
+    if scenario.model.name != "custom":
+        MODELS[scenario.model.name]
+    if scenario.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
+    attacks = [
+        AttackSpec.model_validate({"name": spec.name, **make_attack(spec.name, spec.settings()).settings()})
+        for spec in scenario.attacks
+    ]
+    for one in scenario.federations:
+        PARTITIONS[one.partition.scheme]
+    first, *others = [_resolve_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)]
+    return scenario.model_copy(update={"attacks": attacks, "defences": first, "other_defences": others})
+
+
+def _resolve_defences(defences: DefencesSpec, scenario: Scenario) -> DefencesSpec:
+    aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
+    sanitiser = defences.sanitiser
     sanitising = check_settings(SANITISERS, sanitiser.name, sanitiser.settings())
     if sanitising.get("where") == "central" and aggregator.name != "mean":
         raise BadInput(
@@ -58,26 +73,17 @@ def resolve(scenario: Scenario) -> Scenario:
             raise BadInput(
                 f"federation '{federation.name}': sample-level dp with central noise is for fedsgd; use local"
             )
-        PARTITIONS[federation.partition.scheme]
         try:
             aggregator.rehearse(federation.clients_per_round or federation.clients)
         except BadInput as error:
             raise BadInput(f"federation '{federation.name}': {error}") from None
-    if scenario.model.name != "custom":
-        MODELS[scenario.model.name]
-    if scenario.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
-    attacks = [
-        AttackSpec.model_validate({"name": spec.name, **make_attack(spec.name, spec.settings()).settings()})
-        for spec in scenario.attacks
-    ]
-    defences = DefencesSpec.model_validate(
+    return DefencesSpec.model_validate(
         {
+            "name": defences.name,
             "aggregator": {"name": aggregator.name, **aggregator.settings},
             "sanitiser": {"name": sanitiser.name, **sanitising},
         }
     )
-    return scenario.model_copy(update={"attacks": attacks, "defences": defences})
 
 
 def prepare_federation(

@@ -173,6 +173,32 @@ class Comparison(_Record):
     outcome: Literal["a is better", "b is better", "undecided"]
 
 
+class CourseTiming(_Record):
+    """Seconds that clients spent."""
+
+    training: float = Field(description="seconds a client update, mean")
+    sanitising: float = Field(description="seconds a client update, mean")
+
+
+class CourseRecord(_Record):
+    """What a federation's rounds brought and cost."""
+
+    rounds: list[int] = Field(default=[], description="finished rounds at each measurement of the accuracy")
+    accuracy: list[float] = Field(default=[], description="held-out accuracy at each")
+    per_client: list[list[float]] = Field(
+        default=[], description="at each, every client's accuracy, held-out classes weighted as its own are"
+    )
+    examples: int = Field(default=0, description="held-out examples that the accuracy is measured on")
+    bytes: float = Field(description="of an update as it was sent, mean")
+    parameters: float = Field(description="numbers of the model in an update as it was sent, mean")
+    epsilon: list[float] = Field(
+        default=[], description="after each round (Rényi), where there is differential privacy"
+    )
+    epsilon_pld: float | None = Field(default=None, description="after the last, by the privacy loss distribution")
+    stopped: int | None = Field(default=None, description="rounds after which the privacy budget was spent")
+    timing: CourseTiming
+
+
 class FederationRecord(_Record):
     """One simulated or recorded federation, in facts that the report prints."""
 
@@ -189,6 +215,9 @@ class FederationRecord(_Record):
     updates_rejected: int = Field(default=0, description="updates that the aggregator left out")
     fallbacks: int = Field(default=0, description="rounds in which the aggregator had to do something else")
     description: str = Field(description="one sentence")
+    aggregator: str = "mean"
+    sanitiser: str = "none"
+    course: CourseRecord | None = Field(default=None, description="null where a transcript was attacked from disk")
 
 
 class ModelRecord(_Record):

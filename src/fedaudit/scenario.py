@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,6 +75,9 @@ class EvaluationSpec(Spec):
     clients: Count | None = Field(
         default=None, description="play attacks that look at clients on the first so many only; all if null"
     )
+    federations: list[str] | None = Field(
+        default=None, description="names of the federations that are attacked; the others only train; all if null"
+    )
     bootstrap: Annotated[Count, Field(ge=100, le=10**6)] = Field(
         default=2000, description="resamples of the 95 % intervals"
     )
@@ -83,8 +87,21 @@ class EvaluationSpec(Spec):
     accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
 
 
+@dataclass(frozen=True)
+class Run:
+    """One federation under one set of defences; its name is that of its transcript."""
+
+    name: str
+    federation: FederationSpec
+    defences: DefencesSpec
+
+
 class Scenario(Spec):
-    """Everything needed to repeat an audit."""
+    """Everything needed to repeat an audit.
+
+    ``defences`` may be a list in YAML: each federation is then simulated under every one of them, on the same data in
+    the same order, and the report compares them. The first is ``defences``, the rest ``other_defences``.
+    """
 
     version: Annotated[Literal[1], BeforeValidator(no_boolean)] = 1
     name: Title = "audit"
@@ -94,9 +111,52 @@ class Scenario(Spec):
     model: ModelSpec = ModelSpec()
     federations: Annotated[list[FederationSpec], Field(min_length=1)]
     defences: DefencesSpec = DefencesSpec()
+    other_defences: list[DefencesSpec] = Field(default=[])
     threat: ThreatModel = ThreatModel()
     attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(from_name)]], Field(min_length=1)]
     evaluation: EvaluationSpec = EvaluationSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defences_from_list(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(values.get("defences"), list):
+            return values
+        if not values["defences"] or values.get("other_defences"):
+            raise ValueError("defences: give one or more, and other_defences only beside a single one")
+        return {**values, "defences": values["defences"][0], "other_defences": values["defences"][1:]}
+
+    @model_validator(mode="after")
+    def _attacked_exist(self) -> Scenario:
+        known = [federation.name for federation in self.federations]
+        for name in self.evaluation.federations or []:
+            if name not in known:
+                raise ValueError("evaluation.federations: " + unknown_name("federation", name, known))
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_runs(self) -> Scenario:
+        names = [run.name.lower() for run in self.runs()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two defences would both be called '{twice}'; give each a name of its own")
+        if any(len(name) > 64 for name in names):
+            raise ValueError("the names of a federation and of its defences are together longer than 64 letters")
+        return self
+
+    def attacked(self, run: str) -> bool:
+        """Whether the updates of the run of that name are attacked."""
+        chosen = self.evaluation.federations
+        return chosen is None or any(r.name == run and r.federation.name in chosen for r in self.runs())
+
+    def runs(self) -> list[Run]:
+        """Return every federation under every set of defences."""
+        if not self.other_defences:
+            return [Run(federation.name, federation, self.defences) for federation in self.federations]
+        return [
+            Run(f"{federation.name}-{defences.label}", federation, defences)
+            for federation in self.federations
+            for defences in (self.defences, *self.other_defences)
+        ]
 
     @field_validator("federations", "attacks")
     @classmethod

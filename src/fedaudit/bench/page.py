@@ -136,7 +136,7 @@ def _aggregators(result: dict[str, Any]) -> Iterator[Table | str]:
     table = _table(
         f"aggregators: {result['threads']} thread, torch {result['torch']}, f = n / 10",
         ["n", "d", "rule", "tool"],
-        ["seconds", "× ours", "MiB beside the updates"],
+        ["CPU s", "× ours", "MiB beside the updates"],
     )
     previous = None
     for row in sorted(result["rows"], key=lambda row: (row["d"], row["n"])):

@@ -109,7 +109,7 @@ def simulate(
     from fedaudit.scenario import load_scenario
 
     loaded = resolve(load_scenario(scenario, settings, seed))
-    names = [spec.name for spec in loaded.federations]
+    names = [run.name for run in loaded.runs()]
     if federation is None and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with --federation: {', '.join(names)}")
     if federation is not None and federation not in names:

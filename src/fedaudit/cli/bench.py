@@ -78,6 +78,7 @@ def bench_aggregators(
     quick: _QUICK = False,
     json_output: _JSON = False,
     cap: Annotated[float, typer.Option(min=1, help="Seconds for one rule on one matrix, at most.")] = 120,
+    largest: Annotated[int, typer.Option(min=10**5, help="Parameters, at most.")] = 10**7,
     versus: Annotated[
         list[str] | None, typer.Option("--vs", help="A peer: byzfl, flower. Repeatable.", show_default=False)
     ] = None,
@@ -89,7 +90,7 @@ def bench_aggregators(
     from fedaudit.progress import live_display
 
     with live_display() as display:
-        result = time_aggregators(quick=quick, peers=peers, cap=cap, display=display)
+        result = time_aggregators(quick=quick, peers=peers, cap=cap, largest=largest, display=display)
     show({"aggregators": result}, json_output=json_output)
 
 

@@ -48,6 +48,9 @@ def study_run(
     ] = None,
     workers: Workers = None,
     data_dir: DataDir = None,
+    estimated: Annotated[
+        bool, typer.Option("--estimate/--no-estimate", help="Say beforehand how long it takes: plays a little of each.")
+    ] = True,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to run on.", show_default=False)] = None,
     ray_cpus: Annotated[float, typer.Option(min=0, help="Cores a trial, on Ray.")] = 1,
     ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs a trial, on Ray.")] = 0,
@@ -64,6 +67,7 @@ def study_run(
         only=only or [],
         workers=number_of_workers(workers),
         data_dir=data_dir,
+        estimated=estimated,
         ray_address=ray,
         ray_resources=(ray_cpus, ray_gpus),
     )

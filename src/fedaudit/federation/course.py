@@ -19,6 +19,7 @@ class Course:
     Attributes:
         every: accuracy is measured every so many rounds and after the last; None: never.
         examples: of the held-out split, at most.
+        measured_on: so many there were.
         rounds: finished rounds at each measurement.
         accuracy: share of held-out examples classified correctly, at each.
         per_client: at each, every client's accuracy on held-out examples, weighted as its own classes are.
@@ -33,6 +34,7 @@ class Course:
 
     every: int | None = None
     examples: int = 1000
+    measured_on: int = 0
     rounds: list[int] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
     per_client: list[list[float]] = field(default_factory=list)
@@ -59,7 +61,8 @@ class Course:
         """
         if self.every is None or setup.num_classes is None or not (last or finished % self.every == 0):
             return
-        right = _right(model, setup, held_out[torch.arange(min(self.examples, len(held_out)))])
+        self.measured_on = min(self.examples, len(held_out))
+        right = _right(model, setup, held_out[torch.arange(self.measured_on)])
         total = right.sum(dim=0)
         by_class = right[1] / total.clamp(min=1)
         self.rounds.append(finished)

@@ -85,5 +85,14 @@ class FederationSpec(Spec):
 class DefencesSpec(Spec):
     """The defences in place: a registered name, or ``name`` and settings."""
 
+    name: Name | None = Field(default=None, description="for reports; made of the defences' names if null")
     aggregator: Annotated[NamedSpec, BeforeValidator(from_name)] = NamedSpec(name="mean")
     sanitiser: Annotated[NamedSpec, BeforeValidator(from_name)] = NamedSpec(name="none")
+
+    @property
+    def label(self) -> str:
+        """Its name, or that of what differs from no defence at all."""
+        names = [self.aggregator.name] * (self.aggregator.name != "mean") + [self.sanitiser.name] * (
+            self.sanitiser.name != "none"
+        )
+        return self.name or "-".join(names) or "none"

@@ -18,7 +18,7 @@ import yaml
 from PIL import Image
 
 from fedaudit.errors import BadInput, MissingData
-from fedaudit.report import figures
+from fedaudit.report import figures, frontier
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
@@ -188,6 +188,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         rounds_of=rounds_of,
         label_of=lambda label: _label(result, label),
         who=_who(result),
+        **_frontier(result),
         refused=_refused(result.findings),
         notes=_notes(result.findings),
         seed=result.scenario.get("seed"),
@@ -195,6 +196,17 @@ def render_report(result: AuditResult, folder: Path) -> str:
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things="pictures" if len(result.data.input_shape) > 1 else "records",
     )
+
+
+def _frontier(result: AuditResult) -> dict[str, object]:
+    """Return the rows of the comparison of defences, if there is one, and its figure."""
+    rows = frontier.prices(result) if frontier.worth_comparing(result) else []
+    drawing = frontier.draw(rows)
+    return {
+        "prices": rows,
+        "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows)) if drawing else None,
+        "courses": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
+    }
 
 
 def headline(result: AuditResult) -> Headline:

@@ -6,6 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.progress import wide_console
+from fedaudit.report.frontier import prices, worth_comparing
 from fedaudit.results import AuditResult, Interval
 
 
@@ -42,6 +43,8 @@ def print_summary(result: AuditResult) -> None:
                 baseline = f"{m.baseline.mean:.3g}" if m.baseline else "-"
                 table.add_row(*first, name, value, baseline, str(m.value.n))
         console.print(table)
+    if worth_comparing(result):
+        console.print(_price(result))
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
             print(row.verdict_text)
@@ -49,6 +52,27 @@ def print_summary(result: AuditResult) -> None:
         d, unit, digits = c.difference, f" {c.unit}".rstrip(), "+.2f" if c.metric == "psnr" else "+.3g"
         span = f"{d.mean:{digits}}{unit} [{d.low:{digits}}, {d.high:{digits}}]"
         print(f"{c.federation}: {c.a} - {c.b}: {span}, n = {d.n}: {c.outcome}")
+
+
+def _price(result: AuditResult) -> Table:
+    """Return the comparison of leakage, accuracy and cost, the least leakage first."""
+    table = _table(
+        "what each federation leaks and costs",
+        ["federation", "strongest attack"],
+        ["leaks: PSNR dB [95 %]", "identified", "accuracy", "kB an update", "of training time", "epsilon"],
+    )
+    for row in prices(result):
+        table.add_row(
+            row.federation,
+            row.attack or "-",
+            _interval(row.psnr, 1),
+            "-" if row.identified is None else f"{row.identified:.0%}",
+            "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+            f"{row.bytes / 1000:,.1f}",
+            f"{row.overhead:+.1%}",
+            "-" if row.epsilon is None else f"{row.epsilon:.2f}",
+        )
+    return table
 
 
 def _table(title: str, left: list[str], right: list[str]) -> Table:

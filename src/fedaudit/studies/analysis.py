@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fedaudit.evaluation import interval, paired_interval
 from fedaudit.results import Interval
-from fedaudit.studies.spec import IMAGE_METRICS, ClaimSpec, Point, StudySpec, measure
+from fedaudit.studies.spec import IMAGE_METRICS, OF_FEDERATIONS, ClaimSpec, Point, StudySpec, measure
 from fedaudit.studies.store import Row
 
 _RESAMPLES = 2000
@@ -31,6 +31,7 @@ class Cell:
         missing: why there is no value, or why some trials are missing.
         seconds: mean of an attack.
         others: the study's other metrics.
+        others_published: the paper's numbers for these.
     """
 
     point: Point
@@ -40,6 +41,7 @@ class Cell:
     missing: str | None
     seconds: float | None
     others: dict[str, Interval]
+    others_published: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,18 @@ def label(row: Row) -> str:
 
 
 def values(metric: str, rows: Sequence[Row]) -> dict[Unit, float]:
-    """Return ``metric`` of every update of ``rows``: of pictures the mean over them, of other findings their own."""
+    """Return ``metric`` of every update of ``rows``: of pictures the mean over them, of other findings their own.
+
+    What belongs to a federation is that of those that aren't attacked but only train, if there are such.
+    """
     found: dict[Unit, float] = {}
     for row in rows:
+        if key := OF_FEDERATIONS.get(metric):
+            courses = (row.outcome or {}).get("courses", [])
+            for course in [c for c in courses if not c["attacked"]] or courses:
+                if course[key] is not None:
+                    found[row.repetition, course["federation"], -1, -1] = course[key]
+            continue
         for update in (row.outcome or {}).get("updates", []):
             numbers = [image[metric] for image in update["images"] if image.get(metric) is not None]
             numbers += [value for name, value in update.get("metrics", {}).items() if name == metric]
@@ -135,11 +146,12 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
     if not missing and updates and not numbers:
         missing = f"{study.metric} isn't available here"
     seconds = [u["seconds"] for u in updates if u["seconds"] is not None]
-    published = [p.value for p in study.published if _at(point, p.at) and scale != "smoke"]
+    there = [p for p in study.published if _at(point, p.at) and scale != "smoke"]
+    published = [p.value for p in there if p.metric in (None, study.metric)]
     return Cell(
         point=point,
         value=interval(numbers, resamples=_RESAMPLES, seed=study.seed) if numbers else None,
-        images=sum(len(u["images"]) for u in updates),
+        images=0 if study.metric in OF_FEDERATIONS else sum(len(u["images"]) for u in updates),
         published=published[0] if published else None,
         missing=missing,
         seconds=sum(seconds) / len(seconds) if seconds else None,
@@ -148,6 +160,7 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
             for name in study.also
             if (found := list(values(name, rows).values()))
         },
+        others_published={p.metric: p.value for p in there if p.metric and p.metric in study.also},
     )
 
 

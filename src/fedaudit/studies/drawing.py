@@ -12,10 +12,13 @@ import jinja2
 from fedaudit.errors import BadInput
 from fedaudit.results import Interval
 from fedaudit.studies.analysis import Analysis, Cell
-from fedaudit.studies.spec import measure
+from fedaudit.studies.spec import IMAGE_METRICS, measure
 
 _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"}
-_DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0}
+_DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0} | {
+    "parameters_sent": 0,
+    "bytes_sent": 0,
+}
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -35,6 +38,8 @@ def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
     }
     if picture:
         contents[f"figure{suffix}.png"] = picture
+    if points := frontier(analysis):
+        contents[f"frontier{suffix}.png"] = points
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -140,6 +145,42 @@ def figure(analysis: Analysis) -> bytes | None:
     return out.getvalue()
 
 
+def frontier(analysis: Analysis) -> bytes | None:
+    """Return a PNG: leakage against accuracy, a point a cell; the area grows with the bytes of an update.
+
+    None unless the study measures leakage of pictures and, beside it, accuracy and bytes.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    points = [
+        (" ".join(cell.point.values()), cell.value, cell.others["model_accuracy"], cell.others["bytes_sent"].mean)
+        for cell in analysis.cells
+        if cell.value and {"model_accuracy", "bytes_sent"} <= set(cell.others)
+    ]
+    if len(points) < 2 or analysis.study.metric not in IMAGE_METRICS:
+        return None
+    drawing, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    most = max(size for *_, size in points)
+    for i, (name, leak, accuracy, size) in enumerate(points):
+        x, y, colour = 100 * accuracy.mean, leak.mean, f"C{i % 10}"
+        across = [[x - 100 * accuracy.low], [100 * accuracy.high - x]]
+        up = [[y - leak.low], [leak.high - y]]
+        axes.errorbar([x], [y], xerr=across, yerr=up, fmt="none", ecolor=colour, capsize=3, alpha=0.6)
+        axes.scatter([x], [y], s=15 + 150 * size / most, color=colour, zorder=3)
+        axes.annotate(name, (x, y), (6, 4), textcoords="offset points", fontsize="small")
+    axes.set_xlabel("held-out accuracy, %; the area of a point grows with the bytes of an update")
+    axes.set_ylabel(unit_of(analysis.study.metric))
+    axes.margins(0.15)
+    axes.grid(alpha=0.3)
+    out = io.BytesIO()
+    drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    plt.close(drawing)
+    return out.getvalue()
+
+
 def page(analysis: Analysis, picture: bytes | None) -> str:
     """Return one self-contained HTML page."""
     name = analysis.study.metric
@@ -199,7 +240,8 @@ def cell_text(name: str, cell: Cell | None) -> tuple[str, list[str]]:
     if cell.published is not None:
         small.append(f"paper {cell.published:g}")
     for other, value in cell.others.items():
-        small.append(f"{unit_of(other)}: {value.mean:.{_DIGITS.get(other, 3)}f}")
+        paper = f" (paper {cell.others_published[other]:g})" if other in cell.others_published else ""
+        small.append(f"{unit_of(other)}: {value.mean:.{_DIGITS.get(other, 3)}f}{paper}")
     if cell.missing:
         small.append(cell.missing)
     return main, small

@@ -51,6 +51,7 @@ def run(
     only: list[str],
     workers: int,
     data_dir: Path | None,
+    estimated: bool = True,
     ray_address: str | None = None,
     ray_resources: tuple[float, float] = (1, 0),
 ) -> int:
@@ -75,7 +76,7 @@ def run(
                 else ray(ray_address, cpus=ray_resources[0], gpus=ray_resources[1])
             )
             with live_display() as display:
-                if scale != "smoke" and ray_address is None:
+                if estimated and scale != "smoke" and ray_address is None:
                     seconds = estimate(trials, store, data_dir=data_dir, workers=workers, display=display)
                     if seconds > _LONG:
                         print(f"about {seconds / 60:.0f} min with {workers} workers", file=sys.stderr)

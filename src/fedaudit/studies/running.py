@@ -168,7 +168,22 @@ def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
         }
         for f in result.findings
     ]
-    return {"updates": updates, "lpips_missing": result.lpips_missing}
+    courses = [
+        {
+            "federation": f.name,
+            "attacked": any(u["federation"] == f.name for u in updates),
+            "accuracy": f.course.accuracy[-1] if f.course.accuracy else None,
+            "parameters": f.course.parameters,
+            "bytes": f.course.bytes,
+            "training": f.course.timing.training,
+            "sanitising": f.course.timing.sanitising,
+            "epsilon": f.course.epsilon[-1] if f.course.epsilon else None,
+            "stopped": f.course.stopped,
+        }
+        for f in result.federations
+        if f.course
+    ]
+    return {"updates": updates, "courses": courses, "lpips_missing": result.lpips_missing}
 
 
 def _versions(result: AuditResult) -> dict[str, str]:

@@ -28,8 +28,21 @@ MEASURES = {
     for m in (
         Metric("matching", "share of images rightly tied to the updates of several rounds"),
         Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
+        Metric("model_accuracy", "held-out accuracy of the global model at the end"),
+        Metric("parameters_sent", "numbers in an update as it was sent", higher_is_better=False),
+        Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
+        Metric("training_seconds", "local training of an update", unit="s", higher_is_better=False),
+        Metric("sanitising_seconds", "a client's defence, an update", unit="s", higher_is_better=False),
         Metric("memory", "peak memory of the trial beyond what lay there before", unit="MiB", higher_is_better=False),
     )
+}
+# Of these, what is known of a whole federation, and what it is called there.
+OF_FEDERATIONS = {
+    "model_accuracy": "accuracy",
+    "parameters_sent": "parameters",
+    "bytes_sent": "bytes",
+    "training_seconds": "training",
+    "sanitising_seconds": "sanitising",
 }
 FORMAT = 1
 _BUILTIN = Path(__file__).parent / "builtin"
@@ -65,6 +78,7 @@ class PublishedSpec(Spec):
 
     at: Point
     value: Number
+    metric: str | None = Field(default=None, description="the study's own if null; otherwise shown beside it")
 
 
 class ClaimSpec(Spec):
