@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import math
 import time
 import traceback
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from fedaudit.studies.spec import IMAGE_METRICS, StudySpec, StudyTrial
 from fedaudit.studies.store import Store
 
 _METRICS = (*IMAGE_METRICS, "rank")
+_MOST_PROBED = 24
 _PROBES = (20, 60)  # iterations: enough for the engine that a long run would have
 
 
@@ -102,7 +104,8 @@ def estimate(
 ) -> float:
     """Return about how many seconds the trials that aren't done will take.
 
-    Each combination of levels is played twice with a few iterations here; what was measured before is taken as it is.
+    Combinations of levels (all, or two dozen of many) are played twice with a few iterations here; the others are taken
+    to last as long on average. What was measured before is taken as it is.
 
     Raises:
         BadInput: the data aren't there, or a scenario can't be played.
@@ -112,33 +115,37 @@ def estimate(
     known = {tuple(r.point.items()): r.seconds for r in rows.values() if r.seconds is not None}
     cells = {tuple(t.point.items()): t for t in todo}
     unknown = {point: trial for point, trial in cells.items() if point not in known}
-    report = display.stage("estimating the time", len(unknown))
-    for done, (point, trial) in enumerate(unknown.items()):
+    probed = list(unknown.items())[:: math.ceil(len(unknown) / _MOST_PROBED) or 1]
+    report = display.stage("estimating the time", len(probed))
+    for done, (point, trial) in enumerate(probed):
         known[point] = _probe(trial.scenario, data_dir)
         report(done + 1)
-    return sum(known[tuple(t.point.items())] or 0.0 for t in todo) / min(workers, max(1, len(todo)))
+    typical = sum(known[point] or 0.0 for point, _ in probed) / max(1, len(probed))
+    total = sum(known.get(tuple(t.point.items()), typical) or 0.0 for t in todo)
+    return total / min(workers, max(1, len(todo)))
 
 
 def _probe(scenario: Scenario, data_dir: Path | None) -> float:
     """Return about how long a trial of ``scenario`` takes: what surrounds the attack, and the attack at its pace."""
-    values = scenario.model_dump(mode="json")
-    iterations = int(scenario.attacks[0].settings().get("iterations", 10_000))
-    around, attacks = [], []
     attack = scenario.attacks[0]
-    optimises = "iterations" in make_attack(attack.name, attack.settings()).settings()
-    for few in _PROBES if optimises else (iterations,):
-        short = scenario
-        if optimises:
-            short = scenario_from(apply_override(values, f"attacks.0.iterations={min(few, iterations)}"))
+    settings = make_attack(attack.name, attack.settings()).settings()
+    counts = {name: value for name, value in settings.items() if name.endswith("iterations")}
+    longest = max(counts.values(), default=1)
+    parts = sorted({min(1.0, few / longest) for few in _PROBES}) if counts else [1.0]
+    around, attacks = [], []
+    for part in parts:
+        values = scenario.model_dump(mode="json")
+        for name, value in counts.items():
+            values = apply_override(values, f"attacks.0.{name}={max(1, round(part * value))}")
         began = time.perf_counter()
         with one_thread():
-            findings = run_audit(short, data_dir=data_dir).result.findings
+            findings = run_audit(scenario_from(values), data_dir=data_dir).result.findings
         attacks.append(sum(f.timing.seconds for f in findings if f.timing))
         around.append(time.perf_counter() - began - attacks[-1])
-    if not optimises:
-        return around[0] + attacks[0]
-    pace = max(0.0, attacks[1] - attacks[0]) / (_PROBES[1] - _PROBES[0])
-    return min(around) + attacks[0] + pace * max(0, iterations - _PROBES[0])
+    if len(parts) == 1:
+        return around[0] + attacks[0] / parts[0]
+    pace = max(0.0, attacks[1] - attacks[0]) / (parts[1] - parts[0])
+    return min(around) + attacks[0] + pace * (1 - parts[0])
 
 
 def _given(**numbers: float | None) -> dict[str, float]:
