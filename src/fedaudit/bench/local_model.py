@@ -56,7 +56,7 @@ def _row(d: int) -> dict[str, Any]:
     seconds = []
     for _ in range(3):
         began = time.process_time()
-        zero = zero_of_affine_map(sent, sent - back, rounding=torch.finfo(torch.float64).eps)
+        zero = zero_of_affine_map(sent, sent - back, noise=torch.finfo(torch.float64).eps)
         seconds.append(time.process_time() - began)
     optimum = torch.linalg.lstsq(x, y).solution[:, 0]
     return {

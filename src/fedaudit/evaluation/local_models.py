@@ -95,8 +95,8 @@ def evaluate_local_model(
     names = list(finding.state)
     double = {n: t.double() if t.is_floating_point() else t for n, t in last.weights.items()}
     sent = {n: double[n] for n in names}
-    moved = last.update.tensors if observation.update_kind == "weights" else {n: torch.zeros(()) for n in names}
-    returned = {n: sent[n] + moved[n].double() for n in names}
+    moved = last.update.tensors if observation.update_kind == "weights" else {}
+    returned = {n: sent[n] + moved[n].double() if n in moved else sent[n] for n in names}
     rebuilt = {n: t.double() for n, t in finding.state.items()}
     local = _local(observation, truth, last.client, {n: t for n, t in double.items() if n not in names})
     optimum, converged = least_loss(local, returned)
@@ -181,8 +181,10 @@ def _chart(observation: Observation, rebuilt: Tensors, optimum: Tensors | None) 
     sent = [_flat({n: m.weights[n].double() for n in names}) for m in observation.messages]
     lines = []
     if observation.update_kind == "weights":
-        moved = [_flat({n: m.update.tensors[n].double() for n in names}) for m in observation.messages]
-        lines.append(Line(name="what it returned", x=rounds, y=[float(m.norm()) for m in moved]))
+        steps = [
+            [m.update.tensors[n].double().norm() for n in names if n in m.update.tensors] for m in observation.messages
+        ]
+        lines.append(Line(name="what it returned", x=rounds, y=[float(torch.stack(step).norm()) for step in steps]))
     for name, state in (("its own optimum", optimum), ("rebuilt by the attack", rebuilt)):
         if state is not None:
             lines.append(Line(name=name, x=rounds, y=[float((_flat(state) - s).norm()) for s in sent]))

@@ -37,7 +37,7 @@ class Zero:
     remaining: float
 
 
-def zero_of_affine_map(points: Tensor, values: Tensor, *, rounding: float, truncate: bool = True) -> Zero:
+def zero_of_affine_map(points: Tensor, values: Tensor, *, noise: float, truncate: bool = True) -> Zero:
     """Find θ̂ with Wθ̂ − v = 0, W and v being fitted to ``values`` = W·``points`` − v by least squares.
 
     The points are centred and their singular value decomposition gives the map's value along each direction in which
@@ -49,7 +49,8 @@ def zero_of_affine_map(points: Tensor, values: Tensor, *, rounding: float, trunc
     Args:
         points: (n, p) float64.
         values: (n, p) float64.
-        rounding: standard deviation of the values' rounding errors; larger noise is seen where n > p + 1.
+        noise: standard deviation of the values' errors, as far as it is known: their rounding, or a defence's noise.
+            Where n > p + 1, larger noise is seen by what no affine map explains.
         truncate: leave out directions of which the points say too little.
 
     Returns:
@@ -70,7 +71,6 @@ def zero_of_affine_map(points: Tensor, values: Tensor, *, rounding: float, trunc
     residual = values - mean - u @ along
     surplus = n - 1 - k
     spread = float((values - mean).norm())
-    noise = rounding
     if surplus:
         noise = max(noise, float(residual.norm()) / (p * surplus) ** 0.5)
     columns = (along / s[:, None]).T  # (p, k): W·vᵢ

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import NotApplicable
-from fedaudit.threat import Observation
+from fedaudit.threat import Message, Observation
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Exchanged:
         shapes: of the parameters.
         sent: (n, p) float64: θ, the weights that the server sent.
         moved: (n, p) float64: Δθ = θ − θ_c; for gradient updates the gradient, which vanishes where Δθ does.
-        rounding: standard deviation of the rounding errors in ``moved``.
+        noise: standard deviation of what is known to be noise in ``moved``: rounding, or a defence's.
     """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     sent: Tensor
     moved: Tensor
-    rounding: float
+    noise: float
 
     @property
     def returned(self) -> Tensor:
@@ -42,7 +42,7 @@ class Exchanged:
 
 
 def exchanged(observation: Observation) -> Exchanged:
-    """Return the messages of ``observation`` as vectors.
+    """Return the messages of ``observation`` as vectors: of the rounds in which the client sent every parameter.
 
     Raises:
         NotApplicable: there is none, they are of several clients, or a number in them is not finite.
@@ -51,7 +51,13 @@ def exchanged(observation: Observation) -> Exchanged:
     messages = observation.messages
     if len({m.client for m in messages}) > 1:
         raise NotApplicable("a local model is one client's, and these are messages of several; use Observation.split()")
-    names = tuple(messages[0].update.tensors)
+    names = tuple(name for name, p in observation.module.named_parameters() if p.requires_grad)
+    messages = tuple(m for m in messages if all(name in m.update.tensors for name in names))
+    if not messages:
+        raise NotApplicable(
+            "the client never sends all of its parameters (a defence holds some back), and a local model is rebuilt "
+            "from whole updates"
+        )
     sent = torch.stack([torch.cat([m.weights[n].flatten().double() for n in names]) for m in messages])
     moved = torch.stack([torch.cat([m.update.tensors[n].flatten().double() for n in names]) for m in messages])
     if not (torch.isfinite(sent).all() and torch.isfinite(moved).all()):
@@ -64,8 +70,13 @@ def exchanged(observation: Observation) -> Exchanged:
         shapes=tuple(messages[0].update.tensors[n].shape for n in names),
         sent=sent,
         moved=moved,
-        rounding=eps * float(largest.square().mean().sqrt()),
+        noise=max(eps * float(largest.square().mean().sqrt()), *(_noise(m) for m in messages)),
     )
+
+
+def _noise(message: Message) -> float:
+    known = message.update.sanitised
+    return known.noise if known else 0.0
 
 
 def is_linear(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int, ...]) -> bool:

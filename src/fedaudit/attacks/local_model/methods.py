@@ -147,7 +147,7 @@ class LocalModelExact(_LocalModelAttack):
         started = time.perf_counter()
         seen = exchanged(observation)
         n, p = self._used(seen)
-        zero = zero_of_affine_map(seen.sent[:n], seen.moved[:n], rounding=seen.rounding, truncate=self.truncate)
+        zero = zero_of_affine_map(seen.sent[:n], seen.moved[:n], noise=seen.noise, truncate=self.truncate)
         self._refuse(zero, n, p)
         facts = [m.update.facts for m in observation.messages]
         return LocalModelFinding(
@@ -264,7 +264,7 @@ class LocalModel(_LocalModelAttack):
         seen = exchanged(observation)
         n, p = seen.sent.shape
         if self.mapping == "linear":
-            zero = zero_of_affine_map(seen.sent, seen.moved, rounding=seen.rounding)
+            zero = zero_of_affine_map(seen.sent, seen.moved, noise=seen.noise)
             return LocalModelFinding(
                 attack=self.name,
                 state=seen.state(zero.point),
