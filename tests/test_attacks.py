@@ -21,8 +21,11 @@ from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
 
+# gias needs a generator; it has tests of its own
 INVERSIONS = [
-    entry.name for entry in ATTACKS if issubclass(entry.value, GradientInversion) and entry.value.looks_at == "update"
+    entry.name
+    for entry in ATTACKS
+    if issubclass(entry.value, GradientInversion) and entry.value.looks_at == "update" and entry.name != "gias"
 ]
 
 BATCH = {"name": "batch", "clients": 1, "examples": 2, "batch_size": 2}

@@ -26,6 +26,7 @@ from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.machine import one_thread
 from fedaudit.metrics import lpips_missing
+from fedaudit.models.generator import fingerprints
 from fedaudit.preparation import prepare_federation, resolve
 from fedaudit.progress import Display, Quiet
 from fedaudit.results import (
@@ -140,6 +141,7 @@ def run_audit(
         scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display
     )
     attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
+    check_public_examples(recordings, attacks)
     attacked = [r.transcript for r in recordings if scenario.attacked(r.transcript.name)]
     targets = plan(attacked, attacks, scenario.threat, scenario.evaluation)
     outcomes = play(targets, seed=scenario.seed, device=scenario.device, workers=workers, store=store, display=display)
@@ -201,6 +203,28 @@ def record(
     return recordings, data, model_record
 
 
+def check_public_examples(recordings: Sequence[Recording], attacks: Sequence[Attack]) -> None:
+    """Raise if an attack's public examples have a victim among them: then it would know what it is to find out.
+
+    Raises:
+        BadInput: they have.
+    """
+    for attack in attacks:
+        public = attack.public_examples()
+        if public is None:
+            continue
+        for recording in recordings:
+            kind = recording.transcript.setup.kind
+            for victims in recording.truth.inputs.values() if kind == "image" else ():
+                shared = int(torch.isin(fingerprints(victims), public).sum())
+                if shared:
+                    raise BadInput(
+                        f"{attack.name}: {shared} of the victims' images are among the public examples that "
+                        f"'{attack.files()[0]}' was trained on; let the clients hold the test split (data.split=test), "
+                        "or train it on other data"
+                    )
+
+
 def assess(
     recordings: Sequence[Recording],
     attacks: Sequence[Attack],
@@ -216,6 +240,7 @@ def assess(
     repeat: str | None = None,
 ) -> Audit:
     """Open the truth, now that every attack has been played, and judge."""
+    check_public_examples(recordings, attacks)
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
     pictures: dict[str, Tensor] = {}

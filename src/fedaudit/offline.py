@@ -102,6 +102,7 @@ def attack_transcript(
     )
     flags = [f"--attack {name}" for name in names] + [f"--set {key}={value}" for key, value in settings.items()]
     flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
+    flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return assess(
         [Recording(transcript, loaded)],

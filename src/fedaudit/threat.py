@@ -31,6 +31,9 @@ class ThreatModel(BaseModel):
 
     adversary: Adversary = Field(default="server", description="server, eavesdropper or client")
     knows_labels: bool = Field(default=False, description="the labels of the examples, in their order of use")
+    knows_public_data: bool = Field(
+        default=False, description="public data of the clients' kind, none of it theirs, or a generator of them"
+    )
     knows_training: bool = Field(
         default=True, description="learning rate, local steps, batch sizes, momentum, weight decay"
     )
@@ -49,7 +52,7 @@ class ThreatModel(BaseModel):
             "how clients train (learning rate, local steps, batch sizes)": self.knows_training,
             "the labels of the examples": self.knows_labels,
             "the clients' data, or any picture of them": False,
-            "public data of the same kind, or a generative model of it": False,
+            "public data of the same kind, or a generative model of it": self.knows_public_data,
         }
         return [k for k, v in facts.items() if v], [k for k, v in facts.items() if not v]
 

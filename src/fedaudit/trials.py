@@ -60,6 +60,7 @@ class Trial:
             torch.__version__,
             type(self.attack).__name__,
             self.attack.settings(),
+            [hashlib.sha256(f.read_bytes()).hexdigest() if f.is_file() else None for f in self.attack.files()],
             str(seen.setup),
             str(seen.threat),
             str(seen.module),

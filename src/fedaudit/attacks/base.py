@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import ConfigDict, ValidationError
+from torch import Tensor
 
 from fedaudit.attacks.findings import Finding
 from fedaudit.errors import BadInput
@@ -67,6 +69,17 @@ class Attack(ABC):
         Raises:
             NotApplicable: as :meth:`check`.
         """
+
+    def files(self) -> list[Path]:
+        """Return the files that the settings name: a finding depends on what is in them."""
+        return []
+
+    def public_examples(self) -> Tensor | None:
+        """Return fingerprints (n,) of the public examples that the adversary's knowledge was made from, if any.
+
+        The audit refuses an attack that has a victim among them; see :func:`fedaudit.models.generator.fingerprints`.
+        """
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Return the hyper-parameters, JSON-serialisable."""

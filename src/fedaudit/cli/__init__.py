@@ -1,4 +1,4 @@
-"""The face: audit, simulate, attack, rank, list, doctor, study, bench. Heavy imports happen inside the commands."""
+"""The face: every command of ``fedaudit --help``. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from fedaudit.cli.bench import bench
+from fedaudit.cli.generator import train_generator
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, check_folder, folder, number_of_workers
 from fedaudit.cli.study import study
 from fedaudit.errors import BadInput, FedAuditError, unknown_name
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(study, name="study")
 app.add_typer(bench, name="bench")
+app.command("train-generator")(train_generator)
 
 
 Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Instead of the scenario's.")]
@@ -132,6 +134,7 @@ def attack(
     adversary: Annotated[str, typer.Option(help="server, eavesdropper or client")] = "server",
     knows_labels: Annotated[bool, typer.Option(help="Use the labels, if the transcript grants them.")] = False,
     knows_training: Annotated[bool, typer.Option(help="Know how clients train.")] = True,
+    knows_public_data: Annotated[bool, typer.Option(help="Have public data of the clients' kind.")] = False,
     seed: Annotated[
         int | None, typer.Option(help="Of the attacks; default: the simulation's.", min=0, max=2**63 - 1)
     ] = None,
@@ -157,7 +160,12 @@ def attack(
             transcript,
             attacks,
             dict(parse_setting(text) for text in settings or []),
-            threat={"adversary": adversary, "knows_labels": knows_labels, "knows_training": knows_training},
+            threat={
+                "adversary": adversary,
+                "knows_labels": knows_labels,
+                "knows_training": knows_training,
+                "knows_public_data": knows_public_data,
+            },
             seed=seed,
             device=device,
             out=out,

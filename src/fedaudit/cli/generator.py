@@ -1,0 +1,45 @@
+"""The command ``fedaudit train-generator``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.options import DataDir, check_data_dir, check_folder
+from fedaudit.errors import BadInput
+
+
+def train_generator(
+    out: Annotated[Path, typer.Option(help="The generator's .safetensors file; samples go beside it, as .png.")],
+    data: Annotated[str, typer.Option(help="Public data set; its train split is used.")] = "photos",
+    data_dir: DataDir = None,
+    image_size: Annotated[int | None, typer.Option(help="Side in pixels; the data set's own if left out.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many examples per split are loaded.")] = None,
+    objective: Annotated[str, typer.Option(help="autoencoder or gan")] = "autoencoder",
+    steps: Annotated[int, typer.Option(min=1, help="Of the optimiser.")] = 3000,
+    batch_size: Annotated[int, typer.Option(min=2, help="Examples a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
+    latent: Annotated[int, typer.Option(help="Numbers in a code.")] = 128,
+    width: Annotated[int, typer.Option(help="Channels at the image's own size.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn.")] = 0,
+) -> None:
+    """Train a generator of images on public data, for attacks that search among plausible images (gias)."""
+    check_data_dir(data_dir)
+    if not out.name:
+        raise BadInput("--out is empty; give a file, for example generator.safetensors")
+    check_folder(out.parent)
+    from fedaudit.auditing import save_png
+    from fedaudit.data import load_dataset
+    from fedaudit.generators import TrainingPlan, plan_for, sample_sheet
+    from fedaudit.generators import train_generator as train
+    from fedaudit.progress import live_display
+
+    plan: TrainingPlan = plan_for(objective, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+    dataset = load_dataset(data, image_size=image_size, data_dir=data_dir, limit=limit)
+    with live_display() as display:
+        trained = train(dataset, out, latent=latent, width=width, plan=plan, display=display)
+    save_png(sample_sheet(trained), out.with_suffix(".png"))
+    print(f"generator: {out} ({trained.data}; {trained.training})")
+    print(f"64 of its images: {out.with_suffix('.png')}")
