@@ -21,7 +21,8 @@ from PIL import Image
 
 from fedaudit.errors import BadInput, MissingData
 from fedaudit.report import figures, write_report
-from fedaudit.report.page import comparison_text, duration, headline, number, sentence, threshold_text
+from fedaudit.report.page import comparison_text, headline, threshold_text
+from fedaudit.report.wording import duration, number, sentence
 from fedaudit.results import (
     AdversaryRecord,
     AttackRecord,

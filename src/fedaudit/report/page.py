@@ -10,7 +10,6 @@ import shlex
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import jinja2
@@ -19,6 +18,7 @@ from PIL import Image
 
 from fedaudit.errors import BadInput, MissingData
 from fedaudit.report import figures, frontier
+from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, when
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
@@ -267,63 +267,6 @@ def threshold_text(threshold: Threshold) -> str:
     where = f" ({threshold.where})" if threshold.where else ""
     verb = "breaks" if threshold.exceeded else "keeps within"
     return f"{name} of {number(threshold.worst, 2)}{unit}{where} {verb} {limit}"
-
-
-def number(value: float | None, digits: int) -> str:
-    """Return ``value`` with ``digits`` decimals and a true minus sign; a dash where there is none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}".replace("-", "−")
-
-
-def short(value: float | None) -> str:
-    """Return ``value`` with three significant digits and a true minus sign; a dash where there is none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
-
-
-def count(value: int) -> str:
-    """Return a whole number with its thousands parted."""
-    return f"{value:,}"
-
-
-def percent(share: float | None) -> str:
-    """Return a share from 0 to 1 in percent; a dash where there is none."""
-    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.3g} %"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as a reader says them: '0.4 s', '52 s', '3 min 20 s', '2 h 5 min'."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s"
-
-
-def when(started: str | None) -> str:
-    """Return an ISO 8601 time as a date and a time; whatever is not one stays as it is."""
-    if started is None:
-        return "date not recorded"
-    try:
-        moment = datetime.fromisoformat(started)
-    except ValueError:
-        return started
-    moment = moment.astimezone(UTC) if moment.tzinfo else moment
-    return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
-
-
-def sentence(text: str) -> str:
-    """Return ``text`` with a capital at its beginning and a full stop at its end, if it has none."""
-    text = text.strip()
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
-
-
-def rounds_of(finding: FindingResult) -> str:
-    """Return the rounds that an attack looked at: "3", "0 to 9", or a dash for none."""
-    rounds = finding.rounds or ([] if finding.round is None else [finding.round])
-    if len(rounds) < 2:
-        return str(rounds[0]) if rounds else "–"
-    return f"{min(rounds)} to {max(rounds)}"
 
 
 def _signed_short(value: float) -> str:

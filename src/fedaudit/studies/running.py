@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
-import math
 import time
 import traceback
 from collections.abc import Sequence
