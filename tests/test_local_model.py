@@ -268,6 +268,27 @@ def test_the_last_returned_model_is_its_own_baseline_and_the_charts_tell_the_dis
         assert set(lines) == {"what it returned", "its own optimum", "rebuilt by the attack"}
 
 
+def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_away():
+    defended = {"sanitiser": {"name": "dp", "clip": 0.2, "noise": 1.0, "epsilon": None}}
+    scenario = scenario_from({**TABLE, "federations": [SAMPLED], "defences": defended})
+    (recording,), _, _ = record(scenario)
+    part = observe(recording.transcript, scenario.threat).split("client")[0]
+    with pytest.raises(NotApplicable, match="mini-batches, noise"):
+        play("local-model-exact", part)
+    judged = evaluate(play("local-model", part, mapping="linear"), part, recording.truth, seed=0).result
+    assert {m.name: m for m in judged.metrics}["relative_distance"].value > 0.3
+    assert not judged.leak
+
+
+def test_a_client_that_sends_fragments_is_refused():
+    defended = {"sanitiser": "ffl-random"}
+    federation = {**SAMPLED, "rounds": 8, "learning_rate": 0.01}
+    model = {"name": "mlp", "width": 2}
+    result = audit(defences=defended, federations=[federation], model=model, attacks=["local-model"])
+    assert {f.status for f in result.findings} == {"not applicable"}
+    assert "holds some back" in result.findings[0].reason
+
+
 def test_gradients_hold_no_returned_model():
     result = audit(attacks=["last-returned"], federations=[{**SAMPLED, "algorithm": "fedsgd", "local_steps": None}])
     assert "no model" in result.findings[0].reason

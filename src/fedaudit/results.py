@@ -7,6 +7,7 @@ the same scenario is repeated on the same machine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -159,6 +160,17 @@ class AttackSummary(_Record):
     psnr_mean_image: float | None = None
     psnr_same_class: float | None = None
     timing: Timing | None = None
+
+
+def pictured(summaries: Sequence[AttackSummary]) -> tuple[list[AttackSummary], list[AttackSummary]]:
+    """Return the summaries for a table of pictures, and those for a table of other metrics.
+
+    What could not be played goes to the pictures, unless there are only others.
+    """
+    others = [s for s in summaries if s.metrics]
+    if others and not any(s.images for s in summaries):
+        return [], list(summaries)
+    return [s for s in summaries if not s.metrics], others
 
 
 class Comparison(_Record):

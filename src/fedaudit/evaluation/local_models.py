@@ -117,9 +117,12 @@ def evaluate_local_model(
     if closed is not None:
         metrics.append(GAP_CLOSED.of(closed, 0.0))
     if converged:
-        norm = max(float(_flat(optimum).norm()), 1e-30)
-        apart = [float((_flat(s) - _flat(optimum)).norm()) / norm for s in (rebuilt, returned)]
+        own = _flat(optimum)
+        norm = max(float(own.norm()), 1e-30)
+        apart = [float((_flat(s) - own).norm()) / norm for s in (rebuilt, returned)]
         metrics.append(DISTANCE.of(apart[0], apart[1]))
+        if observation.setup.num_classes is None:
+            leak = leak and apart[0] * norm < min(float((v - own).norm()) for v in _travelled(observation, names))
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
     return Judged(
@@ -174,6 +177,18 @@ def _local(observation: Observation, truth: Truth, client: int, buffers: Tensors
     return Local(module, observation.loss, observation.setup.normalise(inputs).double(), targets, buffers)
 
 
+def _travelled(observation: Observation, names: list[str]) -> list[Tensor]:
+    """Return the parameters of every model that the client was sent or returned."""
+    models = []
+    for m in observation.messages:
+        sent = {n: m.weights[n].double() for n in names}
+        models.append(_flat(sent))
+        if observation.update_kind == "weights":
+            moved = m.update.tensors
+            models.append(_flat({n: t + moved[n].double() if n in moved else t for n, t in sent.items()}))
+    return models
+
+
 def _chart(observation: Observation, rebuilt: Tensors, optimum: Tensors | None) -> Chart:
     """Return how far the client's models lie from the global model of each round."""
     names = list(rebuilt)
@@ -207,7 +222,7 @@ KINDS["local-model"] = Kind(
         "A client's own model counts as rebuilt when it serves the client's data better than what travelled: for "
         "classifiers, when its accuracy on them is above that of the last model that the client returned and of the "
         "global model; for regression, when it makes up at least half of the loss between the last returned model and "
-        "the client's own optimum.",
+        "the client's own optimum, and lies nearer to that than any model that travelled.",
         "'demonstrated': this holds for at least half of the clients. 'partly demonstrated': for at least one.",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),

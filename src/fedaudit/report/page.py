@@ -29,6 +29,7 @@ from fedaudit.results import (
     ImageResult,
     Threshold,
     Verdict,
+    pictured,
 )
 
 CHARTS = 8  # figures about single findings, a federation
@@ -186,6 +187,8 @@ def render_report(result: AuditResult, folder: Path) -> str:
         measured=any(s.psnr for s in result.summaries),
         identified=identified,
         rounds_of=rounds_of,
+        pictured=pictured(result.summaries)[0],
+        others=pictured(result.summaries)[1],
         label_of=lambda label: _label(result, label),
         who=_who(result),
         **_frontier(result),

@@ -7,15 +7,14 @@ from rich.table import Table
 
 from fedaudit.progress import wide_console
 from fedaudit.report.frontier import prices, worth_comparing
-from fedaudit.results import AuditResult, Interval
+from fedaudit.results import AuditResult, Interval, pictured
 
 
 def print_summary(result: AuditResult) -> None:
     """Print a row per attack and federation; another table for findings that aren't pictures."""
     console = wide_console()
     title = escape(f"{result.name}: {result.adversary.adversary}")
-    pictures = [s for s in result.summaries if not s.metrics]
-    others = [s for s in result.summaries if s.metrics]
+    pictures, others = pictured(result.summaries)
     if pictures or not others:
         table = _table(title, ["federation", "attack", "verdict"], ["PSNR dB [95 %]", "SSIM", "identified", "n"])
         for row in pictures:
@@ -36,6 +35,8 @@ def print_summary(result: AuditResult) -> None:
             ["value [95 %]", "without the attack", "n"],
         )
         for row in others:
+            if not row.metrics:
+                table.add_row(row.federation, row.attack, row.verdict, *["-"] * 4)
             for i, m in enumerate(row.metrics):
                 first = [row.federation, row.attack, row.verdict] if i == 0 else [""] * 3
                 name = f"{m.name} ({m.unit})" if m.unit else m.name
