@@ -281,7 +281,7 @@ def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_a
 
 
 def test_a_client_that_sends_fragments_is_refused():
-    defended = {"sanitiser": "ffl-random"}
+    defended = {"sanitiser": {"name": "ffl-random", "ratio": 0.5}}
     federation = {**SAMPLED, "rounds": 8, "learning_rate": 0.01}
     model = {"name": "mlp", "width": 2}
     result = audit(defences=defended, federations=[federation], model=model, attacks=["local-model"])
