@@ -141,9 +141,9 @@ def run_audit(
         scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display
     )
     attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
-    check_public_examples(recordings, attacks)
-    attacked = [r.transcript for r in recordings if scenario.attacked(r.transcript.name)]
-    targets = plan(attacked, attacks, scenario.threat, scenario.evaluation)
+    attacked = [r for r in recordings if scenario.attacked(r.transcript.name)]
+    check_public_examples(attacked, attacks)
+    targets = plan([r.transcript for r in attacked], attacks, scenario.threat, scenario.evaluation)
     outcomes = play(targets, seed=scenario.seed, device=scenario.device, workers=workers, store=store, display=display)
     return assess(
         recordings,
@@ -240,7 +240,8 @@ def assess(
     repeat: str | None = None,
 ) -> Audit:
     """Open the truth, now that every attack has been played, and judge."""
-    check_public_examples(recordings, attacks)
+    attacked = {observation.federation for observation, _, _ in targets}
+    check_public_examples([r for r in recordings if r.transcript.name in attacked], attacks)
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
     pictures: dict[str, Tensor] = {}
