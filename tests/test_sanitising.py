@@ -209,6 +209,11 @@ def test_the_accounts_bound_the_exact_epsilon(noise, rounds):
     assert exact <= kept.spent(rounds) <= 1.25 * exact
 
 
+def test_an_account_of_next_to_no_noise_fits_into_memory():
+    kept = Account(0.01, 1e-5, 1.0, 1)
+    assert 5_000 < kept.spent(1, "pld") <= kept.spent(1)
+
+
 def test_being_one_of_many_amplifies_and_a_budget_ends():
     settings = {"noise": 1.1, "delta": 1e-5, "level": "client", "where": "central"}
     sampled = account(settings, clients=100, per_round=10, steps=5, batch=4, fewest=20)

@@ -18,6 +18,8 @@ from fedaudit.validation import Number, Positive
 Level = Literal["client", "sample"]
 Where = Literal["local", "central"]
 _MOST_ROUNDS = 10**6
+# The privacy loss distribution's step, and how many steps at most it is spread over, roughly.
+_FINE, _LOSSES = 1e-4, 10**5
 # Rényi orders; whole ones only, for which sampled Gaussians have a closed form
 _ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512]
 
@@ -186,7 +188,11 @@ def _spent(noise: float, delta: float, rate: float, steps: int, how: str) -> flo
     event: Any = dp_accounting.GaussianDpEvent(noise)
     if rate < 1:
         event = dp_accounting.PoissonSampledDpEvent(rate, event)
-    accountant = rdp.RdpAccountant(_ORDERS) if how == "rdp" else pld.PLDAccountant()
+    accountant: Any = rdp.RdpAccountant(_ORDERS)
+    if how == "pld":
+        # little noise spreads the losses widely: coarser steps keep their number, and so the memory, bounded
+        coarse = _spent(noise, delta, rate, steps, "rdp") / _LOSSES
+        accountant = pld.PLDAccountant(value_discretization_interval=max(_FINE, coarse))
     accountant.compose(event, steps)
     return float(accountant.get_epsilon(delta))
 
