@@ -536,6 +536,14 @@ def test_interrupt(scenario_file: Path, tmp_path: Path) -> None:
     assert err.startswith("fedaudit: error: interrupted")
 
 
+def test_interrupt_within_generated_code() -> None:
+    """As dataclasses and namedtuples make it while libraries are imported; Python remembers such interrupts."""
+    code = "import fedaudit.cli as cli; cli.app = lambda **_: exec('raise KeyboardInterrupt'); cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130
+    assert done.stderr.startswith("fedaudit: error: interrupted")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_that_cannot_be_written() -> None:
     with Path("/dev/full").open("w") as full:

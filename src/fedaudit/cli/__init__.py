@@ -302,6 +302,7 @@ def main() -> None:
             _fail("there isn't enough memory; use a smaller model, batch_size or image_size, or fewer --workers")
         raise
     if code == INTERRUPTED:
+        exec("")  # else Python, interrupted within some library's exec("..."), ends itself by the signal
         _fail("interrupted; findings that were finished are kept, and the same command goes on from there", code)
     sys.exit(code if isinstance(code, int) else 0)
 
