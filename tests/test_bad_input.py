@@ -536,10 +536,12 @@ def test_interrupt(scenario_file: Path, tmp_path: Path) -> None:
     assert err.startswith("fedaudit: error: interrupted")
 
 
-def test_interrupt_within_generated_code() -> None:
+def test_interrupt_within_generated_code(tmp_path: Path) -> None:
     """As dataclasses and namedtuples make it while libraries are imported; Python remembers such interrupts."""
     code = "import fedaudit.cli as cli; cli.app = lambda **_: exec('raise KeyboardInterrupt'); cli.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    (tmp_path / "interrupted.py").write_text(code)
+    line = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     assert done.returncode == 130
     assert done.stderr.startswith("fedaudit: error: interrupted")
 
