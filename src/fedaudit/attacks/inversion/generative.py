@@ -19,7 +19,7 @@ from torch.func import functional_call
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.objectives import flatten, unflatten
-from fedaudit.attacks.inversion.reconstruct import Objective, Optimisation, Reconstruction, reconstruct
+from fedaudit.attacks.inversion.reconstruct import Objective, Optimisation, Reconstruction, Schedule, reconstruct
 from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion
 from fedaudit.errors import MissingData, NotApplicable
 from fedaudit.federation.client import local_randomness
@@ -37,7 +37,7 @@ class GIAS(GradientInversion):
     """Gradient Inversion with Generative Image Prior (Jeon et al., NeurIPS 2021, Section 3 and Algorithm 1).
 
     1 − cosine over the whole gradient plus total variation, minimised first over the codes of a generator and then, the
-    codes held, over the generator's weights, a set for each example. Adam with InvG's decay in both searches. Layer
+    codes held, over the generator's weights, a set for each example. Adam with InvG's schedule in both searches. Layer
     weights (``beta``, ``relu_modifier``) can be set. Departures: the generator is a small one ('fedaudit
     train-generator') instead of StyleGAN2; codes have no penalty of their own; of several restarts of the first search
     the one of least objective goes on to the second. FedAvg by simulation, which the paper doesn't treat.
@@ -64,7 +64,7 @@ class GIAS(GradientInversion):
 
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1
     total_variation: NonNegative = 1e-4
-    decay: bool = True
+    schedule: Schedule = "steps"
     generator_file: str | None = None
     latent_share: Fraction = 0.3
     weights_learning_rate: Annotated[Positive, Field(le=1e36)] = 1e-3

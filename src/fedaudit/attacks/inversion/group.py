@@ -17,7 +17,7 @@ from fedaudit.attacks.inversion.priors import (
     image_l2,
     registered_mean,
 )
-from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, with_priors
+from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, Schedule, with_priors
 from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, LabelMethod, Prepared, Task
 from fedaudit.threat import Message
 from fedaudit.update import Update
@@ -58,6 +58,7 @@ class GradInversion(GradientInversion):
     distance: ClassVar[str] = "layer-l2"
     fedavg: ClassVar[FedAvgWay] = "single-step"
 
+    schedule: Schedule = "cosine"
     total_variation: NonNegative = 0.1
     clamp: bool = True
     label_inference: LabelMethod = "yin"
@@ -84,8 +85,8 @@ class GradInversion(GradientInversion):
         return notes
 
     def optimisation(self) -> Optimisation:
-        """Return Adam with warm-up, cosine schedule and noise."""
-        return dataclasses.replace(super().optimisation(), schedule="cosine", noise=self.noise)
+        """Return Adam with noise."""
+        return dataclasses.replace(super().optimisation(), noise=self.noise)
 
     def initial(self, prepared: Prepared, generator: torch.Generator) -> list[Tensor]:
         """Return (group·n, C, H, W) noise."""

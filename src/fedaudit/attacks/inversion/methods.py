@@ -17,7 +17,7 @@ from fedaudit.attacks.inversion.priors import (
     off_scale,
     outside_range,
 )
-from fedaudit.attacks.inversion.reconstruct import OptimiserName, Reconstruction
+from fedaudit.attacks.inversion.reconstruct import OptimiserName, Reconstruction, Schedule
 from fedaudit.attacks.inversion.template import (
     FedAvgWay,
     GradientInversion,
@@ -186,7 +186,7 @@ class InvG(GradientInversion):
 
     total_variation: NonNegative = 1e-4
     signed: bool = True
-    decay: bool = True
+    schedule: Schedule = "steps"
     clamp: bool = True
 
 

@@ -20,6 +20,7 @@ _REPORT_EVERY = 10
 _WARM_UP = 50  # iterations of a cosine schedule's linear start (Yin et al. 2021, Section 4)
 
 OptimiserName = Literal["adam", "l-bfgs"]
+Schedule = Literal["constant", "steps", "cosine"]
 # variables, the dummy images first -> (what is minimised, its gradient on each of them)
 Objective = Callable[[list[Tensor]], tuple[Tensor, list[Tensor]]]
 
@@ -44,7 +45,7 @@ class Optimisation:
     learning_rate: float
     optimiser: OptimiserName = "adam"
     signed: bool = False
-    schedule: Literal["constant", "steps", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     clamp: bool = False
     noise: float = 0.0
 

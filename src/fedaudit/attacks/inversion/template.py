@@ -29,6 +29,7 @@ from fedaudit.attacks.inversion.reconstruct import (
     Optimisation,
     OptimiserName,
     Reconstruction,
+    Schedule,
     reconstruct,
     with_priors,
 )
@@ -114,7 +115,8 @@ class GradientInversion(Attack):
             (Wei et al. 2020).
         total_variation: weight of the prior.
         signed: give the optimiser the sign of the gradient only.
-        decay: learning rate ×0.1 after 3/8, 5/8 and 7/8 of the iterations.
+        schedule: of the learning rate: ``constant``; ``steps``, ×0.1 after 3/8, 5/8 and 7/8 of the iterations;
+            ``cosine``, to zero after a short linear start.
         clamp: keep pixels in their valid range.
         restarts: from new noise; the one of least objective is kept.
         label_inference: ``auto``, ``idlg``, ``yin``, ``geng`` or ``bias-corrected``; not used where the labels are
@@ -139,7 +141,7 @@ class GradientInversion(Attack):
     start: Start = "noise"
     total_variation: NonNegative = 0.0
     signed: bool = False
-    decay: bool = False
+    schedule: Schedule = "constant"
     clamp: bool = False
     restarts: Count = 1
     label_inference: LabelMethod = "auto"
@@ -307,7 +309,7 @@ class GradientInversion(Attack):
             learning_rate=self.learning_rate,
             optimiser=self.optimiser,
             signed=self.signed,
-            schedule="steps" if self.decay else "constant",
+            schedule=self.schedule,
             clamp=self.clamp,
         )
 
