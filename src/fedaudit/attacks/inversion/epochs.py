@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.findings import ImageFinding, Trace
-from fedaudit.attacks.inversion.methods import AGIC, InvG
+from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
 from fedaudit.attacks.inversion.priors import Prior
 from fedaudit.attacks.inversion.reconstruct import Objective, Reconstruction, reconstruct
 from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Task
@@ -339,3 +339,16 @@ class InvGEpochs(SeveralEpochs, InvG):
     summary: ClassVar[str] = "InvG over all updates of a client in several epochs: matched, then reconstructed jointly"
     paper: ClassVar[str] = "Geiping et al. 2020, with Xu et al. 2022, Section IV-B"
     needs: ClassVar[tuple[str, ...]] = (*InvG.needs, "all updates of a client over two or more epochs")
+
+
+@register
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class DLGAdamEpochs(SeveralEpochs, DLGAdam):
+    """AGIC's several epochs under DLG-Adam's objective: squared distance, FedAvg by simulation."""
+
+    name: ClassVar[str] = "dlg-adam-epochs"
+    summary: ClassVar[str] = (
+        "DLG-Adam over a client's updates in several epochs: matched, then reconstructed jointly"
+    )
+    paper: ClassVar[str] = "Zhu et al. 2019 (DLG), with Xu et al. 2022, Section IV-B"
+    needs: ClassVar[tuple[str, ...]] = (*DLGAdam.needs, "all updates of a client over two or more epochs")
