@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -72,8 +73,7 @@ def test_yin_finds_most_labels_of_distinct_batches():
     found = 0
     for seed in range(20):
         labels = torch.randperm(10, generator=generator(seed, "labels"))[:4]
-        inferred, source = infer_labels("auto", evidence("convnet-small", labels, seed), 4)
-        assert source == "yin"
+        inferred, _ = infer_labels("yin", evidence("convnet-small", labels, seed), 4)
         assert len(set(inferred.tolist())) == 4
         found += len(set(inferred.tolist()) & set(labels.tolist()))
     assert found >= 72  # of 80
@@ -102,11 +102,25 @@ def test_counts_are_found_in_a_fedavg_update():
         assert counts(infer_labels(method, shown, 8)[0]) == counts(labels), method
 
 
-def test_auto_counts_where_there_are_more_examples_than_classes():
+def test_auto_counts_by_the_bias_and_without_one_takes_what_the_rows_tell():
     labels = torch.arange(12) % 10
-    inferred, source = infer_labels("auto", evidence("convnet-small", labels, 0), 12)
+    shown = evidence("convnet-small", labels, 0)
+    inferred, source = infer_labels("auto", shown, 12)
     assert source == "bias-corrected"
     assert counts(inferred) == counts(labels)
+    bare = dataclasses.replace(shown, bias=None)
+    assert [infer_labels("auto", bare, n)[1] for n in (1, 10, 12)] == ["idlg", "yin", "geng"]
+
+
+def test_on_a_trained_network_classes_that_show_count_and_dummies_that_mislead_do_not():
+    """The dummies say that class 0 is sure, the bias that classes 3 and 4 occur more often than predicted."""
+    sure = torch.eye(10)[:1].expand(4, 10)
+    rows = torch.ones(10, 5)
+    rows[3, 2] = rows[4, 0] = -1.0
+    bias = torch.full((10,), 0.05)
+    bias[3], bias[4] = -0.3, -0.1
+    shown = Evidence(rows, bias, lambda: (sure, torch.ones(4, 5)))
+    assert infer_labels("bias-corrected", shown, 8)[0].tolist() == [3] * 5 + [4] * 3
 
 
 @pytest.mark.parametrize("total", [1, 7, 64])

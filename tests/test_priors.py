@@ -205,4 +205,6 @@ def test_schedules_of_the_learning_rate():
     assert rates[0] < 0.1 < max(rates) <= 1
     assert rates[60:] == sorted(rates[60:], reverse=True)
     assert rates[-1] < 1e-4
+    linear = Optimisation(iterations=4, learning_rate=0.1, schedule="linear")
+    assert [linear.rate(i) for i in range(4)] == [1, 0.75, 0.5, 0.25]
     assert {Optimisation(iterations=9, learning_rate=1).rate(i) for i in range(9)} == {1.0}

@@ -347,8 +347,6 @@ class DLGAdamEpochs(SeveralEpochs, DLGAdam):
     """AGIC's several epochs under DLG-Adam's objective: squared distance, FedAvg by simulation."""
 
     name: ClassVar[str] = "dlg-adam-epochs"
-    summary: ClassVar[str] = (
-        "DLG-Adam over a client's updates in several epochs: matched, then reconstructed jointly"
-    )
+    summary: ClassVar[str] = "DLG-Adam over a client's updates in several epochs: matched, then reconstructed jointly"
     paper: ClassVar[str] = "Zhu et al. 2019 (DLG), with Xu et al. 2022, Section IV-B"
     needs: ClassVar[tuple[str, ...]] = (*DLGAdam.needs, "all updates of a client over two or more epochs")

@@ -15,6 +15,8 @@ from fedaudit.models import Layer
 from fedaudit.registry import Registry
 from fedaudit.update import Tensors
 
+_NOTHING = 1e-6  # of the largest entry: below it an entry's sign is rounding error
+_MISLED = 0.02  # of all labels
 _PROBES = 64  # dummy images for what the model expects on average
 
 
@@ -132,9 +134,12 @@ def geng(evidence: Evidence, num_examples: int) -> Tensor:
 def bias_corrected(evidence: Evidence, num_examples: int) -> Tensor:
     """Infer how often each class occurs from the gradient of the bias, which no feature blurs.
 
-    The bias's gradient is the mean of p − y, so n_i = K·(p̄_i − b_i): exact but for p̄, the batch's mean probabilities,
-    which are taken over dummy images. Our own combination: Wainakh et al. 2021 correct the rows of W by a similar
-    offset.
+    The bias's gradient is the mean of p − y, so n_i = K·(p̄_i − b_i): exact but for p̄, the batch's mean probabilities.
+    They are taken over dummy images. Where the features aren't negative the rows of W tell more: a row with a negative
+    entry belongs to a class that occurs (as in Yin et al. 2021), which is then counted once at least. Where some n_i
+    are clearly negative the dummies mislead, as they do on trained networks: all classes are taken as equally likely,
+    and those without such a row as absent. Our own combination: Wainakh et al. 2021 correct the rows of W by an offset
+    that comes from dummies.
 
     Args:
         evidence: of the last layer.
@@ -150,14 +155,26 @@ def bias_corrected(evidence: Evidence, num_examples: int) -> Tensor:
         raise NotApplicable(
             "label inference 'bias-corrected' needs a bias in the last layer; use label_inference=geng or yin"
         )
-    probabilities, _ = evidence.probe()
-    return _rounded(probabilities.double().mean(dim=0) - evidence.bias.double(), num_examples)
+    probabilities, features = evidence.probe()
+    expected, bias = probabilities.double().mean(dim=0), evidence.bias.double()
+    present = torch.zeros_like(bias, dtype=torch.bool)
+    if not bool((features < 0).any()):
+        lowest = evidence.rows.amin(dim=1)
+        surest = lowest.argsort(stable=True)[:num_examples]
+        present[surest] = lowest[surest] < -_NOTHING * evidence.rows.abs().max()
+    shares = expected - bias
+    if bool(shares.clamp_max(0).sum() < -_MISLED):
+        shares = (1 / len(bias) - bias).masked_fill(~present & bool(present.any()), 0)
+    return _rounded(shares, num_examples, least=present)
 
 
-def _rounded(shares: Tensor, total: int) -> Tensor:
-    """Return ``total`` labels whose counts come nearest to ``shares``, by the largest remainders."""
+def _rounded(shares: Tensor, total: int, least: Tensor | None = None) -> Tensor:
+    """Return ``total`` labels whose counts come nearest to ``shares``, those in ``least`` once at least."""
     wanted = total * shares.clamp_min(0) / shares.clamp_min(0).sum().clamp_min(1e-30)
-    counts = wanted.floor()
+    fixed = torch.zeros_like(wanted) if least is None else least.to(wanted)
+    counts = torch.maximum(wanted.floor(), fixed)
+    while counts.sum() > total:
+        counts[(counts - wanted).masked_fill(counts <= fixed, -torch.inf).argmax()] -= 1
     missing = total - int(counts.sum())
     counts[(wanted - counts).argsort(descending=True, stable=True)[:missing]] += 1
     return torch.repeat_interleave(torch.arange(len(shares), device=shares.device), counts.long())
@@ -219,8 +236,8 @@ def _probe(
 def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Tensor, str]:
     """Return labels and the name of the inference.
 
-    ``auto`` is ``idlg`` for one example, ``yin`` for as many as there are classes, and beyond ``bias-corrected`` or,
-    without a bias, ``geng``.
+    ``auto`` is ``idlg`` for one example and ``bias-corrected`` for more. Without a bias it is ``yin`` for as many
+    examples as there are classes, and ``geng`` beyond.
 
     Args:
         method: a registered name or ``auto``.
@@ -233,9 +250,8 @@ def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Te
     """
     name = method
     if method == "auto":
-        name = "idlg" if num_examples == 1 else "yin"
-        if num_examples > len(evidence.rows):
-            name = "geng" if evidence.bias is None else "bias-corrected"
+        without = "yin" if num_examples <= len(evidence.rows) else "geng"
+        name = "idlg" if num_examples == 1 else without if evidence.bias is None else "bias-corrected"
     inference = LABEL_INFERENCES[name].value
     if not torch.any(evidence.rows):
         raise NotApplicable("labels can't be inferred: the last layer's gradient is zero")

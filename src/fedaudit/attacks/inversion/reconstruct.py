@@ -20,7 +20,7 @@ _REPORT_EVERY = 10
 _WARM_UP = 50  # iterations of a cosine schedule's linear start (Yin et al. 2021, Section 4)
 
 OptimiserName = Literal["adam", "l-bfgs"]
-Schedule = Literal["constant", "steps", "cosine"]
+Schedule = Literal["constant", "steps", "linear", "cosine"]
 # variables, the dummy images first -> (what is minimised, its gradient on each of them)
 Objective = Callable[[list[Tensor]], tuple[Tensor, list[Tensor]]]
 
@@ -35,7 +35,7 @@ class Optimisation:
         optimiser: ``adam``, or ``l-bfgs`` with a strong Wolfe line search, without which it now and then runs away.
         signed: give the optimiser only the sign of the images' gradient (Geiping et al. 2020).
         schedule: of the learning rate: ``constant``; ``steps``, ×0.1 after 3/8, 5/8 and 7/8 of the iterations (Geiping
-            et al. 2020); ``cosine``, to zero after a short linear start (Yin et al. 2021).
+            et al. 2020); ``linear``, to zero; ``cosine``, to zero after a short linear start (Yin et al. 2021).
         clamp: keep pixels in their valid range after every step.
         noise: standard deviation of the Gaussian noise added to the images in each step, in learning rates (Yin et al.
             2021, Eq. 13).
@@ -53,6 +53,8 @@ class Optimisation:
         """Return the learning rate of ``iteration``, relative to the first one's."""
         if self.schedule == "steps":
             return float(0.1 ** sum(iteration >= self.iterations * k // 8 for k in (3, 5, 7)))
+        if self.schedule == "linear":
+            return 1 - iteration / self.iterations
         if self.schedule == "cosine":
             start = min(1.0, (iteration + 1) / min(_WARM_UP, self.iterations))
             return start * 0.5 * (1 + math.cos(math.pi * iteration / self.iterations))

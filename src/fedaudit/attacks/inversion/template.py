@@ -116,7 +116,7 @@ class GradientInversion(Attack):
         total_variation: weight of the prior.
         signed: give the optimiser the sign of the gradient only.
         schedule: of the learning rate: ``constant``; ``steps``, ×0.1 after 3/8, 5/8 and 7/8 of the iterations;
-            ``cosine``, to zero after a short linear start.
+            ``linear``, to zero; ``cosine``, to zero after a short linear start.
         clamp: keep pixels in their valid range.
         restarts: from new noise; the one of least objective is kept.
         label_inference: ``auto``, ``idlg``, ``yin``, ``geng`` or ``bias-corrected``; not used where the labels are
