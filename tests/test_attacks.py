@@ -62,6 +62,7 @@ ROWS: dict[str, Row] = {
     "invg": Row({"iterations": 600, "total_variation": 1e-4}, 15.0),
     "geng": Row({"iterations": 40}, 30.0, refuses=((FEDAVG, "used all of the client's 4 examples"),)),
     "agic": Row({"iterations": 600, "total_variation": 1e-4}, 15.0),
+    "agic-plus": Row({"iterations": 600}, 15.0),
     "gradinversion": Row({"iterations": 400, "group": 2}, 30.0, refuses=((FEDAVG, "no answer to 4 local steps"),)),
     "r-gap": Row({}, 80.0, on=10, images=10, refuses=((BATCH, "works for one"), (FEDAVG, "works for one"))),
     "gias": Row({"iterations": 600}, 15.0, refuses=((BATCH, "needs public data"), (FEDAVG, "needs public data"))),

@@ -23,7 +23,7 @@ from fedaudit.attacks.inversion.priors import (
     registered_mean,
     smoothness,
 )
-from fedaudit.attacks.inversion.reconstruct import Optimisation
+from fedaudit.attacks.inversion.reconstruct import Optimisation, descent, reconstruct
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.seeds import generator
 
@@ -208,3 +208,23 @@ def test_schedules_of_the_learning_rate():
     linear = Optimisation(iterations=4, learning_rate=0.1, schedule="linear")
     assert [linear.rate(i) for i in range(4)] == [1, 0.75, 0.5, 0.25]
     assert {Optimisation(iterations=9, learning_rate=1).rate(i) for i in range(9)} == {1.0}
+
+
+@pytest.mark.parametrize("share", [0.25, 0.6])
+def test_the_mean_of_the_last_iterates_is_the_mean_of_what_descent_walks_through(share):
+    def objective(variables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        return sum(v.square().sum() for v in variables) / 2, [v.clone() for v in variables]
+
+    start = [noise(2), noise(1, 1)]
+    settings = Optimisation(iterations=10, learning_rate=0.3, average=share)
+    walked = [v.clone() for v in start]
+    step, iterates = descent(objective, walked, settings, RANGE, generator(0, "none")), []
+    for _ in range(10):
+        step()
+        iterates.append([v.clone() for v in walked])
+    last = iterates[-round(share * 10) :]
+    run = reconstruct(objective, start, settings, RANGE, generator(0, "none"))
+    for found, several in zip([run.images, *run.others], zip(*last, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(several).mean(dim=0))
+    assert run.trace.snapshots[-1].equal(run.images)
+    assert run.objective == pytest.approx(float(objective([run.images, *run.others])[0]))

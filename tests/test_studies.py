@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
         "data": {"name": "photos"},
         "model": {"name": "lenet"},
         "federations": [{"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1}],
-        "attacks": ["invg"],
+        "attacks": [{"name": "invg", "iterations": 1}],
     },
     "axes": {
         "attack": {"invg": {"attacks": [{"name": "invg"}]}, "agic": {"attacks": [{"name": "agic"}]}},

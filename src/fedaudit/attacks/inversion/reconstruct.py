@@ -39,6 +39,8 @@ class Optimisation:
         clamp: keep pixels in their valid range after every step.
         noise: standard deviation of the Gaussian noise added to the images in each step, in learning rates (Yin et al.
             2021, Eq. 13).
+        average: share of the iterations, the last ones, whose mean iterate is the result (Polyak and Juditsky 1992);
+            0 for the last iterate.
     """
 
     iterations: int
@@ -48,6 +50,7 @@ class Optimisation:
     schedule: Schedule = "constant"
     clamp: bool = False
     noise: float = 0.0
+    average: float = 0.0
 
     def rate(self, iteration: int) -> float:
         """Return the learning rate of ``iteration``, relative to the first one's."""
@@ -66,7 +69,7 @@ class Reconstruction:
     """Where the optimiser ended.
 
     Attributes:
-        images: the last iterate, normalised.
+        images: the last iterate, or the mean of the last ones, normalised.
         others: what was optimised beside the images.
         objective: at the last iterate.
         trace: with normalised snapshots.
@@ -88,8 +91,8 @@ def reconstruct(
 ) -> Reconstruction:
     """Minimise ``objective`` from ``initial``.
 
-    The last iterate is returned: the one of least objective isn't the better picture, and choosing by anything else
-    would need the truth.
+    The last iterate is returned, or the mean of the last ones: the one of least objective isn't the better picture, and
+    choosing by anything else would need the truth.
 
     Args:
         objective: with its gradients.
@@ -106,6 +109,8 @@ def reconstruct(
     kept: list[int] = []
     values: list[Tensor] = []
     snapshots: list[Tensor] = []
+    first = settings.iterations - round(settings.average * settings.iterations)
+    sums = [torch.zeros_like(v) for v in variables]
     for iteration in range(settings.iterations):
         before = images.clone() if iteration in keep else None
         value = descend()
@@ -113,8 +118,13 @@ def reconstruct(
             kept.append(iteration)
             values.append(value)
             snapshots.append(before)
+        if iteration >= first:
+            torch._foreach_add_(sums, variables)
         if progress and (iteration + 1) % _REPORT_EVERY == 0:
             progress(iteration + 1, settings.iterations)
+    if first < settings.iterations:
+        for variable, total in zip(variables, sums, strict=True):
+            variable.copy_(total / (settings.iterations - first))
     value, _ = objective(variables)
     kept.append(settings.iterations)
     values.append(value)

@@ -38,7 +38,7 @@ from fedaudit.federation.client import local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation
 from fedaudit.update import Setup, TrainingFacts, Update
-from fedaudit.validation import Count, NonNegative, Positive
+from fedaudit.validation import Count, Fraction, NonNegative, Positive
 
 
 def check_label_inference(name: str) -> str:
@@ -118,6 +118,7 @@ class GradientInversion(Attack):
         schedule: of the learning rate: ``constant``; ``steps``, ×0.1 after 3/8, 5/8 and 7/8 of the iterations;
             ``linear``, to zero; ``cosine``, to zero after a short linear start.
         clamp: keep pixels in their valid range.
+        average: share of the iterations, the last ones, whose mean image is the result; 0 for the last image.
         restarts: from new noise; the one of least objective is kept.
         label_inference: ``auto``, ``idlg``, ``yin``, ``geng`` or ``bias-corrected``; not used where the labels are
             granted.
@@ -143,6 +144,7 @@ class GradientInversion(Attack):
     signed: bool = False
     schedule: Schedule = "constant"
     clamp: bool = False
+    average: Fraction = 0.0
     restarts: Count = 1
     label_inference: LabelMethod = "auto"
     beta: Positive = 1.0
@@ -311,6 +313,7 @@ class GradientInversion(Attack):
             signed=self.signed,
             schedule=self.schedule,
             clamp=self.clamp,
+            average=self.average,
         )
 
     def make_engine(self, prepared: Prepared, message: Message) -> Checked:
