@@ -105,7 +105,8 @@ def test_every_attack_has_its_row():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_attack_recovers_what_it_must(name, tmp_path):
-    row, settings = ROWS[name], {}
+    row = ROWS[name]
+    settings: dict[str, Any] = {}
     if name == "gias":
         settings = {"generator_file": str(tmp_path / "digits.safetensors")}
         plan = TrainingPlan(steps=250)

@@ -19,8 +19,9 @@ from fedaudit.data import Dataset
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, make_aggregator
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.errors import BadInput
+from fedaudit.federation.participant import Federation
 from fedaudit.federation.server import Server
-from fedaudit.federation.simulator import Federation, simulate, spread
+from fedaudit.federation.simulator import simulate, spread
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.preparation import prepare_federation, resolve

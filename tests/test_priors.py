@@ -213,7 +213,7 @@ def test_schedules_of_the_learning_rate():
 @pytest.mark.parametrize("share", [0.25, 0.6])
 def test_the_mean_of_the_last_iterates_is_the_mean_of_what_descent_walks_through(share):
     def objective(variables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        return sum(v.square().sum() for v in variables) / 2, [v.clone() for v in variables]
+        return torch.stack([v.square().sum() for v in variables]).sum() / 2, [v.clone() for v in variables]
 
     start = [noise(2), noise(1, 1)]
     settings = Optimisation(iterations=10, learning_rate=0.3, average=share)

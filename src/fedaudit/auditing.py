@@ -20,6 +20,7 @@ from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
+from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.course import Course
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
@@ -138,14 +139,14 @@ def run_audit(
     display = display or Quiet()
     scenario = resolve(scenario)
     recordings, data, model_record = record(
-        scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display
+        scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, store=store, display=display
     )
     attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
     attacked = [r for r in recordings if scenario.attacked(r.transcript.name)]
     check_public_examples(attacked, attacks)
     targets = plan([r.transcript for r in attacked], attacks, scenario.threat, scenario.evaluation)
     outcomes = play(targets, seed=scenario.seed, device=scenario.device, workers=workers, store=store, display=display)
-    return assess(
+    audit = assess(
         recordings,
         attacks,
         targets,
@@ -157,6 +158,15 @@ def run_audit(
         workers=workers,
         started=started,
     )
+    if store:
+        for run in scenario.runs():
+            simulation_checkpoint(store, run.name).remove()
+    return audit
+
+
+def simulation_checkpoint(store: Path, run: str) -> Checkpoint:
+    """Return where the simulation of the run of that name goes on from when it is killed."""
+    return Checkpoint(store / f"{run}.simulation")
 
 
 @one_thread()
@@ -168,9 +178,12 @@ def record(
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    store: Path | None = None,
     display: Display | None = None,
 ) -> tuple[list[Recording], DataRecord, ModelRecord]:
     """Simulate the scenario's federations (all, or those in ``names``).
+
+    With ``store``, a folder, long ones that are killed go on from there.
 
     Raises:
         BadInput: as :func:`run_audit`.
@@ -192,7 +205,16 @@ def record(
             continue
         report = display.stage(f"federation {run.name}", spec.rounds * (spec.clients_per_round or spec.clients))
         course = Course(scenario.evaluation.accuracy_every, scenario.evaluation.accuracy_examples)
-        transcript, truth = simulate(federation, spec, run.defences, seed=scenario.seed, report=report, course=course)
+        checkpoint = simulation_checkpoint(store, run.name) if store else None
+        transcript, truth = simulate(
+            federation,
+            spec,
+            run.defences,
+            seed=scenario.seed,
+            report=report,
+            course=course,
+            checkpoint=checkpoint,
+        )
         transcript.name = run.name
         about = {
             "scenario": scenario.model_dump(mode="json"),

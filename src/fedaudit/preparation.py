@@ -18,7 +18,8 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.defences.settings import check_settings
 from fedaudit.errors import BadInput
 from fedaudit.federation.client import local_randomness, train
-from fedaudit.federation.simulator import Federation, spread
+from fedaudit.federation.participant import Federation
+from fedaudit.federation.simulator import spread
 from fedaudit.federation.spec import DefencesSpec
 from fedaudit.models import (
     MODELS,

@@ -13,7 +13,8 @@ import torch
 
 from fedaudit.errors import BadInput
 from fedaudit.federation.client import train
-from fedaudit.federation.simulator import Federation, spread
+from fedaudit.federation.participant import Federation
+from fedaudit.federation.simulator import spread
 from fedaudit.federation.spec import FederationSpec
 from fedaudit.models import set_training_mode
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import shutil
 import sys
 import warnings
 from enum import StrEnum
@@ -120,8 +121,12 @@ def simulate(
     check_data_dir(data_dir)
     check_folder(out)
     with live_display() as display:
-        (recording,), _, _ = record(loaded, names=[federation or names[0]], data_dir=data_dir, display=display)
+        partial = out.with_name(out.name + ".partial")
+        (recording,), _, _ = record(
+            loaded, names=[federation or names[0]], data_dir=data_dir, store=partial, display=display
+        )
     save_recording(recording.transcript, recording.truth, out)
+    shutil.rmtree(partial, ignore_errors=True)
     print(f"{recording.transcript.updates} updates in {len(recording.transcript.rounds)} round(s): {out}")
     print(f"ground truth, for the evaluation only: {out / FILE}")
 

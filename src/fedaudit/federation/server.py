@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedaudit.defences.aggregation import Aggregate, BoundAggregator, Cohort
 from fedaudit.errors import BadInput
+from fedaudit.federation.checkpoint import State
 from fedaudit.update import Tensors, Update
 
 
@@ -31,7 +32,18 @@ class Server:
         self.step = step
         self.noise = noise
         self.generator = generator
-        self.state: Mapping[str, Any] = {}
+        self.memory: Mapping[str, Any] = {}
+
+    def state(self) -> State:
+        """Return what changes from round to round, for a checkpoint."""
+        noise = self.generator.get_state() if self.generator else None
+        return {"aggregator": dict(self.memory), "noise": noise}
+
+    def restore(self, state: State) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.memory = state["aggregator"]
+        if self.generator:
+            self.generator.set_state(state["noise"])
 
     def apply(self, weights: Tensors, updates: list[Update], root: Tensors | None = None) -> tuple[Tensors, Aggregate]:
         """Return the global model's state after the round, and what the aggregator said.
@@ -88,7 +100,7 @@ class Server:
             clients=tuple(u.client for u in updates),
             examples=tuple(u.num_examples for u in updates),
             root=None if root is None else _flat([root], names)[0],
-            state=self.state,
+            state=self.memory,
         )
         matrix = _flat([u.tensors for u in updates], names)
         for update, row in zip(updates, matrix, strict=True):
@@ -96,7 +108,7 @@ class Server:
             if not bool(row.dot(row).isfinite()) and not bool(row.isfinite().all()):
                 raise BadInput(f"client {update.client} sent NaN or infinite values")
         aggregate = self.aggregator(matrix, cohort)
-        self.state = aggregate.state
+        self.memory = aggregate.state
         return aggregate
 
     def _statistics(self, weights: Tensors, updates: list[Update], aggregate: Aggregate) -> Tensors:

@@ -3,62 +3,33 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
 from fedaudit.defences.aggregation import BoundAggregator, make_aggregator
-from fedaudit.defences.privacy import Account, DifferentialPrivacy, account, central_noise
-from fedaudit.defences.sanitising import SANITISERS, Received, make_sanitiser
-from fedaudit.defences.settings import check_settings
 from fedaudit.errors import BadInput
-from fedaudit.federation.client import Gradients, gradient, local_randomness, train, trainable
+from fedaudit.federation.budget import Budget
+from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.federation.course import Course
-from fedaudit.federation.encoding import decode, encode
+from fedaudit.federation.participant import Federation, Layers, Participant
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.models import layer_groups, set_training_mode
-from fedaudit.seeds import derive_seed, generator
-from fedaudit.update import Loss, Setup, Tensors, TrainingFacts, Update
+from fedaudit.models import layer_groups
+from fedaudit.seeds import generator
 from fedaudit.validation import check_memory
 
 Report = Callable[[float], None]
 
-Layers = tuple[tuple[str, ...], ...]
-
 _SERVER = -1  # its number where it trains itself: clients count from 0
-
-
-@dataclass(frozen=True)
-class Federation:
-    """What a simulation needs beside its spec.
-
-    Attributes:
-        dataset: whose ``split`` the clients hold.
-        split: ``train`` or ``test``.
-        setup: what everybody knows.
-        model: with the weights of round 0; it isn't changed.
-        loss: mean over a batch.
-        reveal_labels: whether updates carry their labels, for threat models that grant them.
-    """
-
-    dataset: Dataset
-    split: str
-    setup: Setup
-    model: nn.Module
-    loss: Loss
-    reveal_labels: bool
 
 
 def simulate(
@@ -69,6 +40,7 @@ def simulate(
     seed: int,
     report: Report | None = None,
     course: Course | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> tuple[Transcript, Truth]:
     """Run ``spec.rounds`` rounds and return what travelled, and, apart from it, what the clients trained on.
 
@@ -81,6 +53,7 @@ def simulate(
         seed: of the scenario.
         report: called with the updates made so far.
         course: is told how it goes.
+        checkpoint: where a simulation that is killed goes on from.
 
     Raises:
         BadInput: the spec asks for more examples, clients or batches than there are.
@@ -89,21 +62,49 @@ def simulate(
     shares = spread(federation.dataset, federation.split, spec, seed=seed)
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
-    clients = [_Client(i, share, federation, spec, defences, seed, layers) for i, share in enumerate(shares)]
+    clients = [Participant(i, share, federation, spec, defences, seed, layers) for i, share in enumerate(shares)]
     aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
     root = _root(aggregator, shares, federation, spec, seed)
     course = course or Course()
     per_round = spec.clients_per_round or spec.clients
-    budget = _Budget(spec, defences, shares, course)
+    budget = Budget(spec, defences, shares, course)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
     held_out = federation.dataset.test if federation.split == "train" else federation.dataset.train
     sampler = generator(seed, spec.name, "sampling")
     rounds: list[Round] = []
-    inputs: dict[tuple[int, int], Tensor] = {}
-    labels: dict[tuple[int, int], Tensor] = {}
     rows: dict[tuple[int, int], Tensor] = {}
-    for index in range(spec.rounds):
+    parts: dict[str, Participant | Server | Budget] = {f"client {c.number}": c for c in clients}
+    parts |= {"server": server, "budget": budget}
+    if root:
+        parts["root"] = root
+
+    def facts() -> list[Any]:
+        about = [spec, defences, seed, course.every, course.examples, federation.setup, model, federation.reveal_labels]
+        data = [tensor for share in shares for tensor in (share.inputs, share.targets)]
+        return [*about, type(federation.loss), *federation.model.state_dict().values(), *data]
+
+    def state() -> State:
+        return {
+            "finished": index + 1,
+            "model": model.state_dict(),
+            "sampler": sampler.get_state(),
+            "parts": {name: part.state() for name, part in parts.items()},
+            "course": vars(course),
+            "rounds": pack(rounds),
+            "rows": rows,
+        }
+
+    begin = 0
+    if checkpoint and (saved := checkpoint.load(facts)):
+        begin = saved["finished"]
+        model.load_state_dict(saved["model"])
+        sampler.set_state(saved["sampler"])
+        for name, part in parts.items():
+            part.restore(saved["parts"][name])
+        vars(course).update(saved["course"])
+        rounds, rows = unpack(saved["rounds"]), saved["rows"]
+    for index in range(begin, spec.rounds):
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
         chosen = sorted(torch.randperm(spec.clients, generator=sampler)[:per_round].tolist())
         chosen = budget.admit(chosen)
@@ -117,21 +118,21 @@ def simulate(
             update, used = clients[number].participate(model, index, weights, course)
             updates.append(update)
             if kept:
-                examples = clients[number].data[used]
-                inputs[index, number], labels[index, number] = examples.inputs, examples.targets
                 rows[index, number] = used
             if report:
                 report(index * per_round + position + 1)
         model.load_state_dict(weights)
         own = root.train(model, index)[0] if root else None
-        state, aggregate = server.apply(weights, updates, own)
-        model.load_state_dict(state)
+        after, aggregate = server.apply(weights, updates, own)
+        model.load_state_dict(after)
         rejected = {updates[row].client: reason for row, reason in aggregate.rejected.items()}
         if kept:
             rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
         budget.close(index)
         last = index + 1 == spec.rounds
         course.measure(model, federation.setup, held_out, shares, index + 1, last)
+        if checkpoint:
+            checkpoint.save(facts, state, last)
     if course.stopped is not None and course.rounds[-1:] != [course.stopped]:
         course.measure(model, federation.setup, held_out, shares, course.stopped, True)
     budget.end()
@@ -140,6 +141,8 @@ def simulate(
             f"federation '{spec.name}': the privacy budget was spent before any recorded round; raise epsilon or noise"
         )
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
+    inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
+    labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
     candidates = _candidates(federation, inputs, labels, rows)
     return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {}, rows)
 
@@ -180,7 +183,7 @@ def _check_size(federation: Federation, spec: FederationSpec) -> None:
 
 def _root(
     aggregator: BoundAggregator, shares: list[Split], federation: Federation, spec: FederationSpec, seed: int
-) -> _Client | None:
+) -> Participant | None:
     """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
     if not aggregator.info.get("root"):
         return None
@@ -192,186 +195,7 @@ def _root(
             "together; lower defences.aggregator.root_examples"
         )
     rows = torch.randperm(len(owned), generator=generator(seed, spec.name, "root"))[:wanted]
-    return _Client(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())
-
-
-class _Client:
-    """One client: its data, its place in the current pass over them, its sanitiser's state."""
-
-    def __init__(
-        self,
-        number: int,
-        data: Split,
-        federation: Federation,
-        spec: FederationSpec,
-        defences: DefencesSpec,
-        seed: int,
-        layers: Layers,
-    ) -> None:
-        self.number = number
-        self.data = data
-        self.federation = federation
-        self.spec = spec
-        self.seed = seed
-        self.order = generator(seed, spec.name, "order", number)
-        self.noise = generator(seed, spec.name, "sanitiser", number)
-        self.sanitiser = make_sanitiser(defences.sanitiser.name, defences.sanitiser.settings())
-        self.layers = layers
-        self.gradients: Gradients | None = None
-        if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
-            self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
-        self.stream = self._passes()
-
-    def _passes(self) -> Iterator[Tensor]:
-        """Yield mini-batches of row numbers, pass after pass, each shuffled anew; a pass's last batch may be short.
-
-        A client with fewer than ``batch_size`` examples has one batch, of all that it has.
-        """
-        while True:
-            yield from torch.randperm(len(self.data), generator=self.order).split(
-                min(self.spec.batch_size, len(self.data))
-            )
-
-    def _batches(self) -> list[Tensor]:
-        if self.spec.algorithm == "fedsgd":
-            return [next(self.stream)]
-        if self.spec.local_steps is not None:
-            return [next(self.stream) for _ in range(self.spec.local_steps)]
-        per_epoch = math.ceil(len(self.data) / self.spec.batch_size)
-        return [next(self.stream) for _ in range((self.spec.local_epochs or 1) * per_epoch)]
-
-    def train(self, model: nn.Module, index: int) -> tuple[Tensors, list[Tensor]]:
-        """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
-        rows = self._batches()
-        setup, spec = self.federation.setup, self.spec
-        batches = [(setup.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
-        start = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        set_training_mode(model, setup.batch_norm)
-        with local_randomness(derive_seed(self.seed, spec.name, "dropout", self.number, index)):
-            if spec.algorithm == "fedsgd":
-                tensors = gradient(model, self.federation.loss, batches[0], self.gradients)
-            else:
-                train(
-                    model,
-                    self.federation.loss,
-                    batches,
-                    learning_rate=spec.learning_rate,
-                    momentum=spec.momentum,
-                    weight_decay=spec.weight_decay,
-                    proximal_mu=spec.proximal_mu,
-                    gradients=self.gradients,
-                )
-                tensors = {name: p.detach() - start[name] for name, p in trainable(model).items()}
-        return tensors, rows
-
-    def participate(self, model: nn.Module, index: int, start: Tensors, course: Course) -> tuple[Update, Tensor]:
-        """Return the update of round ``index`` as it arrives, and the rows of the examples it was made from, in order.
-
-        Args:
-            model: with the weights of the round.
-            index: of the round.
-            start: these weights.
-            course: is told what it cost.
-        """
-        spec = self.spec
-        began = time.perf_counter()
-        tensors, rows = self.train(model, index)
-        course.training_seconds += time.perf_counter() - began
-        end = model.state_dict()
-        moved = {
-            n: end[n].detach().clone() for n, _ in model.named_buffers() if n in end and not end[n].equal(start[n])
-        }
-        if not all(torch.isfinite(value).all() for value in moved.values()):
-            raise BadInput(
-                f"BatchNorm's statistics are not finite after client {self.number}'s training; lower learning_rate"
-            )
-        used = torch.cat(rows)
-        update = Update(
-            client=self.number,
-            kind="gradient" if spec.algorithm == "fedsgd" else "weights",
-            tensors=tensors,
-            num_examples=len(used),
-            facts=TrainingFacts(
-                learning_rate=spec.learning_rate,
-                local_steps=len(rows),
-                batch_sizes=tuple(len(r) for r in rows),
-                momentum=spec.momentum if spec.algorithm != "fedsgd" else 0.0,
-                weight_decay=spec.weight_decay if spec.algorithm != "fedsgd" else 0.0,
-                proximal_mu=spec.proximal_mu,
-                data_size=len(self.data),
-            ),
-            buffers=moved,
-            labels=self.data.targets[used] if self.federation.reveal_labels else None,
-        )
-        began = time.perf_counter()
-        received = Received(start, self.layers, spec.clients_per_round or spec.clients)
-        update = self.sanitiser(update, received, self.noise)
-        course.sanitising_seconds += time.perf_counter() - began
-        return self._send(update, start, course), used
-
-    def _send(self, update: Update, start: Tensors, course: Course) -> Update:
-        """Return the update as it is read from the bytes that travel."""
-        message = encode({**update.tensors, **update.buffers}, list(start))
-        arrived = decode(message, start)
-        sparse = update.sanitised is not None and update.sanitised.sparse
-        count = torch.count_nonzero if sparse else torch.numel
-        course.bytes.append(len(message))
-        course.parameters.append(sum(int(count(tensor)) for tensor in update.tensors.values()))
-        return dataclasses.replace(
-            update,
-            tensors={name: arrived[name] for name in update.tensors},
-            buffers={name: arrived[name] for name in update.buffers},
-        )
-
-
-class _Budget:
-    """Who may still send, where the updates have differential privacy."""
-
-    def __init__(self, spec: FederationSpec, defences: DefencesSpec, shares: list[Split], course: Course) -> None:
-        self.course = course
-        self.account: Account | None = None
-        self.central_noise = 0.0
-        self.sent = [0] * spec.clients
-        self.finished = 0
-        if defences.sanitiser.name != "dp":
-            return
-        settings = check_settings(SANITISERS, "dp", defences.sanitiser.settings())
-        fewest = min(map(len, shares))
-        batch = min(spec.batch_size, fewest)
-        epoch = math.ceil(max(map(len, shares)) / batch)
-        steps = spec.local_steps or (spec.local_epochs or 0) * epoch or 1
-        per_round = spec.clients_per_round or spec.clients
-        self.central = settings["where"] == "central"
-        self.central_noise = central_noise(settings, per_round, batch)
-        self.account = account(
-            settings, clients=spec.clients, per_round=per_round, steps=steps, batch=batch, fewest=fewest
-        )
-        self.allowed = self.account.rounds(settings["epsilon"])
-
-    def admit(self, chosen: list[int]) -> list[int]:
-        """Return who of ``chosen`` may send."""
-        if self.account is None:
-            return chosen
-        if self.central:
-            return chosen if self.finished < self.allowed else []
-        admitted = [number for number in chosen if self.sent[number] < self.allowed]
-        for number in admitted:
-            self.sent[number] += 1
-        return admitted
-
-    def close(self, index: int) -> None:
-        """Note what has been spent when round ``index`` is over: locally, by the client that sent most often."""
-        self.finished = index + 1
-        if self.account is not None:
-            self.course.epsilon.append(self.account.spent(self._counted()))
-
-    def end(self) -> None:
-        """Note what was spent in all, by the tighter account."""
-        if self.account is not None:
-            self.course.epsilon_pld = self.account.spent(self._counted(), "pld")
-
-    def _counted(self) -> int:
-        return self.finished if self.central else max(self.sent)
+    return Participant(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())
 
 
 def _layers(federation: Federation) -> Layers:

@@ -1,0 +1,71 @@
+"""The privacy budget of a federation: who may still send, and what has been spent."""
+
+from __future__ import annotations
+
+import math
+
+from fedaudit.data.dataset import Split
+from fedaudit.defences.privacy import Account, account, central_noise
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.settings import check_settings
+from fedaudit.federation.checkpoint import State
+from fedaudit.federation.course import Course
+from fedaudit.federation.spec import DefencesSpec, FederationSpec
+
+
+class Budget:
+    """Who may still send, where the updates have differential privacy."""
+
+    def __init__(self, spec: FederationSpec, defences: DefencesSpec, shares: list[Split], course: Course) -> None:
+        self.course = course
+        self.account: Account | None = None
+        self.central_noise = 0.0
+        self.sent = [0] * spec.clients
+        self.finished = 0
+        if defences.sanitiser.name != "dp":
+            return
+        settings = check_settings(SANITISERS, "dp", defences.sanitiser.settings())
+        fewest = min(map(len, shares))
+        batch = min(spec.batch_size, fewest)
+        epoch = math.ceil(max(map(len, shares)) / batch)
+        steps = spec.local_steps or (spec.local_epochs or 0) * epoch or 1
+        per_round = spec.clients_per_round or spec.clients
+        self.central = settings["where"] == "central"
+        self.central_noise = central_noise(settings, per_round, batch)
+        self.account = account(
+            settings, clients=spec.clients, per_round=per_round, steps=steps, batch=batch, fewest=fewest
+        )
+        self.allowed = self.account.rounds(settings["epsilon"])
+
+    def state(self) -> State:
+        """Return what changes from round to round, for a checkpoint."""
+        return {"sent": self.sent, "finished": self.finished}
+
+    def restore(self, state: State) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.sent, self.finished = list(state["sent"]), state["finished"]
+
+    def admit(self, chosen: list[int]) -> list[int]:
+        """Return who of ``chosen`` may send."""
+        if self.account is None:
+            return chosen
+        if self.central:
+            return chosen if self.finished < self.allowed else []
+        admitted = [number for number in chosen if self.sent[number] < self.allowed]
+        for number in admitted:
+            self.sent[number] += 1
+        return admitted
+
+    def close(self, index: int) -> None:
+        """Note what has been spent when round ``index`` is over: locally, by the client that sent most often."""
+        self.finished = index + 1
+        if self.account is not None:
+            self.course.epsilon.append(self.account.spent(self._counted()))
+
+    def end(self) -> None:
+        """Note what was spent in all, by the tighter account."""
+        if self.account is not None:
+            self.course.epsilon_pld = self.account.spent(self._counted(), "pld")
+
+    def _counted(self) -> int:
+        return self.finished if self.central else max(self.sent)

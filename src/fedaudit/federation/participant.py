@@ -1,0 +1,196 @@
+"""A client in the simulator: what it holds, what it sends, and what it remembers from round to round."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.data import Dataset
+from fedaudit.data.dataset import Split
+from fedaudit.defences.privacy import DifferentialPrivacy
+from fedaudit.defences.sanitising import Received, make_sanitiser
+from fedaudit.errors import BadInput
+from fedaudit.federation.checkpoint import State
+from fedaudit.federation.client import Gradients, gradient, local_randomness, train, trainable
+from fedaudit.federation.course import Course
+from fedaudit.federation.encoding import decode, encode
+from fedaudit.federation.spec import DefencesSpec, FederationSpec
+from fedaudit.models import set_training_mode
+from fedaudit.seeds import derive_seed, generator
+from fedaudit.update import Loss, Setup, Tensors, TrainingFacts, Update
+
+Layers = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a simulation needs beside its spec.
+
+    Attributes:
+        dataset: whose ``split`` the clients hold.
+        split: ``train`` or ``test``.
+        setup: what everybody knows.
+        model: with the weights of round 0; it isn't changed.
+        loss: mean over a batch.
+        reveal_labels: whether updates carry their labels, for threat models that grant them.
+    """
+
+    dataset: Dataset
+    split: str
+    setup: Setup
+    model: nn.Module
+    loss: Loss
+    reveal_labels: bool
+
+
+class Participant:
+    """One client: its data, its place in the current pass over them, its sanitiser's state."""
+
+    def __init__(
+        self,
+        number: int,
+        data: Split,
+        federation: Federation,
+        spec: FederationSpec,
+        defences: DefencesSpec,
+        seed: int,
+        layers: Layers,
+    ) -> None:
+        self.number = number
+        self.data = data
+        self.federation = federation
+        self.spec = spec
+        self.seed = seed
+        self.order = generator(seed, spec.name, "order", number)
+        self.noise = generator(seed, spec.name, "sanitiser", number)
+        self.sanitiser = make_sanitiser(defences.sanitiser.name, defences.sanitiser.settings())
+        self.layers = layers
+        self.gradients: Gradients | None = None
+        if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
+            self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
+        self.pending: list[Tensor] = []
+
+    def state(self) -> State:
+        """Return what changes from round to round, for a checkpoint."""
+        kept = {name: value for name, value in vars(self.sanitiser).items() if name.startswith("_")}
+        return {
+            "order": self.order.get_state(),
+            "noise": self.noise.get_state(),
+            "pending": self.pending,
+            "sanitiser": kept,
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.order.set_state(state["order"])
+        self.noise.set_state(state["noise"])
+        self.pending = list(state["pending"])
+        vars(self.sanitiser).update(state["sanitiser"])
+
+    def _next(self) -> Tensor:
+        """Return the row numbers of the next mini-batch: pass after pass, each shuffled anew.
+
+        A pass's last batch may be short; a client with fewer than ``batch_size`` examples has one batch, of all that
+        it has.
+        """
+        if not self.pending:
+            order = torch.randperm(len(self.data), generator=self.order)
+            self.pending = list(order.split(min(self.spec.batch_size, len(self.data))))
+        return self.pending.pop(0)
+
+    def _batches(self) -> list[Tensor]:
+        if self.spec.algorithm == "fedsgd":
+            return [self._next()]
+        if self.spec.local_steps is not None:
+            return [self._next() for _ in range(self.spec.local_steps)]
+        per_epoch = math.ceil(len(self.data) / self.spec.batch_size)
+        return [self._next() for _ in range((self.spec.local_epochs or 1) * per_epoch)]
+
+    def train(self, model: nn.Module, index: int) -> tuple[Tensors, list[Tensor]]:
+        """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
+        rows = self._batches()
+        setup, spec = self.federation.setup, self.spec
+        batches = [(setup.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
+        start = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        set_training_mode(model, setup.batch_norm)
+        with local_randomness(derive_seed(self.seed, spec.name, "dropout", self.number, index)):
+            if spec.algorithm == "fedsgd":
+                tensors = gradient(model, self.federation.loss, batches[0], self.gradients)
+            else:
+                train(
+                    model,
+                    self.federation.loss,
+                    batches,
+                    learning_rate=spec.learning_rate,
+                    momentum=spec.momentum,
+                    weight_decay=spec.weight_decay,
+                    proximal_mu=spec.proximal_mu,
+                    gradients=self.gradients,
+                )
+                tensors = {name: p.detach() - start[name] for name, p in trainable(model).items()}
+        return tensors, rows
+
+    def participate(self, model: nn.Module, index: int, start: Tensors, course: Course) -> tuple[Update, Tensor]:
+        """Return the update of round ``index`` as it arrives, and the rows of the examples it was made from, in order.
+
+        Args:
+            model: with the weights of the round.
+            index: of the round.
+            start: these weights.
+            course: is told what it cost.
+        """
+        spec = self.spec
+        began = time.perf_counter()
+        tensors, rows = self.train(model, index)
+        course.training_seconds += time.perf_counter() - began
+        end = model.state_dict()
+        moved = {
+            n: end[n].detach().clone() for n, _ in model.named_buffers() if n in end and not end[n].equal(start[n])
+        }
+        if not all(torch.isfinite(value).all() for value in moved.values()):
+            raise BadInput(
+                f"BatchNorm's statistics are not finite after client {self.number}'s training; lower learning_rate"
+            )
+        used = torch.cat(rows)
+        update = Update(
+            client=self.number,
+            kind="gradient" if spec.algorithm == "fedsgd" else "weights",
+            tensors=tensors,
+            num_examples=len(used),
+            facts=TrainingFacts(
+                learning_rate=spec.learning_rate,
+                local_steps=len(rows),
+                batch_sizes=tuple(len(r) for r in rows),
+                momentum=spec.momentum if spec.algorithm != "fedsgd" else 0.0,
+                weight_decay=spec.weight_decay if spec.algorithm != "fedsgd" else 0.0,
+                proximal_mu=spec.proximal_mu,
+                data_size=len(self.data),
+            ),
+            buffers=moved,
+            labels=self.data.targets[used] if self.federation.reveal_labels else None,
+        )
+        began = time.perf_counter()
+        received = Received(start, self.layers, spec.clients_per_round or spec.clients)
+        update = self.sanitiser(update, received, self.noise)
+        course.sanitising_seconds += time.perf_counter() - began
+        return self._send(update, start, course), used
+
+    def _send(self, update: Update, start: Tensors, course: Course) -> Update:
+        """Return the update as it is read from the bytes that travel."""
+        message = encode({**update.tensors, **update.buffers}, list(start))
+        arrived = decode(message, start)
+        sparse = update.sanitised is not None and update.sanitised.sparse
+        count = torch.count_nonzero if sparse else torch.numel
+        course.bytes.append(len(message))
+        course.parameters.append(sum(int(count(tensor)) for tensor in update.tensors.values()))
+        return dataclasses.replace(
+            update,
+            tensors={name: arrived[name] for name in update.tensors},
+            buffers={name: arrived[name] for name in update.buffers},
+        )

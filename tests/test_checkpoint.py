@@ -1,0 +1,131 @@
+"""A long simulation that is killed goes on from its checkpoint, to the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedaudit.federation.checkpoint import Checkpoint
+from fedaudit.federation.course import Course
+from fedaudit.federation.simulator import simulate
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth
+from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.scenario import Scenario, scenario_from
+from tests.conftest import Command
+
+DEFENCES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "top-k that remembers": {"sanitiser": {"name": "top-k", "ratio": 0.2}},
+    "dgc": {"sanitiser": {"name": "dgc", "ratio": 0.3, "warmup": 3}},
+    "ffl": {"sanitiser": {"name": "ffl", "ratio": 0.5}},
+    "ffl at random": {"sanitiser": {"name": "ffl-random", "ratio": 0.5}},
+    "local privacy": {"sanitiser": {"name": "dp", "noise": 0.5, "epsilon": None}},
+    "central privacy": {"sanitiser": {"name": "dp", "where": "central", "clip": 0.01, "noise": 1.0, "epsilon": None}},
+    "afa, which remembers": {"aggregator": {"name": "afa"}},
+    "fltrust, whose server trains": {"aggregator": {"name": "fltrust", "root_examples": 8}},
+}
+
+
+def scenario(defences: dict[str, Any], **changes: Any) -> Scenario:
+    federation = {
+        "name": "f",
+        "algorithm": "fedavg",
+        "clients": 4,
+        "clients_per_round": 3,
+        "examples": 40,
+        "batch_size": 3,
+        "local_steps": 2,
+        "rounds": 6,
+        "momentum": 0.5,
+    }
+    values = {
+        "data": {"name": "digits"},
+        "model": {"name": "convnet-small", "width": 4},
+        "federations": [{**federation, **changes}],
+        "defences": defences,
+        "attacks": ["invg"],
+        "evaluation": {"accuracy_every": 2},
+    }
+    return resolve(scenario_from(values))
+
+
+class Killed(Exception):
+    pass
+
+
+def simulated(made: Scenario, checkpoint: Checkpoint | None, until: int = 10**9) -> tuple[Transcript, Truth, Course]:
+    federation, _, _ = prepare_federation(made)
+    course = Course(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
+
+    def report(done: float) -> None:
+        if done >= until:
+            raise Killed
+
+    (run,) = made.runs()
+    transcript, truth = simulate(
+        federation, run.federation, run.defences, seed=0, report=report, course=course, checkpoint=checkpoint
+    )
+    return transcript, truth, course
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.equal(b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("name", DEFENCES)
+def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str) -> None:
+    made = scenario(DEFENCES[name])
+    whole, truth, course = simulated(made, None)
+    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    for until in (5, 11):  # in the midst of the second and of the fourth round
+        with pytest.raises(Killed):
+            simulated(made, checkpoint, until)
+    begun: list[float] = []
+    federation, _, _ = prepare_federation(made)
+    own = Course(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
+    (run,) = made.runs()
+    again, truth_again = simulate(
+        federation, run.federation, run.defences, seed=0, report=begun.append, course=own, checkpoint=checkpoint
+    )
+    assert min(begun) > 9, "it began anew"
+    assert again.fingerprint() == whole.fingerprint()
+    for one, other in zip(whole.rounds, again.rounds, strict=True):
+        assert same(one.weights, other.weights)
+        assert (one.index, one.rejected, one.fallback) == (other.index, other.rejected, other.fallback)
+        for a, b in zip(one.updates, other.updates, strict=True):
+            assert (a.client, a.facts, a.sanitised, a.num_examples) == (b.client, b.facts, b.sanitised, b.num_examples)
+            assert same(a.buffers, b.buffers)
+    for part in ("inputs", "labels", "rows"):
+        assert same(getattr(truth, part), getattr(truth_again, part))
+    for field in ("rounds", "accuracy", "per_client", "bytes", "parameters", "epsilon", "epsilon_pld"):
+        assert getattr(course, field) == getattr(own, field), field
+
+
+def test_a_checkpoint_of_something_else_or_half_of_one_is_not_used(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    with pytest.raises(Killed):
+        simulated(scenario({}), checkpoint, 8)
+    whole = checkpoint.path.read_bytes()
+    other = scenario({}, learning_rate=0.02)
+    assert simulated(other, checkpoint)[0].fingerprint() == simulated(other, None)[0].fingerprint()
+    for damage in (whole[: len(whole) // 2], b"", b"nothing of the kind"):
+        checkpoint.path.write_bytes(damage)
+        found = simulated(scenario({}), checkpoint)[0].fingerprint()
+        assert found == simulated(scenario({}), None)[0].fingerprint()
+
+
+def test_short_simulations_leave_nothing(tmp_path: Path, command: Command) -> None:
+    simulated(scenario({}), Checkpoint(tmp_path / "f.simulation"))
+    assert not list(tmp_path.iterdir())
+    path = tmp_path / "scenario.yaml"
+    path.write_text(scenario({}).to_yaml())
+    assert command("simulate", path, "--out", tmp_path / "transcript").code == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["scenario.yaml", "transcript"]
