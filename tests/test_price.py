@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -75,6 +76,23 @@ def test_the_comparison_lists_the_least_leakage_first(audit, capsys):
     assert shown.index(rows[0].federation, shown.index("costs")) < shown.index(
         rows[-1].federation, shown.index("costs")
     )
+
+
+@pytest.mark.parametrize(
+    ("by", "key"),
+    [
+        ("accuracy", lambda row: -row.accuracy),
+        ("worst client", lambda row: -row.worst_client),
+        ("bytes", lambda row: row.bytes),
+        ("epsilon", lambda row: math.inf if row.epsilon is None else row.epsilon),
+    ],
+)
+def test_the_comparison_can_be_sorted_by_what_matters(audit, by, key):
+    scenario = {**audit.result.scenario, "evaluation": {**audit.result.scenario["evaluation"], "sort_by": by}}
+    rows = frontier.prices(audit.result.model_copy(update={"scenario": scenario}))
+    assert {row.federation for row in rows} == {row.federation for row in frontier.prices(audit.result)}
+    values = [key(row) for row in rows]
+    assert values == sorted(values)
 
 
 def test_the_report_shows_the_price(audit, tmp_path):

@@ -85,6 +85,9 @@ class EvaluationSpec(Spec):
         default=None, description="measure held-out accuracy every so many rounds and after the last; never if null"
     )
     accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
+    sort_by: Literal["leakage", "accuracy", "worst client", "bytes", "time", "epsilon"] = Field(
+        default="leakage", description="what the comparison of defences is sorted by, the best first"
+    )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import matplotlib
@@ -49,8 +50,28 @@ def worth_comparing(result: AuditResult) -> bool:
     )
 
 
+# scenario.evaluation.sort_by -> what to sort by, the best being the least, and its words
+ORDERS: dict[str, tuple[Callable[[Price], float | None], str]] = {
+    "leakage": (lambda row: row.psnr.mean if row.psnr else -math.inf, "least leakage"),
+    "accuracy": (lambda row: _least(row.accuracy), "highest accuracy"),
+    "worst client": (lambda row: _least(row.worst_client), "highest accuracy of the worst client"),
+    "bytes": (lambda row: row.bytes, "fewest bytes"),
+    "time": (lambda row: row.overhead, "least time"),
+    "epsilon": (lambda row: row.epsilon, "least ε"),
+}
+
+
+def _least(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def order(result: AuditResult) -> str:
+    """Return by what the scenario wants the rows sorted."""
+    return str(result.scenario.get("evaluation", {}).get("sort_by", "leakage"))
+
+
 def prices(result: AuditResult) -> list[Price]:
-    """Return a row for every federation that was simulated here, the least leakage first."""
+    """Return a row for every federation that was simulated here, sorted as the scenario says, unknown values last."""
     rows = []
     for record in result.federations:
         course = record.course
@@ -72,7 +93,9 @@ def prices(result: AuditResult) -> list[Price]:
                 epsilon=course.epsilon[-1] if course.epsilon else None,
             )
         )
-    return sorted(rows, key=lambda row: row.psnr.mean if row.psnr else -math.inf)
+    key, _ = ORDERS[order(result)]
+    values = {id(row): key(row) for row in rows}
+    return sorted(rows, key=lambda row: math.inf if (value := values[id(row)]) is None else value)
 
 
 def draw(rows: list[Price]) -> Figure | None:

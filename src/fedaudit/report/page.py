@@ -205,8 +205,10 @@ def _frontier(result: AuditResult) -> dict[str, object]:
     """Return the rows of the comparison of defences, if there is one, and its figure."""
     rows = frontier.prices(result) if frontier.worth_comparing(result) else []
     drawing = frontier.draw(rows)
+    _, first = frontier.ORDERS[frontier.order(result)]
     return {
         "prices": rows,
+        "price_order": first,
         "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows)) if drawing else None,
         "courses": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
     }

@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.progress import wide_console
-from fedaudit.report.frontier import prices, worth_comparing
+from fedaudit.report.frontier import ORDERS, order, prices, worth_comparing
 from fedaudit.results import AuditResult, Interval, pictured
 
 
@@ -56,9 +56,9 @@ def print_summary(result: AuditResult) -> None:
 
 
 def _price(result: AuditResult) -> Table:
-    """Return the comparison of leakage, accuracy and cost, the least leakage first."""
+    """Return the comparison of leakage, accuracy and cost, sorted as the scenario says."""
     table = _table(
-        "what each federation leaks and costs",
+        f"what each federation leaks and costs, {ORDERS[order(result)][1]} first",
         ["federation", "strongest attack"],
         ["leaks: PSNR dB [95 %]", "identified", "accuracy", "kB an update", "of training time", "epsilon"],
     )
