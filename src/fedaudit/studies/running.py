@@ -27,6 +27,7 @@ from fedaudit.studies.store import Store
 
 _METRICS = (*IMAGE_METRICS, "rank")
 _MOST_PROBED = 24
+_LONG_ENOUGH = 60.0  # seconds of probing
 _PROBES = (20, 60)  # iterations: enough for the engine that a long run would have
 
 
@@ -104,8 +105,8 @@ def estimate(
 ) -> float:
     """Return about how many seconds the trials that aren't done will take.
 
-    Combinations of levels (all, or two dozen of many) are played twice with a few iterations here; the others are taken
-    to last as long on average. What was measured before is taken as it is.
+    Combinations of levels (all, two dozen of many, or what a minute is enough for) are played twice with a few
+    iterations here; the others are taken to last as long on average. What was measured before is taken as it is.
 
     Raises:
         BadInput: the data aren't there, or a scenario can't be played.
@@ -117,9 +118,14 @@ def estimate(
     unknown = {point: trial for point, trial in cells.items() if point not in known}
     probed = list(unknown.items())[:: math.ceil(len(unknown) / _MOST_PROBED) or 1]
     report = display.stage("estimating the time", len(probed))
+    began = time.perf_counter()
     for done, (point, trial) in enumerate(probed):
         known[point] = _probe(trial.scenario, data_dir)
         report(done + 1)
+        if time.perf_counter() - began > _LONG_ENOUGH:
+            report(len(probed))
+            probed = probed[: done + 1]
+            break
     typical = sum(known[point] or 0.0 for point, _ in probed) / max(1, len(probed))
     total = sum(known.get(tuple(t.point.items()), typical) or 0.0 for t in todo)
     return total / min(workers, max(1, len(todo)))
