@@ -17,10 +17,11 @@ from fedaudit.defences.aggregation import make_aggregator
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.defences.settings import check_settings
 from fedaudit.errors import BadInput
+from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.federation.client import local_randomness, train
 from fedaudit.federation.participant import Federation
 from fedaudit.federation.simulator import spread
-from fedaudit.federation.spec import DefencesSpec
+from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
 from fedaudit.models import (
     MODELS,
     build_model,
@@ -52,10 +53,18 @@ def resolve(scenario: Scenario) -> Scenario:
         AttackSpec.model_validate({"name": spec.name, **make_attack(spec.name, spec.settings()).settings()})
         for spec in scenario.attacks
     ]
+    federations = []
     for one in scenario.federations:
         PARTITIONS[one.partition.scheme]
+        if (malicious := one.malicious) is not None:
+            settings = check_settings(BEHAVIOURS, malicious.name, malicious.settings())
+            spelt = MaliciousSpec.model_validate({"name": malicious.name, "clients": malicious.clients, **settings})
+            one = one.model_copy(update={"malicious": spelt})
+        federations.append(one)
     first, *others = [_resolve_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)]
-    return scenario.model_copy(update={"attacks": attacks, "defences": first, "other_defences": others})
+    return scenario.model_copy(
+        update={"attacks": attacks, "federations": federations, "defences": first, "other_defences": others}
+    )
 
 
 def _resolve_defences(defences: DefencesSpec, scenario: Scenario) -> DefencesSpec:

@@ -97,6 +97,13 @@ class Chart(_Record):
     lines: list[Line]
 
 
+class Sheet(_Record):
+    """A row of pictures that belongs to a finding, side by side in one PNG."""
+
+    title: str
+    path: str = Field(description="relative to the folder of results.json")
+
+
 class FindingResult(_Record):
     """One run of an attack, on what it looks at: one update, one client, or the federation; evaluated."""
 
@@ -111,6 +118,7 @@ class FindingResult(_Record):
     kind: str | None = Field(default=None, description="what was recovered: 'images' or another kind of finding")
     metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't pictures was judged")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
+    sheets: list[Sheet] = Field(default=[], description="rows of pictures about this finding")
     leak: bool | None = Field(default=None, description="whether it counts as a leak by its kind's rule; null: images")
     reason: str | None = Field(default=None, description="why the attack could not be played, and the remedy")
     images: list[ImageResult] = []

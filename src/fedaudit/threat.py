@@ -25,7 +25,7 @@ ADVERSARIES: dict[Adversary, str] = {
 
 
 class ThreatModel(BaseModel):
-    """Who the adversary is and what it knows. All adversaries here are passive: they only look."""
+    """Who the adversary is and what it knows. It only looks, unless clients of a federation are malicious."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,6 +80,7 @@ class Observation:
         update_kind: ``gradient`` or ``weights``: what clients send.
         weights: the global weights of every round, which every participant sees.
         messages: the exchanges that this adversary can read, in order.
+        journal: what malicious clients brought home, where the adversary is such a client; empty otherwise.
     """
 
     federation: str
@@ -90,6 +91,7 @@ class Observation:
     update_kind: UpdateKind
     weights: tuple[dict[str, Tensor], ...]
     messages: tuple[Message, ...]
+    journal: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def single(self) -> Message:
         """Return the only message, for attacks that look at one update at a time.
@@ -158,4 +160,5 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         update_kind=transcript.rounds[0].updates[0].kind,
         weights=tuple(r.weights for r in transcript.rounds),
         messages=tuple(messages),
+        journal=dict(transcript.journal) if threat.adversary == "client" else {},
     )

@@ -2,8 +2,19 @@
 
 from fedaudit.attacks import label_inference  # noqa: F401  (they all fill the registry)
 from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
+from fedaudit.attacks.distribution import ClassImagesFinding
 from fedaudit.attacks.findings import Finding, ImageFinding, LocalModelFinding, Trace
 from fedaudit.attacks.inversion import epochs, generative, group, methods, recursive  # noqa: F401
 from fedaudit.attacks.local_model import methods as _local_model  # noqa: F401
 
-__all__ = ["ATTACKS", "Attack", "Finding", "ImageFinding", "LocalModelFinding", "Trace", "make_attack", "register"]
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "ClassImagesFinding",
+    "Finding",
+    "ImageFinding",
+    "LocalModelFinding",
+    "Trace",
+    "make_attack",
+    "register",
+]

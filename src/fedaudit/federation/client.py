@@ -74,16 +74,18 @@ def train(
     weight_decay: float = 0.0,
     proximal_mu: float = 0.0,
     gradients: Gradients | None = None,
+    limit: float | None = None,
 ) -> list[float]:
     """Train ``model`` in place by SGD, one step a batch; return each step's loss before the step.
 
-    FedProx (Li et al. 2020, Eq. 2) adds μ/2·‖w − w_global‖² to the loss, w_global being the weights at the start.
+    FedProx (Li et al. 2020, Eq. 2) adds μ/2·‖w − w_global‖² to the loss, w_global being the weights at the start. With
+    ``limit`` every parameter is brought back to within that distance of its start after each step.
 
     Raises:
         BadInput: training diverged, or the loss isn't one number.
     """
     parameters = list(trainable(model).values())
-    anchor = [p.detach().clone() for p in parameters] if proximal_mu else []
+    anchor = [p.detach().clone() for p in parameters] if proximal_mu or limit is not None else []
     optimiser = torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
     losses: list[Tensor] = []
     for batch in batches:
@@ -94,10 +96,14 @@ def train(
         else:
             for parameter, own in zip(parameters, gradients(model, loss, batch), strict=True):
                 parameter.grad = own
-        for parameter, start in zip(parameters, anchor, strict=False):
+        for parameter, start in zip(parameters, anchor if proximal_mu else [], strict=False):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - start, alpha=proximal_mu)
         optimiser.step()
+        if limit is not None:
+            with torch.no_grad():
+                for parameter, start in zip(parameters, anchor, strict=True):
+                    torch.clamp(parameter, start - limit, start + limit, out=parameter)
         losses.append(value.detach())
     if not all(torch.isfinite(p).all() for p in parameters):
         raise BadInput(f"local training diverged at learning rate {learning_rate:g}; lower it")

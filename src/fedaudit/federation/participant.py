@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,8 +17,9 @@ from fedaudit.data.dataset import Split
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import Received, make_sanitiser
 from fedaudit.errors import BadInput
+from fedaudit.federation.behaviour import Behaviour, Turn
 from fedaudit.federation.checkpoint import State
-from fedaudit.federation.client import Gradients, gradient, local_randomness, train, trainable
+from fedaudit.federation.client import Batch, Gradients, gradient, local_randomness, train, trainable
 from fedaudit.federation.course import Course
 from fedaudit.federation.encoding import decode, encode
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
@@ -61,6 +63,7 @@ class Participant:
         defences: DefencesSpec,
         seed: int,
         layers: Layers,
+        behaviour: Behaviour | None = None,
     ) -> None:
         self.number = number
         self.data = data
@@ -71,6 +74,8 @@ class Participant:
         self.noise = generator(seed, spec.name, "sanitiser", number)
         self.sanitiser = make_sanitiser(defences.sanitiser.name, defences.sanitiser.settings())
         self.layers = layers
+        self.behaviour = behaviour
+        self.draws = generator(seed, spec.name, "behaviour", number)
         self.gradients: Gradients | None = None
         if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
             self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
@@ -82,6 +87,7 @@ class Participant:
         return {
             "order": self.order.get_state(),
             "noise": self.noise.get_state(),
+            "draws": self.draws.get_state(),
             "pending": self.pending,
             "sanitiser": kept,
         }
@@ -90,6 +96,7 @@ class Participant:
         """Go on from what :meth:`state` returned."""
         self.order.set_state(state["order"])
         self.noise.set_state(state["noise"])
+        self.draws.set_state(state["draws"])
         self.pending = list(state["pending"])
         vars(self.sanitiser).update(state["sanitiser"])
 
@@ -115,26 +122,36 @@ class Participant:
     def train(self, model: nn.Module, index: int) -> tuple[Tensors, list[Tensor]]:
         """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
         rows = self._batches()
-        setup, spec = self.federation.setup, self.spec
+        setup, loss = self.federation.setup, self.federation.loss
         batches = [(setup.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
         start = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        honest = partial(self._honest, model, start)
         set_training_mode(model, setup.batch_norm)
-        with local_randomness(derive_seed(self.seed, spec.name, "dropout", self.number, index)):
-            if spec.algorithm == "fedsgd":
-                tensors = gradient(model, self.federation.loss, batches[0], self.gradients)
-            else:
-                train(
-                    model,
-                    self.federation.loss,
-                    batches,
-                    learning_rate=spec.learning_rate,
-                    momentum=spec.momentum,
-                    weight_decay=spec.weight_decay,
-                    proximal_mu=spec.proximal_mu,
-                    gradients=self.gradients,
-                )
-                tensors = {name: p.detach() - start[name] for name, p in trainable(model).items()}
-        return tensors, rows
+        with local_randomness(derive_seed(self.seed, self.spec.name, "dropout", self.number, index)):
+            if self.behaviour is None:
+                return honest(batches), rows
+            turn = Turn(index, self.number, model, start, batches, honest, setup, loss, self.draws)
+            return self.behaviour(turn), rows
+
+    def _honest(
+        self, model: nn.Module, start: Tensors, batches: Sequence[Batch], limit: float | None = None
+    ) -> Tensors:
+        """Return the gradient of the first batch, or ΔW after training ``model`` in place on all of them."""
+        spec, loss = self.spec, self.federation.loss
+        if spec.algorithm == "fedsgd":
+            return gradient(model, loss, batches[0], self.gradients)
+        train(
+            model,
+            loss,
+            batches,
+            learning_rate=spec.learning_rate,
+            momentum=spec.momentum,
+            weight_decay=spec.weight_decay,
+            proximal_mu=spec.proximal_mu,
+            gradients=self.gradients,
+            limit=limit,
+        )
+        return {name: p.detach() - start[name] for name, p in trainable(model).items()}
 
     def participate(self, model: nn.Module, index: int, start: Tensors, course: Course) -> tuple[Update, Tensor]:
         """Return the update of round ``index`` as it arrives, and the rows of the examples it was made from, in order.

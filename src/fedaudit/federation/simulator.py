@@ -15,6 +15,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
 from fedaudit.defences.aggregation import BoundAggregator, make_aggregator
 from fedaudit.errors import BadInput
+from fedaudit.federation.behaviour import Behaviour, make_behaviour
 from fedaudit.federation.budget import Budget
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.federation.course import Course
@@ -62,7 +63,12 @@ def simulate(
     shares = spread(federation.dataset, federation.split, spec, seed=seed)
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
-    clients = [Participant(i, share, federation, spec, defences, seed, layers) for i, share in enumerate(shares)]
+    behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
+    honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
+    clients = [
+        Participant(i, share, federation, spec, defences, seed, layers, behaviour if i >= honest else None)
+        for i, share in enumerate(shares)
+    ]
     aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
     root = _root(aggregator, shares, federation, spec, seed)
     course = course or Course()
@@ -74,10 +80,12 @@ def simulate(
     sampler = generator(seed, spec.name, "sampling")
     rounds: list[Round] = []
     rows: dict[tuple[int, int], Tensor] = {}
-    parts: dict[str, Participant | Server | Budget] = {f"client {c.number}": c for c in clients}
+    parts: dict[str, Participant | Server | Budget | Behaviour] = {f"client {c.number}": c for c in clients}
     parts |= {"server": server, "budget": budget}
     if root:
         parts["root"] = root
+    if behaviour:
+        parts["behaviour"] = behaviour
 
     def facts() -> list[Any]:
         about = [spec, defences, seed, course.every, course.examples, federation.setup, model, federation.reveal_labels]
@@ -141,6 +149,7 @@ def simulate(
             f"federation '{spec.name}': the privacy budget was spent before any recorded round; raise epsilon or noise"
         )
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
+    transcript.journal = behaviour.journal() if behaviour else {}
     inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
     labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
     candidates = _candidates(federation, inputs, labels, rows)

@@ -37,6 +37,12 @@ class PartitionSpec(Spec):
         return self
 
 
+class MaliciousSpec(NamedSpec):
+    """Clients that don't follow the protocol: a registered behaviour, how many, and the behaviour's settings."""
+
+    clients: Count = Field(default=1, description="the last ones; they collude")
+
+
 class FederationSpec(Spec):
     """One federation: who trains how. ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights."""
 
@@ -54,6 +60,9 @@ class FederationSpec(Spec):
     weight_decay: NonNegative = 0.0
     proximal_mu: NonNegative = 0.0
     partition: PartitionSpec = PartitionSpec()
+    malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
+        default=None, description="who of the clients isn't honest; nobody if null"
+    )
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )
@@ -75,6 +84,8 @@ class FederationSpec(Spec):
             raise ValueError("fedprox needs proximal_mu above 0 (at 0 it is fedavg)")
         if self.clients_per_round is not None and self.clients_per_round > self.clients:
             raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
+        if self.malicious is not None and self.malicious.clients >= self.clients:
+            raise ValueError(f"malicious.clients is {self.malicious.clients} of {self.clients}; leave an honest one")
         if self.record is not None and not 0 <= max(self.record) < self.rounds:
             raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
         if self.examples is not None and self.examples < self.clients:

@@ -23,6 +23,7 @@ from fedaudit.validation import Name, Number, explain
 FORMAT = "fedaudit-transcript"
 VERSION = 1
 INDEX = "index.json"
+JOURNAL = "journal.safetensors"
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,24 @@ class Transcript:
         module: the architecture (its own weights mean nothing; every round has the ones that travelled).
         loss: mean over a batch, (outputs, targets) to a scalar.
         rounds: in order.
+        journal: what malicious clients brought home, by name; only they have it.
     """
 
-    def __init__(self, name: str, setup: Setup, module: nn.Module, loss: Loss, rounds: list[Round]) -> None:
+    def __init__(
+        self,
+        name: str,
+        setup: Setup,
+        module: nn.Module,
+        loss: Loss,
+        rounds: list[Round],
+        journal: Tensors | None = None,
+    ) -> None:
         self.name = name
         self.setup = setup
         self.module = module
         self.loss = loss
         self.rounds = rounds
+        self.journal = journal or {}
 
     @property
     def updates(self) -> int:
@@ -90,6 +101,8 @@ class Transcript:
             check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)
             rounds = [_save_round(folder, r) for r in self.rounds]
+            if self.journal:
+                save_file({k: v.detach().cpu().contiguous() for k, v in self.journal.items()}, folder / JOURNAL)
             setup = TypeAdapter(Setup).dump_python(self.setup, mode="json")
             index = _Index(format=FORMAT, version=VERSION, name=self.name, setup=setup, rounds=rounds)
             (folder / INDEX).write_text(index.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -131,7 +144,8 @@ class Transcript:
             weights = _read_tensors(folder, entry.weights, state)
             updates = [_read_update(folder, u, parameters, buffers, setup) for u in entry.updates]
             rounds.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
-        return cls(index.name, setup, module, loss, rounds)
+        journal = _read_file(folder, JOURNAL) if (folder / JOURNAL).is_file() else {}
+        return cls(index.name, setup, module, loss, rounds, journal)
 
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]

@@ -129,6 +129,7 @@ class Chapter:
     legend: list[tuple[str, str]]
     banded: bool
     spread: str | None
+    sheets: list[tuple[str, Picture]]
     charts: list[tuple[str, str]]
     chart_lines: list[tuple[str, str]]
     more_charts: int
@@ -348,6 +349,7 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
         spread=figures.to_svg(figures.draw_spread(spread_rows), f"f{index}-spread-", _spread_alt(spread_rows))
         if spread_rows
         else None,
+        sheets=[(f"{f.attack}, {s.title}", album[s.path]) for f in findings for s in f.sheets],
         charts=[
             (title, figures.to_svg(figures.draw_chart(c, lines), f"f{index}-c{i}-", text))
             for i, (title, c, text) in enumerate(charts[:CHARTS])

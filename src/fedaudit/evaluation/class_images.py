@@ -1,0 +1,140 @@
+"""Pictures that a malicious client drew of a class, against real pictures of it."""
+
+from __future__ import annotations
+
+import torch
+from sklearn.svm import SVC
+from torch import Tensor
+
+from fedaudit.attacks import ClassImagesFinding
+from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, evaluate
+from fedaudit.federation.truth import Truth
+from fedaudit.metrics import lpips, mse, psnr, ssim
+from fedaudit.results import Chart, Line, MetricResult, Sheet
+from fedaudit.threat import Observation
+
+RECOGNISED = Metric(
+    "recognised",
+    "share of the drawn pictures that an independent classifier takes for the class; without the attack: of real "
+    "pictures of the other classes",
+)
+PSNR_BEST = Metric(
+    "class_psnr_best",
+    "PSNR of a drawn picture to the real picture of the class that it is nearest to, mean over the drawn ones; without "
+    "the attack: of real pictures of the other classes",
+    unit="dB",
+)
+PSNR_MEAN = Metric(
+    "class_psnr",
+    "PSNR of drawn to real pictures of the class, mean over all pairs; without the attack: of real pictures of the "
+    "other classes",
+    unit="dB",
+)
+SSIM_BEST = Metric("class_ssim_best", "as class_psnr_best, SSIM of the same pairs")
+SSIM_MEAN = Metric("class_ssim", "SSIM of drawn to real pictures of the class, mean over all pairs")
+LPIPS_BEST = Metric("class_lpips_best", "as class_psnr_best, LPIPS of the same pairs", higher_is_better=False)
+
+_REAL = 100  # real pictures of the class, at most
+_TRAINED_ON = 3000  # held-out examples that the independent classifier learns from, at most
+_CAPTION = (
+    "What the malicious client drew of the class, by round, and what an independent classifier, which was trained on "
+    "held-out examples and never saw the federation, makes of it."
+)
+
+
+@evaluate.register
+def evaluate_class_images(finding: ClassImagesFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
+    """Compare drawn pictures with real held-out ones of the class; the last round's are what counts.
+
+    Pairs are formed in two ways: every drawn picture with the real one of the class that it is nearest to (mean squared
+    error), and every drawn with every real picture. The baseline is what as many real pictures of the other classes
+    reach. The classifier is a support vector machine on pixels.
+    """
+    inputs, labels = truth.candidates, truth.candidate_labels
+    own = inputs[labels == finding.target][:_REAL]
+    generator = torch.Generator().manual_seed(seed)
+    foreign = torch.nonzero(labels != finding.target).flatten()
+    foreign = foreign[torch.randperm(len(foreign), generator=generator)]
+    drawn_from = foreign[: finding.images.shape[1]]
+    others = inputs[drawn_from]
+    learn = torch.randperm(len(inputs), generator=generator)
+    learn = learn[~torch.isin(learn, drawn_from)][:_TRAINED_ON]
+    classifier = SVC(C=10.0).fit(inputs[learn].flatten(1).numpy(), labels[learn].numpy())
+
+    def recognised(images: Tensor) -> float:
+        said = torch.from_numpy(classifier.predict(images.flatten(1).numpy()))
+        return float((said == finding.target).double().mean())
+
+    shares = [recognised(images) for images in finding.images]
+    best = [likeness(images, own)["psnr best"] for images in finding.images]
+    now, without = likeness(finding.images[-1], own), likeness(others, own)
+    metrics: list[MetricResult] = [RECOGNISED.of(shares[-1], recognised(others))]
+    for metric, key in (
+        (PSNR_BEST, "psnr best"),
+        (PSNR_MEAN, "psnr"),
+        (SSIM_BEST, "ssim best"),
+        (SSIM_MEAN, "ssim"),
+        (LPIPS_BEST, "lpips best"),
+    ):
+        if key in now:
+            metrics.append(metric.of(now[key], without.get(key)))
+    rounds = [float(r) for r in finding.rounds]
+    chart = Chart(
+        title=f"class {finding.target}",
+        caption=_CAPTION,
+        x_label="round",
+        y_label="share recognised",
+        lines=[
+            Line(name="drawn", x=rounds, y=shares),
+            Line(name="real, other classes", x=[0.0], y=[recognised(others)]),
+        ],
+    )
+    rows = [("real", own[: finding.images.shape[1]])]
+    rows += [
+        (f"round {r}: {share:.0%} recognised, {p:.1f} dB", images)
+        for r, share, p, images in zip(finding.rounds, shares, best, finding.images, strict=True)
+    ]
+    names = [f"images/{observation.federation}-{finding.attack}-{i:03d}.png" for i in range(len(rows))]
+    result = done(
+        finding,
+        observation,
+        metrics=metrics,
+        charts=[chart],
+        sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
+        leak=shares[-1] >= 0.5 and shares[-1] > recognised(others),
+    )
+    return Judged(result, {name: sheet(images) for name, (_, images) in zip(names, rows, strict=True)})
+
+
+def likeness(drawn: Tensor, real: Tensor) -> dict[str, float]:
+    """Return how like the (r, C, H, W) real pictures the (k, C, H, W) drawn ones are, over best and over all pairs."""
+    pairs = [(drawn[i].expand_as(real), real) for i in range(len(drawn))]
+    errors = torch.stack([mse(a, b) for a, b in pairs])
+    structure = torch.stack([ssim(a, b) for a, b in pairs])
+    nearest = errors.argmin(dim=1)
+    rows = torch.arange(len(drawn))
+    found = {
+        "psnr best": float(psnr(errors[rows, nearest]).mean()),
+        "psnr": float(psnr(errors).mean()),
+        "ssim best": float(structure[rows, nearest].mean()),
+        "ssim": float(structure.mean()),
+    }
+    perceived = lpips(drawn, real[nearest])
+    return found if perceived is None else {**found, "lpips best": float(perceived.mean())}
+
+
+def sheet(images: Tensor) -> Tensor:
+    """Return (k, C, H, W) pictures side by side, one pixel of white between."""
+    gap = images.new_ones((*images.shape[1:3], 1))
+    parts = [part for image in images for part in (image, gap)]
+    return torch.cat(parts[:-1], dim=2)
+
+
+KINDS["class-images"] = Kind(
+    verdict=by_leaks("in {} of {} federations a malicious client drew pictures that pass for the class"),
+    rules=(
+        "A class counts as drawn when an independent classifier takes at least half of the last round's pictures for "
+        "it, and more than of other classes' real pictures.",
+    ),
+    metrics=(RECOGNISED, PSNR_BEST, PSNR_MEAN, SSIM_BEST, SSIM_MEAN, LPIPS_BEST),
+)

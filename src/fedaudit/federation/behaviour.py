@@ -1,0 +1,91 @@
+"""What a client does in its turn, where it isn't honest: a part of the simulator that can be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fedaudit.defences.settings import arguments, check_settings
+from fedaudit.federation.checkpoint import State
+from fedaudit.federation.client import Batch
+from fedaudit.registry import Registry
+from fedaudit.update import Loss, Setup, Tensors
+
+
+class LocalTraining(Protocol):
+    """Trains as the protocol says, on whatever batches it is given."""
+
+    def __call__(self, batches: Sequence[Batch], limit: float | None = None) -> Tensors:
+        """Return what the client would send: the gradient, or ΔW.
+
+        Args:
+            batches: normalised inputs, and targets; a gradient is taken on the first.
+            limit: after every step no parameter lies farther than this from the global one; None: no limit.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """All that a client has in its hands in one round: what every client has, and nothing of another's.
+
+    Attributes:
+        round: from 0.
+        client: its own number.
+        model: the architecture, with the weights of the round; ``train`` changes it.
+        weights: the global model's state that was received.
+        batches: of the client's own data, as it would train on them honestly.
+        train: honest local training.
+        setup: what everybody knows.
+        loss: mean over a batch.
+        generator: of all that it draws.
+    """
+
+    round: int
+    client: int
+    model: nn.Module
+    weights: Tensors
+    batches: list[Batch]
+    train: LocalTraining
+    setup: Setup
+    loss: Loss
+    generator: torch.Generator
+
+
+class Behaviour(Protocol):
+    """What malicious clients do. One instance for all malicious clients of a federation: they collude."""
+
+    def __call__(self, turn: Turn) -> Tensors:
+        """Return what the client sends: a tensor for each of the model's trainable parameters."""
+        ...
+
+    def journal(self) -> Tensors:
+        """Return what the adversary has brought home so far, by name."""
+        ...
+
+    def state(self) -> State:
+        """Return what changes from round to round, for a checkpoint."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Go on from what :meth:`state` returned."""
+        ...
+
+
+# Each entry is a class whose keyword-only parameters are the settings; one instance a federation.
+BEHAVIOURS: Registry[type[Behaviour]] = Registry("behaviour")
+
+
+def make_behaviour(name: str, settings: Mapping[str, Any] | None = None) -> Behaviour:
+    """Return what the malicious clients of one federation do.
+
+    Raises:
+        BadInput: no such behaviour or setting, or a value that isn't allowed.
+    """
+    checked = check_settings(BEHAVIOURS, name, settings or {})
+    entry = BEHAVIOURS[name]
+    return entry.value(**arguments(entry, checked))

@@ -1,0 +1,263 @@
+"""Malicious clients: what they have in their hands, what they send, what they bring home, and how that is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedaudit.attacks import ClassImagesFinding, make_attack
+from fedaudit.auditing import run_audit
+from fedaudit.errors import BadInput, NotApplicable
+from fedaudit.evaluation import evaluate
+from fedaudit.evaluation.class_images import likeness
+from fedaudit.federation.behaviour import BEHAVIOURS, Turn
+from fedaudit.federation.checkpoint import Checkpoint
+from fedaudit.federation.simulator import simulate
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth
+from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.seeds import generator
+from fedaudit.threat import Observation, ThreatModel, observe
+from fedaudit.update import Tensors
+
+QUICK = {"name": "gan", "start": 1, "images": 6, "steps": 3, "batch_size": 4, "width": 8, "keep": 3, "every": 2}
+
+
+def scenario(malicious: dict[str, Any] | None, **changes: Any) -> Scenario:
+    federation = {
+        "name": "f",
+        "algorithm": "fedavg",
+        "clients": 4,
+        "rounds": 4,
+        "examples": 40,
+        "batch_size": 4,
+        "local_steps": 2,
+        "malicious": malicious,
+    }
+    values = {
+        "data": {"name": "digits"},
+        "model": {"name": "convnet-small", "width": 4, "initialisation": "he"},
+        "federations": [{**federation, **changes}],
+        "threat": {"adversary": "client"},
+        "attacks": ["gan"],
+    }
+    return resolve(scenario_from(values))
+
+
+def simulated(made: Scenario, checkpoint: Checkpoint | None = None, until: int = 10**9) -> tuple[Transcript, Truth]:
+    federation, _, _ = prepare_federation(made)
+
+    def report(done: float) -> None:
+        if done >= until:
+            raise KeyboardInterrupt
+
+    (run,) = made.runs()
+    return simulate(federation, run.federation, run.defences, seed=0, report=report, checkpoint=checkpoint)
+
+
+def seen(made: Scenario) -> Observation:
+    return observe(simulated(made)[0], made.threat)
+
+
+class Recorder:
+    """Behaves as if honest, and keeps what it was handed."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+
+    def __call__(self, turn: Turn) -> Tensors:
+        self.turns.append(dataclasses.replace(turn, weights={n: t.clone() for n, t in turn.weights.items()}))
+        return turn.train(turn.batches)
+
+    def journal(self) -> Tensors:
+        return {"turns": torch.tensor(len(self.turns))}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    made = Recorder()
+    entry = dataclasses.replace(BEHAVIOURS["gan"], name="recorder", value=cast(Any, lambda: made))
+    monkeypatch.setitem(BEHAVIOURS._entries, "recorder", entry)
+    return made
+
+
+def test_a_behaviour_gets_what_its_client_has_and_no_more(recorder: Recorder) -> None:
+    made = scenario({"name": "recorder", "clients": 2})
+    transcript, truth = simulated(made)
+    assert {turn.client for turn in recorder.turns} == {2, 3}
+    assert len(recorder.turns) == 4 * 2
+    for turn in recorder.turns:
+        assert all(turn.weights[n].equal(t) for n, t in transcript.rounds[turn.round].weights.items())
+        held = turn.setup.normalise(truth.inputs[turn.round, turn.client])
+        assert torch.cat([inputs for inputs, _ in turn.batches]).equal(held)
+        tensors = [x for batch in turn.batches for x in batch]
+        for other in range(2):
+            foreign = turn.setup.normalise(truth.inputs[turn.round, other])
+            assert not any(
+                t.shape[1:] == foreign.shape[1:] and bool((t[:, None] == foreign).flatten(2).all(2).any())
+                for t in tensors
+            )
+    fields = {field.name for field in dataclasses.fields(Turn)}
+    assert fields == {"round", "client", "model", "weights", "batches", "train", "setup", "loss", "generator"}
+
+
+def test_honest_training_in_malicious_hands_changes_nothing(recorder: Recorder) -> None:
+    assert simulated(scenario({"name": "recorder"}))[0].fingerprint() == simulated(scenario(None))[0].fingerprint()
+
+
+def test_before_its_start_the_malicious_client_is_honest_and_then_it_is_not() -> None:
+    honest, _ = simulated(scenario(None))
+    poisoned, _ = simulated(scenario({**QUICK, "start": 2}))
+    for r in range(2):
+        for a, b in zip(honest.rounds[r].updates, poisoned.rounds[r].updates, strict=True):
+            assert all(a.tensors[n].equal(b.tensors[n]) for n in a.tensors)
+    last = [t.rounds[2].updates[3].tensors for t in (honest, poisoned)]
+    assert not all(last[0][n].equal(last[1][n]) for n in last[0])
+    first = [t.rounds[2].updates[0].tensors for t in (honest, poisoned)]
+    assert all(first[0][n].equal(first[1][n]) for n in first[0])
+
+
+def test_the_adaptive_client_stays_within_its_limit() -> None:
+    def farthest(name: str, **settings: Any) -> float:
+        transcript, _ = simulated(scenario({**QUICK, "name": name, **settings}, learning_rate=0.1))
+        return max(float(t.abs().max()) for t in transcript.rounds[2].updates[3].tensors.values())
+
+    assert farthest("gan") > 1e-3
+    assert farthest("gan-adaptive", limit=1e-3) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_pictures_are_kept_now_and_then_and_in_the_last_round() -> None:
+    journal = seen(scenario({**QUICK, "every": 2}, rounds=5)).journal
+    assert sorted(journal) == ["gan/round-00001", "gan/round-00003", "gan/round-00004", "gan/target"]
+    assert all(journal[n].shape == (3, 1, 8, 8) for n in journal if "round" in n)
+
+
+@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
+def test_every_kind_of_update_can_be_poisoned(algorithm: str) -> None:
+    steps = {"local_steps": None} if algorithm == "fedsgd" else {}
+    clean = simulated(scenario(None, algorithm=algorithm, **steps))[0].rounds[-1].updates[3].tensors
+    dirty = simulated(scenario(QUICK, algorithm=algorithm, **steps))[0].rounds[-1].updates[3].tensors
+    assert not all(clean[n].equal(dirty[n]) for n in clean)
+
+
+def test_colluders_share_one_generator() -> None:
+    alone = seen(scenario(QUICK)).journal
+    together = seen(scenario({**QUICK, "clients": 2})).journal
+    assert alone.keys() == together.keys()
+
+
+def test_only_the_client_has_its_journal(tmp_path: Path) -> None:
+    transcript, _ = simulated(scenario(QUICK))
+    assert observe(transcript, ThreatModel(adversary="server")).journal == {}
+    assert observe(transcript, ThreatModel(adversary="eavesdropper")).journal == {}
+    transcript.save(tmp_path / "t")
+    again = Transcript.load(tmp_path / "t")
+    assert again.journal.keys() == transcript.journal.keys()
+    assert all(again.journal[n].equal(t) for n, t in transcript.journal.items())
+
+
+def test_a_killed_simulation_goes_on_with_the_same_generator(tmp_path: Path) -> None:
+    made = scenario(QUICK)
+    whole, _ = simulated(made)
+    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    with pytest.raises(KeyboardInterrupt):
+        simulated(made, checkpoint, 11)  # in the third round
+    again, _ = simulated(made, checkpoint)
+    assert again.fingerprint() == whole.fingerprint()
+    assert all(again.journal[n].equal(t) for n, t in whole.journal.items())
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({**QUICK, "target": 10}, "target is 10, but classes are 0 to 9"),
+    ({**QUICK, "clients": 4}, "leave an honest one"),
+    ({"name": "gann"}, "unknown behaviour 'gann'.*gan"),
+    ({**QUICK, "step": 3}, "step"),
+]
+
+
+@pytest.mark.parametrize(("malicious", "reason"), REFUSED)
+def test_what_cannot_be_is_refused(malicious: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        simulated(scenario(malicious))
+
+
+def test_the_attack_says_why_not() -> None:
+    made = scenario(None)
+    with pytest.raises(NotApplicable, match="malicious: gan"):
+        make_attack("gan").check(seen(made))
+    transcript, _ = simulated(scenario(QUICK))
+    with pytest.raises(NotApplicable, match=r"set threat\.adversary=client"):
+        make_attack("gan").check(observe(transcript, ThreatModel()))
+
+
+def test_the_finding_doesn_t_depend_on_the_truth() -> None:
+    observation = seen(scenario(QUICK))
+    found = make_attack("gan").run(observation, generator=generator(0, "x"))
+    assert isinstance(found, ClassImagesFinding)
+    assert found.rounds == (1, 3)
+    assert found.target == 3
+    assert 0 <= found.images.min() <= found.images.max() <= 1
+
+
+def test_pairs_are_the_nearest_ones_and_all() -> None:
+    real = torch.rand(5, 1, 8, 8, generator=generator(0, "real"))
+    found = likeness(real[[1, 1, 4]], real)
+    assert found["psnr best"] == 100
+    assert found["ssim best"] == pytest.approx(1)
+    errors = [(real[i] - real[j]).double().square().mean().clamp_min(1e-10) for i in (1, 1, 4) for j in range(5)]
+    assert found["psnr"] == pytest.approx(float(torch.stack([-10 * e.log10() for e in errors]).mean()))
+
+
+def judged(images: Tensor, truth: Truth, observation: Observation) -> dict[str, tuple[float, float | None]]:
+    finding = ClassImagesFinding(attack="gan", images=images[None], rounds=(1,), target=3)
+    result = evaluate(finding, observation, truth, seed=0).result
+    return {m.name: (m.value, m.baseline) for m in result.metrics}
+
+
+def test_real_threes_pass_for_threes_and_noise_and_sevens_do_not() -> None:
+    made = scenario(QUICK)
+    transcript, truth = simulated(made)
+    observation = observe(transcript, made.threat)
+    pick = {d: truth.candidates[truth.candidate_labels == d][:8] for d in (3, 7)}
+    threes, sevens = (judged(pick[d], truth, observation) for d in (3, 7))
+    noise = judged(torch.rand(8, 1, 8, 8, generator=generator(0, "noise")), truth, observation)
+    assert threes["recognised"][0] >= 0.9
+    assert threes["class_psnr_best"][0] == 100
+    assert sevens["recognised"][0] <= 0.1
+    assert noise["recognised"][0] <= 0.5
+    assert noise["class_psnr_best"][0] < sevens["class_psnr_best"][0] < 100
+    baseline = threes["recognised"][1]
+    assert baseline is not None
+    assert baseline <= 0.2
+
+
+def test_the_report_shows_what_was_drawn(tmp_path: Path) -> None:
+    finished = run_audit(scenario({**QUICK, "every": 1}))
+    page = finished.save(tmp_path).read_text()
+    (finding,) = finished.result.findings
+    assert finished.result.adversary.acts
+    assert [sheet.title.split(":")[0] for sheet in finding.sheets] == ["real", "round 1", "round 2", "round 3"]
+    assert all((tmp_path / sheet.path).is_file() for sheet in finding.sheets)
+    assert page.count('class="sheet"') == 4
+
+
+@pytest.mark.slow
+def test_the_client_draws_threes_under_the_mean_and_not_under_inferguard(tmp_path: Path) -> None:
+    from fedaudit.scenario import load_scenario
+
+    finished = run_audit(resolve(load_scenario(Path("examples/malicious-client.yaml"))))
+    by_name = {f.federation: f for f in finished.result.findings}
+    assert by_name["digits-none"].leak
+    assert not by_name["digits-inferguard"].leak
