@@ -111,7 +111,7 @@ SCENARIO: dict[str, Any] = {
 }  # fmt: skip
 
 
-def audit(*attacks: str, **rest: Any) -> Audit:
+def audit(*attacks: str | dict[str, Any], **rest: Any) -> Audit:
     limits = rest.pop("limits", None)
     values = {**SCENARIO, **rest, "attacks": list(attacks)}
     return run_audit(scenario_from(values), limits=limits)
@@ -152,7 +152,8 @@ def test_a_plan_gives_every_attack_what_it_looks_at():
 
 
 def test_an_attack_on_whole_clients_goes_through_the_audit(tmp_path):
-    finished = audit("drift-client", "drift-client-half", "drift-federation", "invg")
+    quick = {"name": "invg", "iterations": 5}
+    finished = audit("drift-client", "drift-client-half", "drift-federation", quick)
     result = finished.result
     by_attack = {name: [f for f in result.findings if f.attack == name] for name in ("drift-client", "invg")}
     assert [(f.client, f.kind) for f in by_attack["drift-client"]] == [(0, "drift"), (1, "drift"), (2, "drift")]
