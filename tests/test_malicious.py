@@ -18,6 +18,7 @@ from fedaudit.evaluation.class_images import likeness
 from fedaudit.federation.behaviour import BEHAVIOURS, Turn
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import simulate
+from fedaudit.federation.spec import DefencesSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.preparation import prepare_federation, resolve
@@ -253,11 +254,23 @@ def test_the_report_shows_what_was_drawn(tmp_path: Path) -> None:
     assert page.count('class="sheet"') == 4
 
 
-@pytest.mark.slow
-def test_the_client_draws_threes_under_the_mean_and_not_under_inferguard(tmp_path: Path) -> None:
-    from fedaudit.scenario import load_scenario
+def test_what_malicious_clients_lack_is_left_out() -> None:
+    _, truth = simulated(scenario({**QUICK, "lacks": [3, 5], "clients": 2}, examples=None))
+    held = {client: truth.labels[0, client] for client in range(4)}
+    assert not any(bool(torch.isin(held[client], torch.tensor([3, 5])).any()) for client in (2, 3))
+    with pytest.raises(BadInput, match="nothing left"):
+        simulated(scenario({**QUICK, "lacks": list(range(10))}))
 
-    finished = run_audit(resolve(load_scenario(Path("examples/malicious-client.yaml"))))
-    by_name = {f.federation: f for f in finished.result.findings}
-    assert by_name["digits-none"].leak
-    assert not by_name["digits-inferguard"].leak
+
+def test_who_was_accepted_is_told_round_by_round() -> None:
+    made = scenario({**QUICK, "start": 0})
+    made = made.model_copy(update={"defences": DefencesSpec.model_validate({"aggregator": {"name": "krum", "f": 0}})})
+    finished = run_audit(made)
+    (federation,) = finished.result.federations
+    assert federation.course is not None
+    honest, malicious = federation.course.honest_accepted, federation.course.malicious_accepted
+    assert len(honest) == len(malicious) == 4
+    for h, m in zip(honest, malicious, strict=True):  # Krum takes one of four
+        assert h is not None
+        assert m is not None
+        assert 3 * h + m == pytest.approx(1)

@@ -23,6 +23,7 @@ from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summ
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.course import Course
 from fedaudit.federation.simulator import simulate
+from fedaudit.federation.spec import FederationSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.machine import one_thread
@@ -393,12 +394,13 @@ def _federation_record(recording: Recording, scenario: Scenario) -> FederationRe
         + _aggregation(transcript, run.defences.aggregator.name),
         aggregator=run.defences.aggregator.name,
         sanitiser=run.defences.sanitiser.name,
-        course=None if recording.course is None else _course_record(recording.course),
+        course=None if recording.course is None else _course_record(recording.course, spec),
     )
 
 
-def _course_record(course: Course) -> CourseRecord:
+def _course_record(course: Course, spec: FederationSpec) -> CourseRecord:
     updates = len(course.bytes)
+    honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
     return CourseRecord(
         rounds=course.rounds,
         accuracy=course.accuracy,
@@ -409,6 +411,8 @@ def _course_record(course: Course) -> CourseRecord:
         epsilon=course.epsilon,
         epsilon_pld=course.epsilon_pld,
         stopped=course.stopped,
+        honest_accepted=course.accepted(range(honest)),
+        malicious_accepted=course.accepted(range(honest, spec.clients)),
         timing=CourseTiming(training=course.training_seconds / updates, sanitising=course.sanitising_seconds / updates),
     )
 

@@ -58,7 +58,7 @@ def resolve(scenario: Scenario) -> Scenario:
         PARTITIONS[one.partition.scheme]
         if (malicious := one.malicious) is not None:
             settings = check_settings(BEHAVIOURS, malicious.name, malicious.settings())
-            spelt = MaliciousSpec.model_validate({"name": malicious.name, "clients": malicious.clients, **settings})
+            spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **settings})
             one = one.model_copy(update={"malicious": spelt})
         federations.append(one)
     first, *others = [_resolve_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)]

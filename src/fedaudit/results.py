@@ -216,6 +216,12 @@ class CourseRecord(_Record):
     )
     epsilon_pld: float | None = Field(default=None, description="after the last, by the privacy loss distribution")
     stopped: int | None = Field(default=None, description="rounds after which the privacy budget was spent")
+    honest_accepted: list[float | None] = Field(
+        default=[], description="of each round, the share of honest clients' updates that the aggregator took"
+    )
+    malicious_accepted: list[float | None] = Field(
+        default=[], description="the same of malicious clients' updates; null where none was sent"
+    )
     timing: CourseTiming
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from sklearn.svm import SVC
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding
+from fedaudit.errors import BadInput
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, evaluate
 from fedaudit.federation.truth import Truth
 from fedaudit.metrics import lpips, mse, psnr, ssim
@@ -36,6 +39,7 @@ LPIPS_BEST = Metric("class_lpips_best", "as class_psnr_best, LPIPS of the same p
 
 _REAL = 100  # real pictures of the class, at most
 _TRAINED_ON = 3000  # held-out examples that the independent classifier learns from, at most
+_DOUBTFUL = 0.05  # share of real pictures that it need not be sure of
 _CAPTION = (
     "What the malicious client drew of the class, by round, and what an independent classifier, which was trained on "
     "held-out examples and never saw the federation, makes of it."
@@ -44,31 +48,32 @@ _CAPTION = (
 
 @evaluate.register
 def evaluate_class_images(finding: ClassImagesFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
-    """Compare drawn pictures with real held-out ones of the class; the last round's are what counts.
+    """Compare drawn pictures with real held-out ones of the class; those of the second half of the attack count.
 
     Pairs are formed in two ways: every drawn picture with the real one of the class that it is nearest to (mean squared
     error), and every drawn with every real picture. The baseline is what as many real pictures of the other classes
-    reach. The classifier is a support vector machine on pixels.
+    reach. The classifier is a support vector machine on pixels, trained on half of the held-out examples.
+
+    Raises:
+        BadInput: there are no held-out pictures of the class.
     """
     inputs, labels = truth.candidates, truth.candidate_labels
-    own = inputs[labels == finding.target][:_REAL]
-    generator = torch.Generator().manual_seed(seed)
-    foreign = torch.nonzero(labels != finding.target).flatten()
-    foreign = foreign[torch.randperm(len(foreign), generator=generator)]
-    drawn_from = foreign[: finding.images.shape[1]]
-    others = inputs[drawn_from]
-    learn = torch.randperm(len(inputs), generator=generator)
-    learn = learn[~torch.isin(learn, drawn_from)][:_TRAINED_ON]
-    classifier = SVC(C=10.0).fit(inputs[learn].flatten(1).numpy(), labels[learn].numpy())
-
-    def recognised(images: Tensor) -> float:
-        said = torch.from_numpy(classifier.predict(images.flatten(1).numpy()))
-        return float((said == finding.target).double().mean())
-
+    target, count = finding.target, finding.images.shape[1]
+    own = inputs[labels == target][:_REAL]
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
+    learn, rest = order[: min(_TRAINED_ON, len(order) // 2)], order[len(order) // 2 :]
+    if not len(own) or not bool((labels[rest] == target).any()) or not bool((labels[learn] == target).any()):
+        raise BadInput(f"class {target} has too few held-out pictures to judge drawn ones by; load more (data.limit)")
+    others = inputs[rest[labels[rest] != target][:count]]
+    recognised = _classifier(inputs[learn], labels[learn], target, inputs[rest[labels[rest] == target]])
     shares = [recognised(images) for images in finding.images]
-    best = [likeness(images, own)["psnr best"] for images in finding.images]
-    now, without = likeness(finding.images[-1], own), likeness(others, own)
-    metrics: list[MetricResult] = [RECOGNISED.of(shares[-1], recognised(others))]
+    likenesses = [likeness(images, own) for images in finding.images]
+    middle = (finding.rounds[0] + finding.rounds[-1]) / 2
+    late = [i for i, number in enumerate(finding.rounds) if number >= middle]
+    now = {key: sum(likenesses[i][key] for i in late) / len(late) for key in likenesses[0]}
+    without = likeness(others, own)
+    share, chance = sum(shares[i] for i in late) / len(late), recognised(others)
+    metrics: list[MetricResult] = [RECOGNISED.of(share, chance)]
     for metric, key in (
         (PSNR_BEST, "psnr best"),
         (PSNR_MEAN, "psnr"),
@@ -86,13 +91,13 @@ def evaluate_class_images(finding: ClassImagesFinding, observation: Observation,
         y_label="share recognised",
         lines=[
             Line(name="drawn", x=rounds, y=shares),
-            Line(name="real, other classes", x=[0.0], y=[recognised(others)]),
+            Line(name="real, other classes", x=[0.0], y=[chance]),
         ],
     )
     rows = [("real", own[: finding.images.shape[1]])]
     rows += [
-        (f"round {r}: {share:.0%} recognised, {p:.1f} dB", images)
-        for r, share, p, images in zip(finding.rounds, shares, best, finding.images, strict=True)
+        (f"round {r}: {passed:.0%} recognised, {like['psnr best']:.1f} dB", images)
+        for r, passed, like, images in zip(finding.rounds, shares, likenesses, finding.images, strict=True)
     ]
     names = [f"images/{observation.federation}-{finding.attack}-{i:03d}.png" for i in range(len(rows))]
     result = done(
@@ -101,9 +106,30 @@ def evaluate_class_images(finding: ClassImagesFinding, observation: Observation,
         metrics=metrics,
         charts=[chart],
         sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
-        leak=shares[-1] >= 0.5 and shares[-1] > recognised(others),
+        leak=share >= 0.5 and share > chance,
     )
     return Judged(result, {name: sheet(images) for name, (_, images) in zip(names, rows, strict=True)})
+
+
+def _classifier(inputs: Tensor, labels: Tensor, target: int, real: Tensor) -> Callable[[Tensor], float]:
+    """Return a function to the share of pictures that pass for the class ``target``.
+
+    A picture passes if the classifier is at least as sure of it as of all but a twentieth of the ``real`` pictures,
+    which it wasn't trained on; otherwise a grey blur would pass for whichever class is nearest to one.
+    """
+    machine = SVC(C=10.0, decision_function_shape="ovr").fit(inputs.flatten(1).numpy(), labels.numpy())
+    column = machine.classes_.tolist().index(target)
+
+    def margin(images: Tensor) -> Tensor:
+        scores = torch.from_numpy(machine.decision_function(images.flatten(1).numpy()))
+        if scores.ndim == 1:  # of two classes only the second has a score
+            return scores if column else -scores
+        foreign = scores.clone()
+        foreign[:, column] = -torch.inf
+        return scores[:, column] - foreign.amax(dim=1)
+
+    least = margin(real).quantile(_DOUBTFUL).clamp(min=0)
+    return lambda images: float((margin(images) >= least).double().mean())
 
 
 def likeness(drawn: Tensor, real: Tensor) -> dict[str, float]:
@@ -133,8 +159,8 @@ def sheet(images: Tensor) -> Tensor:
 KINDS["class-images"] = Kind(
     verdict=by_leaks("in {} of {} federations a malicious client drew pictures that pass for the class"),
     rules=(
-        "A class counts as drawn when an independent classifier takes at least half of the last round's pictures for "
-        "it, and more than of other classes' real pictures.",
+        "A class counts as drawn when an independent classifier takes at least half of the pictures of the "
+        "attack's second half for it, and more than of other classes' real pictures.",
     ),
     metrics=(RECOGNISED, PSNR_BEST, PSNR_MEAN, SSIM_BEST, SSIM_MEAN, LPIPS_BEST),
 )

@@ -30,6 +30,8 @@ class Course:
         epsilon: after each round, where there is differential privacy (Rényi).
         epsilon_pld: after the last, by the privacy loss distribution.
         stopped: after how many rounds the budget was spent, if it was.
+        sent: of each round, which clients sent an update.
+        rejected: of each round, whose of them the server left out.
     """
 
     every: int | None = None
@@ -45,6 +47,16 @@ class Course:
     epsilon: list[float] = field(default_factory=list)
     epsilon_pld: float | None = None
     stopped: int | None = None
+    sent: list[list[int]] = field(default_factory=list)
+    rejected: list[list[int]] = field(default_factory=list)
+
+    def accepted(self, clients: range) -> list[float | None]:
+        """Return, for each round, the share of the updates of ``clients`` that were taken; None: they sent none."""
+        shares: list[float | None] = []
+        for sent, rejected in zip(self.sent, self.rejected, strict=True):
+            own = [client for client in sent if client in clients]
+            shares.append(sum(c not in rejected for c in own) / len(own) if own else None)
+        return shares
 
     def measure(
         self, model: nn.Module, setup: Setup, held_out: Split, shares: Sequence[Split], finished: int, last: bool

@@ -134,6 +134,8 @@ def simulate(
         after, aggregate = server.apply(weights, updates, own)
         model.load_state_dict(after)
         rejected = {updates[row].client: reason for row, reason in aggregate.rejected.items()}
+        course.sent.append(chosen)
+        course.rejected.append(sorted(rejected))
         if kept:
             rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
         budget.close(index)
@@ -178,7 +180,16 @@ def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> 
         rows = partition(spec.partition.scheme, held.targets, spec.clients, chance, groups=held.groups, **options)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
-    return [held[share] for share in rows]
+    shares = [held[share] for share in rows]
+    if spec.malicious and spec.malicious.lacks:
+        first = spec.clients - spec.malicious.clients
+        without = torch.tensor(spec.malicious.lacks)
+        shares[first:] = [share[~torch.isin(share.targets, without)] for share in shares[first:]]
+        if not all(map(len, shares)):
+            raise BadInput(
+                f"federation '{spec.name}': without the classes that they lack a malicious client has nothing left"
+            )
+    return shares
 
 
 def _check_size(federation: Federation, spec: FederationSpec) -> None:

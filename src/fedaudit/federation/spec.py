@@ -41,6 +41,7 @@ class MaliciousSpec(NamedSpec):
     """Clients that don't follow the protocol: a registered behaviour, how many, and the behaviour's settings."""
 
     clients: Count = Field(default=1, description="the last ones; they collude")
+    lacks: list[Whole] = Field(default=[], description="classes of which they hold no example: theirs are left out")
 
 
 class FederationSpec(Spec):

@@ -154,6 +154,12 @@ def _probe(scenario: Scenario, data_dir: Path | None) -> float:
     return min(around) + attacks[0] + pace * (1 - parts[0])
 
 
+def _since(shares: Sequence[float | None], start: int) -> float | None:
+    """Return the mean of what is known from round ``start`` on."""
+    known = [share for share in shares[start:] if share is not None]
+    return sum(known) / len(known) if known else None
+
+
 def _given(**numbers: float | None) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
@@ -181,6 +187,8 @@ def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
         }
         for f in result.findings
     ]
+    starts = [(f.get("malicious") or {}).get("start", 0) for f in result.scenario["federations"]]
+    start = max(starts)  # of the attack
     courses = [
         {
             "federation": f.name,
@@ -192,6 +200,8 @@ def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
             "sanitising": f.course.timing.sanitising,
             "epsilon": f.course.epsilon[-1] if f.course.epsilon else None,
             "stopped": f.course.stopped,
+            "malicious_accepted": _since(f.course.malicious_accepted, start),
+            "honest_accepted": _since(f.course.honest_accepted, start),
         }
         for f in result.federations
         if f.course

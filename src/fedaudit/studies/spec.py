@@ -33,6 +33,10 @@ MEASURES = {
         Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
         Metric("training_seconds", "local training of an update", unit="s", higher_is_better=False),
         Metric("sanitising_seconds", "a client's defence, an update", unit="s", higher_is_better=False),
+        Metric(
+            "malicious_accepted", "share of malicious clients' updates that the server took, from the attack's start"
+        ),
+        Metric("honest_accepted", "the same share of honest clients' updates", higher_is_better=False),
         Metric("memory", "peak memory of the trial beyond what lay there before", unit="MiB", higher_is_better=False),
     )
 }
@@ -43,6 +47,8 @@ OF_FEDERATIONS = {
     "bytes_sent": "bytes",
     "training_seconds": "training",
     "sanitising_seconds": "sanitising",
+    "malicious_accepted": "malicious_accepted",
+    "honest_accepted": "honest_accepted",
 }
 FORMAT = 1
 _BUILTIN = Path(__file__).parent / "builtin"
