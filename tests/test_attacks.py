@@ -137,6 +137,19 @@ def test_attack_refuses_updates_that_it_has_no_answer_to(name, federation, reaso
         attack.check(observe(only.transcript, made.threat).split(attack.looks_at)[0])
 
 
+@pytest.fixture(scope="module")
+def table() -> Observation:
+    made, only = recording(data={"name": "breast-cancer"}, model={"name": "mlp"})
+    return observe(only.transcript, made.threat)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_attack_refuses_rows_of_a_table(name, table):
+    attack = make_attack(name)
+    with pytest.raises(NotApplicable, match="rows of a table"):
+        attack.check(table.split(attack.looks_at)[0])
+
+
 ACCEPTED = [
     (name, federation)
     for name in INVERSIONS
