@@ -281,6 +281,19 @@ def test_claims_are_decided_by_paired_differences(agic, invg, outcome):
     assert analyse(tiny(), "smoke", rows_of(agic, invg)).claims == []
 
 
+def test_a_joint_attack_is_paired_with_what_it_was_played_beside_in_the_same_repetition():
+    """Where one attack looks at single updates and the other at all of them together, no update is in both."""
+    joint = rows_of([30.0, 32.0, 31.5], [20.0, 21.0, 20.5])
+    for made in joint:
+        assert made.outcome is not None
+        if made.point["attack"] == "agic":
+            made.outcome["updates"][0] |= {"round": None}
+    (claim,) = analyse(tiny(), "cpu", joint).claims
+    assert claim.difference is not None
+    assert (claim.outcome, claim.difference.n) == ("holds", 3)
+    assert claim.difference.mean == pytest.approx(32 / 3)
+
+
 def test_a_study_can_be_about_any_metric_of_any_kind_of_finding():
     def local(attack: str, repetition: int, accuracy: float, distance: float) -> Row:
         made = row({"attack": attack, "iterations": "1"}, repetition)

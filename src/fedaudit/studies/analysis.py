@@ -175,6 +175,8 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
     for levels in itertools.product(*(study.axes[axis] for axis in open_axes)):
         fixed = dict(zip(open_axes, levels, strict=True))
         sides = [values(name, [r for r in rows if _at(r.point, {**fixed, **side})]) for side in (better, worse)]
+        if not sides[0].keys() & sides[1].keys():  # one update on one side, several together on the other
+            sides = [_by_repetition(side) for side in sides]
         shared = [unit for unit in sides[0] if unit in sides[1]]
         where = ", ".join(f"{axis} {level}" for axis, level in fixed.items())
         if not shared:
@@ -184,6 +186,14 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
         difference = paired_interval([sign * (sides[0][unit] - sides[1][unit]) for unit in shared])
         claims.append(Claim(text, where, difference, _judge(difference), name))
     return claims
+
+
+def _by_repetition(found: dict[Unit, float]) -> dict[Unit, float]:
+    """Return the mean over all that was attacked in the same federation of the same repetition."""
+    groups: dict[Unit, list[float]] = {}
+    for (repetition, federation, *_), value in found.items():
+        groups.setdefault((repetition, federation, -1, -1), []).append(value)
+    return {unit: sum(numbers) / len(numbers) for unit, numbers in groups.items()}
 
 
 def _at(point: Point, wanted: Point) -> bool:
