@@ -10,7 +10,49 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedaudit.report import figures
-from fedaudit.results import AuditResult, Interval
+from fedaudit.results import AttackSummary, AuditResult, Interval
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What leakage is measured by in one result.
+
+    Attributes:
+        name: PSNR where pictures were recovered, otherwise the first metric of what was.
+        unit: of it.
+        higher_is_better: whether a higher value means that the attack did better.
+    """
+
+    name: str
+    unit: str
+    higher_is_better: bool
+
+    @property
+    def label(self) -> str:
+        """Name and unit."""
+        name = self.name.replace("_", " ")
+        return f"{name}, {self.unit}" if self.unit else name
+
+    def of(self, summary: AttackSummary) -> Interval | None:
+        """Return what an attack reached."""
+        if self.name == PSNR.name:
+            return summary.psnr
+        return next((m.value for m in summary.metrics if m.name == self.name), None)
+
+    def strength(self, value: Interval) -> float:
+        """Return the mean, signed so that more is a stronger attack."""
+        return value.mean if self.higher_is_better else -value.mean
+
+
+PSNR = Scale("PSNR", "dB", higher_is_better=True)
+
+
+def scale(result: AuditResult) -> Scale:
+    """Return what the leakage of this result's federations is compared by."""
+    if not any(s.psnr for s in result.summaries):
+        for metric in (m for s in result.summaries for m in s.metrics):
+            return Scale(metric.name, metric.unit, metric.higher_is_better)
+    return PSNR
 
 
 @dataclass(frozen=True)
@@ -19,8 +61,8 @@ class Price:
 
     Attributes:
         federation: its name.
-        attack: the one that recovers most, by mean PSNR; None where none could be played.
-        psnr: of that attack, dB.
+        attack: the strongest on the result's scale; None where none could be played.
+        leak: what it reached there.
         identified: share of images that it identifies.
         accuracy: held-out, after the last round; None where it wasn't measured.
         worst_client: the least of the clients' accuracies then.
@@ -32,7 +74,7 @@ class Price:
 
     federation: str
     attack: str | None
-    psnr: Interval | None
+    leak: Interval | None
     identified: float | None
     accuracy: float | None
     worst_client: float | None
@@ -51,13 +93,13 @@ def worth_comparing(result: AuditResult) -> bool:
 
 
 # scenario.evaluation.sort_by -> what to sort by, the best being the least, and its words
-ORDERS: dict[str, tuple[Callable[[Price], float | None], str]] = {
-    "leakage": (lambda row: row.psnr.mean if row.psnr else -math.inf, "least leakage"),
-    "accuracy": (lambda row: _least(row.accuracy), "highest accuracy"),
-    "worst client": (lambda row: _least(row.worst_client), "highest accuracy of the worst client"),
-    "bytes": (lambda row: row.bytes, "fewest bytes"),
-    "time": (lambda row: row.overhead, "least time"),
-    "epsilon": (lambda row: row.epsilon, "least ε"),
+ORDERS: dict[str, tuple[Callable[[Price, Scale], float | None], str]] = {
+    "leakage": (lambda row, by: by.strength(row.leak) if row.leak else -math.inf, "least leakage"),
+    "accuracy": (lambda row, _: _least(row.accuracy), "highest accuracy"),
+    "worst client": (lambda row, _: _least(row.worst_client), "highest accuracy of the worst client"),
+    "bytes": (lambda row, _: row.bytes, "fewest bytes"),
+    "time": (lambda row, _: row.overhead, "least time"),
+    "epsilon": (lambda row, _: row.epsilon, "least ε"),
 }
 
 
@@ -72,18 +114,18 @@ def order(result: AuditResult) -> str:
 
 def prices(result: AuditResult) -> list[Price]:
     """Return a row for every federation that was simulated here, sorted as the scenario says, unknown values last."""
-    rows = []
+    by, rows = scale(result), []
     for record in result.federations:
         course = record.course
         if course is None:
             continue
-        played = [s for s in result.summaries if s.federation == record.name and s.psnr]
-        worst = max(played, key=lambda s: s.psnr.mean if s.psnr else -math.inf, default=None)
+        played = [(leak, s) for s in result.summaries if s.federation == record.name and (leak := by.of(s))]
+        leak, worst = max(played, key=lambda pair: by.strength(pair[0]), default=(None, None))
         rows.append(
             Price(
                 federation=record.name,
                 attack=worst.attack if worst else None,
-                psnr=worst.psnr if worst else None,
+                leak=leak,
                 identified=worst.identification_rate if worst else None,
                 accuracy=course.accuracy[-1] if course.accuracy else None,
                 worst_client=min(course.per_client[-1]) if course.per_client else None,
@@ -94,16 +136,16 @@ def prices(result: AuditResult) -> list[Price]:
             )
         )
     key, _ = ORDERS[order(result)]
-    values = {id(row): key(row) for row in rows}
+    values = {id(row): key(row, by) for row in rows}
     return sorted(rows, key=lambda row: math.inf if (value := values[id(row)]) is None else value)
 
 
-def draw(rows: list[Price]) -> Figure | None:
-    """Return leakage (down is safer) against accuracy, or against bytes where no accuracy was measured.
+def draw(rows: list[Price], by: Scale) -> Figure | None:
+    """Return leakage against accuracy, or against bytes where no accuracy was measured.
 
     The area of a point grows with the bytes of an update; the bar is the 95 % interval. None for fewer than two points.
     """
-    shown = [row for row in rows if row.psnr is not None]
+    shown = [row for row in rows if row.leak is not None]
     by_accuracy = all(row.accuracy is not None for row in shown)
     if len(shown) < 2:
         return None
@@ -112,26 +154,26 @@ def draw(rows: list[Price]) -> Figure | None:
         figure = Figure(figsize=(figures._WIDTH / 72, 300 / 72), layout="constrained")
         axes = figure.subplots()
         for i, row in enumerate(shown):
-            assert row.psnr is not None
+            assert row.leak is not None
             x = 100 * row.accuracy if by_accuracy and row.accuracy is not None else row.bytes / 1000
             colour = f"#fe01{i % figures._COLOURS:02x}"
-            bar = [[row.psnr.mean - row.psnr.low], [row.psnr.high - row.psnr.mean]]
-            axes.errorbar([x], [row.psnr.mean], yerr=bar, fmt="none", ecolor=colour, capsize=4)
-            axes.scatter([x], [row.psnr.mean], s=20 + 160 * row.bytes / most, color=colour, zorder=3)
-            axes.annotate(row.federation, (x, row.psnr.mean), (6, 5), textcoords="offset points", fontsize=10)
+            bar = [[row.leak.mean - row.leak.low], [row.leak.high - row.leak.mean]]
+            axes.errorbar([x], [row.leak.mean], yerr=bar, fmt="none", ecolor=colour, capsize=4)
+            axes.scatter([x], [row.leak.mean], s=20 + 160 * row.bytes / most, color=colour, zorder=3)
+            axes.annotate(row.federation, (x, row.leak.mean), (6, 5), textcoords="offset points", fontsize=10)
         axes.set_xlabel("held-out accuracy (%)" if by_accuracy else "kilobytes an update")
-        axes.set_ylabel("PSNR of the strongest attack (dB)")
+        axes.set_ylabel(f"{by.label}, strongest attack")
         axes.margins(0.15)
     return figure
 
 
-def alt(rows: list[Price]) -> str:
+def alt(rows: list[Price], by: Scale) -> str:
     """Return the figure in words."""
     points = [
-        f"{row.federation}: {row.psnr.mean:.1f} dB"
+        f"{row.federation}: {by.label} {row.leak.mean:.3g}"
         + (f" at {row.accuracy:.1%} accuracy" if row.accuracy is not None else "")
         + f", {row.bytes / 1000:,.1f} kB an update"
         for row in rows
-        if row.psnr
+        if row.leak
     ]
     return f"Leakage against price: {'; '.join(points)}."

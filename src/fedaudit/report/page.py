@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from fedaudit.errors import BadInput, MissingData
-from fedaudit.report import figures, frontier
+from fedaudit.report import courses, figures, frontier
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, when
 from fedaudit.results import (
     AttackSummary,
@@ -137,6 +137,14 @@ class Chapter:
 
 
 @dataclass(frozen=True)
+class Plots:
+    """Figures that share their lines: title and drawing of each, then name and swatch of each line."""
+
+    drawn: list[tuple[str, str]]
+    legend: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class Headline:
     """The answer, in a sentence and one more."""
 
@@ -205,14 +213,30 @@ def render_report(result: AuditResult, folder: Path) -> str:
 def _frontier(result: AuditResult) -> dict[str, object]:
     """Return the rows of the comparison of defences, if there is one, and its figure."""
     rows = frontier.prices(result) if frontier.worth_comparing(result) else []
-    drawing = frontier.draw(rows)
+    by = frontier.scale(result)
+    drawing = frontier.draw(rows, by)
     _, first = frontier.ORDERS[frontier.order(result)]
+    learning, taken = courses.accuracy(result), courses.taken(result)
     return {
         "prices": rows,
+        "price_scale": by,
         "price_order": first,
-        "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows)) if drawing else None,
+        "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows, by)) if drawing else None,
+        "learning": _plots([learning], "accuracy") if learning else None,
+        "taken": _plots(taken, "taken") if taken else None,
         "courses": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
     }
+
+
+def _plots(charts: list[Chart], prefix: str) -> Plots:
+    """Return ``charts`` drawn with one look a line, and the legend of these lines."""
+    lines = list(dict.fromkeys(line.name for chart in charts for line in chart.lines))
+    drawn = [
+        (c.title, figures.to_svg(figures.draw_chart(c, lines), f"{prefix}-{i}-", _chart_alt(c)))
+        for i, c in enumerate(charts)
+    ]
+    legend = [(n, figures.to_svg(figures.draw_swatch(i), f"{prefix}-l{i}-", None)) for i, n in enumerate(lines)]
+    return Plots(drawn, legend)
 
 
 def headline(result: AuditResult) -> Headline:
@@ -319,8 +343,8 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
     cells.sort(key=lambda pair: pair[1].image.psnr)
     candidates = [i.candidates for f in findings for i in f.images]
     spread_rows = figures.spreads(result, facts.name)
-    charts = [(f"{f.attack}, {c.title}", c, _chart_alt(c, f.attack)) for f in findings for c in f.charts]
-    lines = list(dict.fromkeys(line.name for _, c, _ in charts[:CHARTS] for line in c.lines))
+    charts = [c.model_copy(update={"title": f"{f.attack}, {c.title}"}) for f in findings for c in f.charts]
+    plots = _plots(charts[:CHARTS], f"f{index}-c")
     curves: dict[str, str] = {}
     legend: dict[str, str] = {}
     banded = False
@@ -350,26 +374,20 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
         if spread_rows
         else None,
         sheets=[(f"{f.attack}, {s.title}", album[s.path]) for f in findings for s in f.sheets],
-        charts=[
-            (title, figures.to_svg(figures.draw_chart(c, lines), f"f{index}-c{i}-", text))
-            for i, (title, c, text) in enumerate(charts[:CHARTS])
-        ],
-        captions=list(dict.fromkeys(c.caption for _, c, _ in charts[:CHARTS])),
-        chart_lines=[
-            (name, figures.to_svg(figures.draw_swatch(style), f"f{index}-cl{style}-", None))
-            for style, name in enumerate(lines)
-        ],
+        charts=plots.drawn,
+        captions=list(dict.fromkeys(c.caption for c in charts[:CHARTS])),
+        chart_lines=plots.legend,
         more_charts=max(0, len(charts) - CHARTS),
     )
 
 
-def _chart_alt(chart: Chart, attack: str) -> str:
+def _chart_alt(chart: Chart) -> str:
     parts = [
         f"{line.name} {short(line.y[0])} at {chart.x_label} {line.x[0]:g} and {short(line.y[-1])} at {line.x[-1]:g}"
         for line in chart.lines
         if line.x
     ]
-    return f"{attack}, {chart.title}: {chart.y_label}: {'; '.join(parts)}."
+    return f"{chart.title}: {chart.y_label}: {'; '.join(parts)}."
 
 
 def _victims(result: AuditResult, findings: list[FindingResult], columns: list[str], album: Album) -> list[Victim]:

@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.progress import wide_console
-from fedaudit.report.frontier import ORDERS, order, prices, worth_comparing
+from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
 from fedaudit.results import AuditResult, Interval, pictured
 
 
@@ -60,13 +60,21 @@ def _price(result: AuditResult) -> Table:
     table = _table(
         f"what each federation leaks and costs, {ORDERS[order(result)][1]} first",
         ["federation", "strongest attack"],
-        ["leaks: PSNR dB [95 %]", "identified", "accuracy", "kB an update", "of training time", "epsilon"],
+        [
+            f"leaks: {scale(result).label} [95 %]",
+            "identified",
+            "accuracy",
+            "kB an update",
+            "of training time",
+            "epsilon",
+        ],
     )
+    pictures = scale(result) == PSNR
     for row in prices(result):
         table.add_row(
             row.federation,
             row.attack or "-",
-            _interval(row.psnr, 1),
+            _interval(row.leak, 1 if pictures else 2),
             "-" if row.identified is None else f"{row.identified:.0%}",
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",
             f"{row.bytes / 1000:,.1f}",
