@@ -128,7 +128,7 @@ def run_audit(
         scenario: what to audit.
         data_dir: where data sets that aren't embedded lie.
         dataset, model, loss: a user's own parts, see :func:`fedaudit.preparation.prepare_federation`.
-        workers: processes for the attacks.
+        workers: processes for the simulation and the attacks.
         store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
         limits: metric to the value above which the audit counts as failed.
         display: shows progress.
@@ -140,7 +140,14 @@ def run_audit(
     display = display or Quiet()
     scenario = resolve(scenario)
     recordings, data, model_record = record(
-        scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, store=store, display=display
+        scenario,
+        data_dir=data_dir,
+        dataset=dataset,
+        model=model,
+        loss=loss,
+        workers=workers,
+        store=store,
+        display=display,
     )
     attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
     attacked = [r for r in recordings if scenario.attacked(r.transcript.name)]
@@ -179,6 +186,7 @@ def record(
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    workers: int = 1,
     store: Path | None = None,
     display: Display | None = None,
 ) -> tuple[list[Recording], DataRecord, ModelRecord]:
@@ -215,6 +223,7 @@ def record(
             report=report,
             course=course,
             checkpoint=checkpoint,
+            workers=workers,
         )
         transcript.name = run.name
         about = {

@@ -102,6 +102,7 @@ def simulate(
     settings: Settings = None,
     seed: Seed = None,
     data_dir: DataDir = None,
+    workers: Workers = None,
 ) -> None:
     """Simulate one federation and write what travelled; the ground truth goes to a file of its own."""
     from fedaudit.auditing import record
@@ -123,7 +124,12 @@ def simulate(
     with live_display() as display:
         partial = out.with_name(out.name + ".partial")
         (recording,), _, _ = record(
-            loaded, names=[federation or names[0]], data_dir=data_dir, store=partial, display=display
+            loaded,
+            names=[federation or names[0]],
+            data_dir=data_dir,
+            workers=number_of_workers(workers),
+            store=partial,
+            display=display,
         )
     save_recording(recording.transcript, recording.truth, out)
     shutil.rmtree(partial, ignore_errors=True)

@@ -22,7 +22,8 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", envvar="FEDAUDIT_DATA", help="Folder of data sets that aren't embedded.")
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, max=1024, help="Processes for the attacks; default: all cores.")
+    int | None,
+    typer.Option("--workers", min=1, max=1024, help="Processes; default: all cores."),
 ]
 
 

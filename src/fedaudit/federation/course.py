@@ -50,6 +50,13 @@ class Course:
     sent: list[list[int]] = field(default_factory=list)
     rejected: list[list[int]] = field(default_factory=list)
 
+    def add(self, turn: Course) -> None:
+        """Add what one client's turn cost, which was told to a course of its own."""
+        self.bytes += turn.bytes
+        self.parameters += turn.parameters
+        self.training_seconds += turn.training_seconds
+        self.sanitising_seconds += turn.sanitising_seconds
+
     def accepted(self, clients: range) -> list[float | None]:
         """Return, for each round, the share of the updates of ``clients`` that were taken; None: they sent none."""
         shares: list[float | None] = []

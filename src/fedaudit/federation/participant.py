@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -99,6 +100,14 @@ class Participant:
         self.draws.set_state(state["draws"])
         self.pending = list(state["pending"])
         vars(self.sanitiser).update(state["sanitiser"])
+
+    def light(self) -> Participant:
+        """Return itself without the others' data, for another process."""
+        data = self.federation.dataset
+        empty = dataclasses.replace(data, train=data.train[[0]], test=data.test[[0]])  # copies: a view travels whole
+        other = copy.copy(self)
+        other.federation = dataclasses.replace(self.federation, dataset=empty, model=nn.Identity())
+        return other
 
     def _next(self) -> Tensor:
         """Return the row numbers of the next mini-batch: pass after pass, each shuffled anew.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedaudit.federation.behaviour import Behaviour, make_behaviour
 from fedaudit.federation.budget import Budget
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.federation.course import Course
+from fedaudit.federation.crew import Crew
 from fedaudit.federation.participant import Federation, Layers, Participant
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
@@ -42,6 +44,7 @@ def simulate(
     report: Report | None = None,
     course: Course | None = None,
     checkpoint: Checkpoint | None = None,
+    workers: int = 1,
 ) -> tuple[Transcript, Truth]:
     """Run ``spec.rounds`` rounds and return what travelled, and, apart from it, what the clients trained on.
 
@@ -55,6 +58,7 @@ def simulate(
         report: called with the updates made so far.
         course: is told how it goes.
         checkpoint: where a simulation that is killed goes on from.
+        workers: processes for the clients of a round, where rounds are so long that it pays.
 
     Raises:
         BadInput: the spec asks for more examples, clients or batches than there are.
@@ -112,6 +116,12 @@ def simulate(
             part.restore(saved["parts"][name])
         vars(course).update(saved["course"])
         rounds, rows = unpack(saved["rounds"]), saved["rows"]
+    crew = Crew(clients, workers, spec.rounds - begin)
+
+    def tell(before: int, turns: int) -> None:
+        if report:
+            report(before + turns)
+
     for index in range(begin, spec.rounds):
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
         chosen = sorted(torch.randperm(spec.clients, generator=sampler)[:per_round].tolist())
@@ -120,15 +130,10 @@ def simulate(
             course.stopped = index
             break
         kept = spec.record is None or index in spec.record
-        updates = []
-        for position, number in enumerate(chosen):
-            model.load_state_dict(weights)
-            update, used = clients[number].participate(model, index, weights, course)
-            updates.append(update)
-            if kept:
-                rows[index, number] = used
-            if report:
-                report(index * per_round + position + 1)
+        turns = crew.play(model, index, weights, chosen, course, partial(tell, index * per_round))
+        updates = [update for update, _ in turns]
+        if kept:
+            rows |= {(index, number): used for number, (_, used) in zip(chosen, turns, strict=True)}
         model.load_state_dict(weights)
         own = root.train(model, index)[0] if root else None
         after, aggregate = server.apply(weights, updates, own)
