@@ -87,6 +87,12 @@ def test_the_exact_reconstruction_is_timed_and_its_error_measured(command):
     assert "to the power of" in command("bench", "local-model", "--quick").out
 
 
+def test_a_round_with_a_malicious_client_is_timed(command):
+    result = json.loads(command("bench", "malicious", "--quick", "--json").out)
+    assert [(row["clients"], row["workers"], row["rounds"]) for row in result["rows"]] == [(4, 1, 3)]
+    assert result["rows"][0]["seconds_a_round"] > 0
+
+
 @pytest.mark.slow
 def test_all_benches_write_one_page(command, tmp_path):
     assert command("bench", "all", "--quick", "--out", tmp_path).code == 0
@@ -99,6 +105,7 @@ def test_all_benches_write_one_page(command, tmp_path):
         "simulator",
         "aggregators",
         "local-model",
+        "malicious",
     }
 
 

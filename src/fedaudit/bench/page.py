@@ -164,10 +164,25 @@ def _local_model(result: dict[str, Any]) -> Iterator[Table | str]:
     yield f"between the two largest d the time grows as d to the power of {result['slope']:.2f}"
 
 
+def _malicious(result: dict[str, Any]) -> Iterator[Table | str]:
+    table = _table(
+        f"a round with a malicious client that draws pictures: {result['data']}, {result['examples']} examples a client",
+        [],
+        ["clients", "processes", "rounds", "seconds a round"],
+    )
+    for row in result["rows"]:
+        seconds = _number(row["seconds_a_round"], ".2f")
+        table.add_row(str(row["clients"]), str(row["workers"]), str(row["rounds"]), seconds)
+    yield table
+    if result["workers_speedup"]:
+        yield f"worker processes: {result['workers_speedup']:.2f} times faster"
+
+
 _RENDERERS = {
     "inversion": _inversion,
     "picture": _picture,
     "simulator": _simulator,
     "aggregators": _aggregators,
     "local-model": _local_model,
+    "malicious": _malicious,
 }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.options import DataDir, check_folder
+from fedaudit.cli.options import DataDir, Workers, check_folder, number_of_workers
 from fedaudit.errors import BadInput, unknown_name
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is here.")
@@ -106,6 +106,20 @@ def bench_local_model(quick: _QUICK = False, json_output: _JSON = False) -> None
     show({"local-model": result}, json_output=json_output)
 
 
+@bench.command("malicious")
+def bench_malicious(
+    quick: _QUICK = False, data_dir: DataDir = None, workers: Workers = None, json_output: _JSON = False
+) -> None:
+    """Time a round in which a malicious client draws pictures, with 10 to 40 clients, and with worker processes."""
+    from fedaudit.bench.malicious import time_malicious
+    from fedaudit.bench.page import show
+    from fedaudit.progress import live_display
+
+    with live_display() as display:
+        result = time_malicious(quick=quick, data_dir=data_dir, workers=number_of_workers(workers), display=display)
+    show({"malicious": result}, json_output=json_output)
+
+
 @bench.command("all")
 def bench_all(
     out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("bench"),
@@ -121,6 +135,7 @@ def bench_all(
     from fedaudit.bench.aggregators import time_aggregators
     from fedaudit.bench.inversion import time_inversion
     from fedaudit.bench.local_model import time_local_model
+    from fedaudit.bench.malicious import time_malicious
     from fedaudit.bench.page import save, show
     from fedaudit.bench.picture import time_to_picture
     from fedaudit.bench.simulator import time_simulator
@@ -136,6 +151,9 @@ def bench_all(
                 quick=quick, peers=[p for p in peers if p in ("byzfl", "flower")], display=display
             ),
             "local-model": time_local_model(quick=quick, display=display),
+            "malicious": time_malicious(
+                quick=quick, data_dir=data_dir, workers=number_of_workers(None), display=display
+            ),
         }
     show(results, json_output=False)
     print(f"page: {save(results, out)}")
