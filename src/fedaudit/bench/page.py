@@ -166,7 +166,7 @@ def _local_model(result: dict[str, Any]) -> Iterator[Table | str]:
 
 def _malicious(result: dict[str, Any]) -> Iterator[Table | str]:
     table = _table(
-        f"a round with a malicious client that draws pictures: {result['data']}, {result['examples']} examples a client",
+        f"a round with a client that draws pictures: {result['data']}, {result['examples']} examples a client",
         [],
         ["clients", "processes", "rounds", "seconds a round"],
     )
