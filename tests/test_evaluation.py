@@ -18,7 +18,8 @@ from fedaudit.evaluation import check_thresholds, compare, evaluate, interval, p
 from fedaudit.evaluation.images import assign, judge, rank
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
-from fedaudit.metrics import lpips, lpips_missing, mse, psnr, ssim
+from fedaudit.machine import make_torchvision_importable
+from fedaudit.metrics import _lpips_network, lpips, lpips_missing, mse, psnr, ssim
 from fedaudit.results import FindingResult, ImageResult
 from fedaudit.seeds import generator
 from fedaudit.threat import Message, Observation, ThreatModel
@@ -90,6 +91,25 @@ def test_lpips_is_a_number_or_says_why_not(monkeypatch, tmp_path):
     reason = lpips_missing()
     assert reason is not None
     assert "LPIPS" in reason
+
+
+def test_lpips_is_that_of_its_authors_package(monkeypatch, tmp_path):
+    make_torchvision_importable()
+    package = pytest.importorskip("lpips")
+    torchvision = pytest.importorskip("torchvision")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))  # where both look for AlexNet's weights: random ones do
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    trunk = tmp_path / "hub" / "checkpoints" / "alexnet-owt-7be5be79.pth"
+    torch.save(torchvision.models.alexnet(weights=None).state_dict(), trunk)
+    assert lpips_missing() is None
+    a, b = pictures(2, 3, 64), pictures(2, 3, 64, seed=1)
+    with torch.no_grad():
+        expected = package.LPIPS(net="alex", verbose=False).eval()(2 * a - 1, 2 * b - 1).flatten()
+    _lpips_network.cache_clear()
+    found = lpips(a, b)
+    _lpips_network.cache_clear()
+    assert found is not None
+    torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-6)
 
 
 # Pairing and identification -----------------------------------------------------------------------------------------

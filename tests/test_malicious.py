@@ -22,6 +22,8 @@ from fedaudit.federation.spec import DefencesSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.report import courses, frontier
+from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
@@ -274,3 +276,38 @@ def test_who_was_accepted_is_told_round_by_round() -> None:
         assert h is not None
         assert m is not None
         assert 3 * h + m == pytest.approx(1)
+
+
+def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = scenario(QUICK)
+    values = made.model_dump(mode="json")
+    values["other_defences"] = [{"aggregator": {"name": "krum", "f": 0}}]
+    values["evaluation"]["accuracy_every"] = 2
+    audit = run_audit(resolve(scenario_from(values)))
+    rows = frontier.prices(audit.result)
+    found = {s.federation: s.metrics[0].value for s in audit.result.summaries}
+    assert frontier.scale(audit.result).name == "recognised"
+    assert {row.federation: row.leak for row in rows} == found
+    page = audit.save(tmp_path).read_text()
+    for part in ("recognised [95 %]", "Accuracy by round", "Updates that the server took by round"):
+        assert part in page
+    assert "True and rebuilt pictures" not in page, "a part about pictures of which there are none"
+    print_summary(audit.result)
+    assert "leaks: recognised" in capsys.readouterr().out
+
+
+def test_many_rounds_are_averaged_in_groups() -> None:
+    audit = run_audit(scenario(QUICK))
+    (federation,) = audit.result.federations
+    assert federation.course is not None
+    course = federation.course.model_copy(
+        update={"honest_accepted": [1.0, 0.0] * 50, "malicious_accepted": [None, 1.0, None, 0.0] * 25}
+    )
+    result = audit.result.model_copy(update={"federations": [federation.model_copy(update={"course": course})]})
+    (chart,) = courses.taken(result)
+    honest, malicious = chart.lines
+    assert honest.x[:2] == [1.5, 5.5]  # four rounds each
+    assert set(honest.y) == {50.0}
+    assert set(malicious.y) == {50.0}

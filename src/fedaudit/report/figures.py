@@ -200,6 +200,8 @@ def draw_chart(chart: Chart, names: list[str]) -> Figure:
                 every = max(1, math.ceil(len(line.x) / 8))
                 axes.plot(line.x, line.y, marker=marker, markevery=(style * every // 3, every), markersize=6, **look)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        if chart.y_label.endswith("(%)"):
+            axes.set_ylim(-4, 104)
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

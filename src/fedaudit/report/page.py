@@ -327,7 +327,7 @@ def _strongest(summary: AttackSummary, federation: str) -> str:
     if summary.metrics:
         first = summary.metrics[0]
         without = f" (without the attack: {short(first.baseline.mean)})" if first.baseline else ""
-        parts.append(f"reached a mean {first.name.replace('_', ' ')} of {short(first.value.mean)}{without}")
+        parts.append(f"reached “{first.name.replace('_', ' ')}” {short(first.value.mean)}{without}")
     if not parts:
         return f"The strongest attack was {summary.attack} on {federation}."
     return f"The strongest attack, {summary.attack} on {federation}, {' and '.join(parts)}."
