@@ -117,6 +117,8 @@ def figure(analysis: Analysis) -> bytes | None:
     if not any(cell and cell.value for _, cells in rows for cell in cells):
         return None
     drawing, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    if len(rows) > 10:  # as many colours as the usual cycle has
+        axes.set_prop_cycle(color=[mpl.colormaps["tab20"](i) for i in range(20)])
     width = 0.7 / max(1, len(rows))
     for i, (left, cells) in enumerate(rows):
         places = [x + (i - (len(rows) - 1) / 2) * width for x in range(len(across))]
