@@ -71,6 +71,11 @@ def test_convolution_and_gradients_are_torch_s(n, c, k, height, width, padding):
     assert_exact(n, c, k, height, width, padding)
 
 
+def test_the_count_of_operations_is_a_quarter_of_a_direct_convolution_s():
+    assert winograd.flops((2, 32, 16, 8), (64, 32, 3, 3), 1) * 4 == 2 * 9 * 32 * 64 * 2 * 16 * 8
+    assert winograd.flops((1, 32, 5, 5), (32, 32, 3, 3), 1) == 2 * 36 * 4 * 32 * 32  # the last tiles are cut off
+
+
 @needs_compiler
 def test_an_image_of_one_pixel():
     assert_exact(2, 32, 32, 1, 1, 1)

@@ -20,7 +20,7 @@ constexpr int LANES = 4, ROWS = 6;
 #endif
 constexpr int TILE = 4, POINTS = 36;
 constexpr int PANEL = 32;               // channels taken at a time
-constexpr int MOST_TILES = 64;          // tiles taken at a time: at most these,
+constexpr int MOST_TILES = 32;          // tiles taken at a time: at most these,
 constexpr int MOST_NUMBERS = 64 * 128;  // and at most these, times channels
 
 typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

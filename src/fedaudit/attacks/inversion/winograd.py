@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,22 @@ for _name, _kernel, _fake in (
     _LIBRARY.impl(_name, _fake, "Meta")
 
 
+def _tiles(x: Sequence[int], padding: int) -> int:
+    n, _, height, width = x
+    return n * -(-(height + 2 * padding - 2) // _TILE) * -(-(width + 2 * padding - 2) // _TILE)
+
+
+def flops(x: Sequence[int], w: Sequence[int], padding: int) -> int:
+    """Return the floating-point operations of a convolution's matrix products, or of one of its gradients'.
+
+    Args:
+        x: shape of the images.
+        w: shape of the filters.
+        padding: zeros on each side.
+    """
+    return 2 * (_TILE + 2) ** 2 * _tiles(x, padding) * w[0] * w[1]
+
+
 def substitute(module: GraphModule) -> None:
     """Let ``module``, traced to ATen operators, take its convolutions from here where they are faster.
 
@@ -174,9 +191,8 @@ def _pays(node: Node) -> bool:
         return False
     if transposed or groups != 1 or {*stride, *dilation} != {1} or len({*padding}) != 1:
         return False
-    y = _like_output(x, w, padding[0])
-    tiles = len(y) * -(-y.shape[2] // _TILE) * -(-y.shape[3] // _TILE)
-    return x.shape[1] % _PANEL == 0 and w.shape[0] % _PANEL == 0 and tiles >= _LEAST_TILES
+    channels_fit = x.shape[1] % _PANEL == 0 and w.shape[0] % _PANEL == 0
+    return channels_fit and _tiles(x.shape, padding[0]) >= _LEAST_TILES
 
 
 def _substitute_forward(graph: Graph, node: Node) -> None:
