@@ -114,7 +114,8 @@ def _digest(tensors: Tensors) -> bytes:
 def _code() -> str:
     """Return a hash of the attacks' and models' source, so that no finding outlives a change of theirs."""
     home = Path(__file__).parent
-    paths = sorted([*(home / "attacks").rglob("*.py"), *(home / "models").rglob("*.py"), home / "update.py"])
+    attacks = [path for kind in ("*.py", "*.cpp") for path in (home / "attacks").rglob(kind)]
+    paths = sorted([*attacks, *(home / "models").rglob("*.py"), home / "update.py"])
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedaudit.attacks.inversion import winograd
 from fedaudit.attacks.inversion.engines import AGREEMENT
 from fedaudit.bench.cases import (
     FULL,
@@ -30,6 +31,17 @@ from fedaudit.progress import Display, Quiet
 
 ToolName = Literal["reference", "frozen", "compiled", "breaching"]
 _MATRIX = 1024
+
+
+def _flops_of_gradients(_dy: Any, x: Any, w: Any, padding: int, images: bool, filters: bool, **_: Any) -> int:
+    return (images + filters) * winograd.flops(x, w, padding)
+
+
+# what torch's counter doesn't know
+_FLOPS: dict[Any, Any] = {
+    torch.ops.fedaudit.convolve: lambda x, w, padding, **_: winograd.flops(x, w, padding),
+    torch.ops.fedaudit.convolve_backward: _flops_of_gradients,
+}
 
 
 def time_inversion(*, quick: bool, peer: bool, display: Display | None = None) -> dict[str, Any]:
@@ -146,7 +158,7 @@ def _flops(ready: Prepared, name: ToolName) -> int | None:
     engine = _tool("frozen" if name == "compiled" else name, ready).engine
     engine(ready.start)
     try:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=_FLOPS) as counter:
             engine(ready.start)
     except RuntimeError:  # the counter's hooks don't bear breaching's unrolled training
         return None

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedaudit.attacks.inversion.freezing import Kept, Recording, Replaying
 from fedaudit.attacks.inversion.matching import Victim
+from fedaudit.attacks.inversion.winograd import Unavailable, substitute
 
 _ATEN = torch.ops.aten
 # Up to here torch itself prefers its own convolution to oneDNN's for one image and one thread, if the kernel is 3×3.
@@ -132,7 +133,7 @@ class Traced:
         reasons: dict[bool, str] = {}
         for way, compiled in attempts:
             try:
-                graph = _graph(way, arguments, compiled=compiled)
+                graph = self._graph(way, arguments, compiled=compiled)
                 graph(*arguments)
             except Exception as error:
                 lines = [line for line in str(error).splitlines() if line.strip()]
@@ -146,35 +147,38 @@ class Traced:
             self._note(f"engine: not compiled, which is slower ({reasons[True]})")
         return graph
 
+    def _graph(self, function: Callable[..., Any], arguments: tuple[Any, ...], *, compiled: bool) -> Callable[..., Any]:
+        leaves, inputs = tree_flatten(arguments)
+        outputs: list[Any] = []
+
+        def flat(*leaves: Tensor) -> list[Any]:
+            results, form = tree_flatten(function(*tree_unflatten(leaves, inputs)))
+            outputs[:] = [form]
+            return results
+
+        # on fake tensors: the real first pass would need autograd's memory beside that of the trace
+        module = _without_detaching(make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves))
+        small = _is_small(module)
+        try:
+            substitute(module)
+        except Unavailable as error:
+            self._note(f"engine: torch's own convolutions, which are slower (Winograd's need a C++ compiler: {error})")
+        run: Callable[..., Any] = module
+        if compiled:
+            from torch._inductor import compile as compile_graph  # a second of imports
+
+            with torch.no_grad():
+                run = compile_graph(module, leaves, options={"compile_threads": 1})
+
+        def graph(*arguments: Any) -> Any:
+            with torch.no_grad(), _own_convolutions() if small else nullcontext():
+                return tree_unflatten(run(*tree_leaves(arguments)), outputs[0])
+
+        return graph
+
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def _graph(function: Callable[..., Any], arguments: tuple[Any, ...], *, compiled: bool) -> Callable[..., Any]:
-    leaves, inputs = tree_flatten(arguments)
-    outputs: list[Any] = []
-
-    def flat(*leaves: Tensor) -> list[Any]:
-        results, form = tree_flatten(function(*tree_unflatten(leaves, inputs)))
-        outputs[:] = [form]
-        return results
-
-    # on fake tensors: the real first pass would need autograd's memory beside that of the trace
-    module = _without_detaching(make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves))
-    small = _is_small(module)
-    run: Callable[..., Any] = module
-    if compiled:
-        from torch._inductor import compile as compile_graph  # a second of imports
-
-        with torch.no_grad():
-            run = compile_graph(module, leaves, options={"compile_threads": 1})
-
-    def graph(*arguments: Any) -> Any:
-        with torch.no_grad(), _own_convolutions() if small else nullcontext():
-            return tree_unflatten(run(*tree_leaves(arguments)), outputs[0])
-
-    return graph
 
 
 @contextmanager

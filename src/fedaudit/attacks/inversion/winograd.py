@@ -1,0 +1,221 @@
+"""3×3 convolutions by Winograd's minimal filtering, in place of torch's own in a traced pass (Lavin & Gray 2016).
+
+F(4×4, 3×3) takes a quarter of the multiplications. Its rounding error, some five times that of a direct one, is far
+below the length of the passes' finite difference (docs/performance.md). The kernels are C++ (``winograd.cpp``),
+compiled once for each kind of processor and kept in the user's cache; without a compiler torch's convolutions stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+_ATEN = torch.ops.aten
+_PANEL = 32  # channels that the kernels take at a time
+_TILE = 4
+# Fewer tiles don't repay the transformation of the filters.
+_LEAST_TILES = 8
+_FLAGS = {"AVX512": ["-mavx512f", "-mfma"], "AVX2": ["-mavx2", "-mfma"]}
+
+
+class Unavailable(Exception):
+    """The kernels can't be compiled here."""
+
+
+@cache
+def _kernels() -> ctypes.CDLL:
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
+    if compiler is None:
+        raise Unavailable("no C++ compiler")
+    source = Path(__file__).with_name("winograd.cpp")
+    command = [compiler, "-std=c++17", "-O3", "-ffp-contract=fast", "-shared", "-fPIC"]
+    command += _FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])
+    key = hashlib.sha256("\0".join([*command, source.read_text()]).encode()).hexdigest()[:32]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedaudit"
+    library = folder / f"winograd-{key}.so"
+    try:
+        if not library.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                made = Path(scratch) / library.name
+                subprocess.run([*command, str(source), "-o", str(made)], check=True, capture_output=True, text=True)
+                made.replace(library)  # whole or not at all: other processes may be looking for it
+        return ctypes.CDLL(str(library))
+    except subprocess.CalledProcessError as error:
+        raise Unavailable(next(iter(error.stderr.splitlines()), f"{compiler} failed")) from error
+    except (OSError, RuntimeError) as error:  # no home, a full disk, a library that isn't for this processor
+        raise Unavailable(str(error)) from error
+
+
+def convolve(x: Tensor, w: Tensor, padding: int) -> Tensor:
+    """Return the convolution of stride 1, channels last.
+
+    Args:
+        x: (n, c, height, width) float32 images on the CPU; c and k multiples of 32.
+        w: (k, c, 3, 3) filters.
+        padding: zeros on each side.
+
+    Raises:
+        Unavailable: no compiler.
+    """
+    x, w = _channels_last(x), _channels_last(w)
+    y = _like_output(x, w, padding)
+    _kernels().convolve(_at(x), _at(w), _at(y), *_sizes(x, w), padding)
+    return y
+
+
+def convolve_backward(
+    dy: Tensor, x: Tensor, w: Tensor, padding: int, wants_images: bool, wants_filters: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of :func:`convolve` on the images and on the filters, empty where they aren't wanted.
+
+    Args:
+        dy: the gradient on the result.
+        x: as for :func:`convolve`.
+        w: as for :func:`convolve`.
+        padding: as for :func:`convolve`.
+        wants_images: whether the first one is wanted.
+        wants_filters: whether the second one is.
+
+    Raises:
+        Unavailable: no compiler.
+    """
+    dy, x, w = _channels_last(dy), _channels_last(x), _channels_last(w)
+    dx, dw = _like_gradients(dy, x, w, padding, wants_images, wants_filters)
+    _kernels().convolve_backward(
+        *(_at(dy), _at(x), _at(w), _at(dx) if wants_images else None, _at(dw) if wants_filters else None),
+        *(*_sizes(x, w), padding),
+    )
+    return dx, dw
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _at(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _sizes(x: Tensor, w: Tensor) -> tuple[int, ...]:
+    n, c, height, width = x.shape
+    return n, height, width, c, w.shape[0]
+
+
+def _like_output(x: Tensor, w: Tensor, padding: int) -> Tensor:
+    n, _, height, width = x.shape
+    shape = (n, w.shape[0], height + 2 * padding - 2, width + 2 * padding - 2)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def _like_gradients(
+    _dy: Tensor, x: Tensor, w: Tensor, _padding: int, wants_images: bool, wants_filters: bool
+) -> tuple[Tensor, Tensor]:
+    dx, dw = (
+        torch.empty_like(t, memory_format=torch.channels_last) if wanted else t.new_empty(0)
+        for t, wanted in ((x, wants_images), (w, wants_filters))
+    )
+    return dx, dw
+
+
+# Operators, so that a compiled pass may call the kernels, too.
+_LIBRARY = torch.library.Library("fedaudit", "DEF")
+_LIBRARY.define("convolve(Tensor x, Tensor w, int padding) -> Tensor")
+_LIBRARY.define(
+    "convolve_backward(Tensor dy, Tensor x, Tensor w, int padding, bool images, bool filters) -> (Tensor, Tensor)"
+)
+for _name, _kernel, _fake in (
+    ("convolve", convolve, _like_output),
+    ("convolve_backward", convolve_backward, _like_gradients),
+):
+    _LIBRARY.impl(_name, _kernel, "CPU")
+    _LIBRARY.impl(_name, _fake, "Meta")
+
+
+def _tiles(x: Sequence[int], padding: int) -> int:
+    n, _, height, width = x
+    return n * -(-(height + 2 * padding - 2) // _TILE) * -(-(width + 2 * padding - 2) // _TILE)
+
+
+def flops(x: Sequence[int], w: Sequence[int], padding: int) -> int:
+    """Return the floating-point operations of a convolution's matrix products, or of one of its gradients'.
+
+    Args:
+        x: shape of the images.
+        w: shape of the filters.
+        padding: zeros on each side.
+    """
+    return 2 * (_TILE + 2) ** 2 * _tiles(x, padding) * w[0] * w[1]
+
+
+def substitute(module: GraphModule) -> None:
+    """Let ``module``, traced to ATen operators, take its convolutions from here where they are faster.
+
+    Which those are depends on their shapes alone, so that the same scenario gives the same bits.
+
+    Raises:
+        Unavailable: there are such convolutions, but no compiler; the module is as it was.
+    """
+    forward, backward = _ATEN.convolution.default, _ATEN.convolution_backward.default
+    nodes = [node for node in module.graph.nodes if node.target in (forward, backward) and _pays(node)]
+    if nodes:
+        _kernels()
+    for node in nodes:
+        (_substitute_forward if node.target is forward else _substitute_backward)(module.graph, node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _pays(node: Node) -> bool:
+    arguments: list[Any] = list(node.args)
+    # without the gradient and the biases both operators' arguments are the same
+    images, filters, stride, padding, dilation, transposed, _, groups = (
+        [*arguments[:2], *arguments[3:9]]
+        if node.target is _ATEN.convolution.default
+        else [*arguments[1:3], *arguments[4:10]]
+    )
+    x, w = images.meta["val"], filters.meta["val"]
+    if not (x.ndim == 4 and tuple(w.shape[2:]) == (3, 3) and x.dtype == torch.float32 and x.device.type == "cpu"):
+        return False
+    if transposed or groups != 1 or {*stride, *dilation} != {1} or len({*padding}) != 1:
+        return False
+    channels_fit = x.shape[1] % _PANEL == 0 and w.shape[0] % _PANEL == 0
+    return channels_fit and _tiles(x.shape, padding[0]) >= _LEAST_TILES
+
+
+def _substitute_forward(graph: Graph, node: Node) -> None:
+    arguments: list[Any] = list(node.args)
+    x, w, bias, _, (padding, _), *_ = arguments
+    with graph.inserting_before(node):
+        result = graph.call_function(torch.ops.fedaudit.convolve.default, (x, w, padding))
+        if bias is not None:
+            column = graph.call_function(_ATEN.view.default, (bias, [-1, 1, 1]))
+            result = graph.call_function(_ATEN.add.Tensor, (result, column))
+    node.replace_all_uses_with(result)
+
+
+def _substitute_backward(graph: Graph, node: Node) -> None:
+    arguments: list[Any] = list(node.args)
+    dy, x, w, _, _, (padding, _), _, _, _, _, (images, filters, _) = arguments
+    with graph.inserting_before(node):
+        result = graph.call_function(torch.ops.fedaudit.convolve_backward.default, (dy, x, w, padding, images, filters))
+    parts: list[Any] = list(node.users)
+    for part in parts:
+        if part.args[1] < 2:
+            part.replace_input_with(node, result)
+            continue
+        with graph.inserting_before(part):
+            total = graph.call_function(_ATEN.sum.dim_IntList, (dy, [0, 2, 3]))
+        part.replace_all_uses_with(total)
