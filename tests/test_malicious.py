@@ -111,7 +111,9 @@ def test_a_behaviour_gets_what_its_client_has_and_no_more(recorder: Recorder) ->
                 for t in tensors
             )
     fields = {field.name for field in dataclasses.fields(Turn)}
-    assert fields == {"round", "client", "model", "weights", "batches", "train", "setup", "loss", "generator"}
+    told = {"round", "client", "model", "weights", "batches", "train", "setup", "loss", "generator", "records"}
+    assert fields == told
+    assert all(turn.records is None for turn in recorder.turns)
 
 
 def test_honest_training_in_malicious_hands_changes_nothing(recorder: Recorder) -> None:

@@ -332,9 +332,10 @@ def plan(
     for transcript, attack in itertools.product(transcripts, attacks):
         whole = observe(transcript, threat)
         most = {"update": limits.updates, "client": limits.clients} if limits else {}
-        for observation in whole.split(attack.looks_at)[: most.get(attack.looks_at)] or [whole]:
+        scope = attack.scope()
+        for observation in whole.split(scope)[: most.get(scope)] or [whole]:
             try:
-                if attack.looks_at != "federation":
+                if scope != "federation":
                     observation.need_messages()
                 attack.check(observation)
                 targets.append((observation, attack, None))
@@ -440,11 +441,11 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
         "an active adversary that sends altered models or poisons the training",
         f"anything else than the recovery of {' and '.join(dict.fromkeys(attack.recovers for attack in attacks))}",
     ]
-    if all(attack.looks_at == "update" for attack in attacks):
+    if all(attack.scope() == "update" for attack in attacks):
         lines.append("what several rounds reveal together: every update was attacked on its own")
     if scenario.evaluation.updates is not None:
         lines.append(f"updates after the first {scenario.evaluation.updates} of each federation")
-    if scenario.evaluation.clients is not None and any(attack.looks_at == "client" for attack in attacks):
+    if scenario.evaluation.clients is not None and any(attack.scope() == "client" for attack in attacks):
         lines.append(f"clients after the first {scenario.evaluation.clients} of each federation")
     return lines
 

@@ -71,6 +71,9 @@ def attack_transcript(
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use --device cpu")
     transcript = Transcript.load(folder)
+    if transcript.records:  # what the transcript grants, as far as it was asked for
+        public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
+        adversary = _threat({**threat, "records": len(transcript.records), "public_examples": public or None})
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
         raise BadInput(f"the transcript in '{folder}' grants no labels; simulate with --set threat.knows_labels=true")
     truth_path = truth or folder / FILE

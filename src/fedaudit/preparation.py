@@ -20,7 +20,7 @@ from fedaudit.errors import BadInput
 from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.federation.client import local_randomness, train
 from fedaudit.federation.participant import Federation
-from fedaudit.federation.simulator import spread
+from fedaudit.federation.simulator import hold, spread
 from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
 from fedaudit.models import (
     MODELS,
@@ -165,13 +165,14 @@ def prepare_federation(
         model=model,
         loss=loss,
         reveal_labels=scenario.threat.knows_labels,
+        wanted=scenario.threat.wanted(pretrained=spec.training.epochs > 0),
     )
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
     _check_outputs(federation)  # what doesn't fit is found before the training
     for one in scenario.federations:
-        spread(dataset, scenario.data.split, one, seed=scenario.seed)
+        hold(federation, one, spread(dataset, scenario.data.split, one, seed=scenario.seed), seed=scenario.seed)
     if spec.training.epochs:
         trained = _pretrain(federation, scenario, report)
     data_record = DataRecord(

@@ -6,12 +6,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from fedaudit.errors import NotApplicable
+from fedaudit.federation.records import Records, Wanted
 from fedaudit.federation.transcript import Transcript
 from fedaudit.update import Loss, Setup, Update, UpdateKind
+from fedaudit.validation import Count
 
 Adversary = Literal["server", "eavesdropper", "client"]
 # What one run of an attack receives: one update, all messages of one client, or all that the adversary sees.
@@ -37,6 +39,26 @@ class ThreatModel(BaseModel):
     knows_training: bool = Field(
         default=True, description="learning rate, local steps, batch sizes, momentum, weight decay"
     )
+    records: Count | None = Field(
+        default=None,
+        description="examples that it holds and asks something of: half are honest clients', half nobody's",
+    )
+    public_examples: Count | None = Field(
+        default=None,
+        description="further examples that it holds, none of them a client's or a record",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ThreatModel:
+        if self.records is not None and self.records % 2:
+            raise ValueError(f"records is {self.records}; half of them are clients' examples: give an even number")
+        if self.public_examples is not None and not (self.knows_public_data and self.records):
+            raise ValueError("public_examples needs knows_public_data: true, and records to use them on")
+        return self
+
+    def wanted(self, *, pretrained: bool) -> Wanted:
+        """Return what the simulator draws for this adversary; ``pretrained``: the model was, on the train split."""
+        return Wanted(self.records or 0, self.public_examples or 0, self.adversary == "client", pretrained)
 
     @property
     def summary(self) -> str:
@@ -51,9 +73,14 @@ class ThreatModel(BaseModel):
             "every update as it was sent, and over how many examples it was made": self.adversary != "client",
             "how clients train (learning rate, local steps, batch sizes)": self.knows_training,
             "the labels of the examples": self.knows_labels,
-            "the clients' data, or any picture of them": False,
-            "public data of the same kind, or a generative model of it": self.knows_public_data,
         }
+        if self.records:
+            facts[f"{self.records} records with their labels, half of them honest clients'"] = True
+            facts["which of the records are clients', or anything else of the clients' data"] = False
+        else:
+            facts["the clients' data, or any picture of them"] = False
+        public = f"{self.public_examples} public examples" if self.public_examples else "public data"
+        facts[f"{public} of the same kind, or a generative model of it"] = self.knows_public_data
         return [k for k, v in facts.items() if v], [k for k, v in facts.items() if not v]
 
 
@@ -81,6 +108,7 @@ class Observation:
         weights: the global weights of every round, which every participant sees.
         messages: the exchanges that this adversary can read, in order.
         journal: what malicious clients brought home, where the adversary is such a client; empty otherwise.
+        records: the examples that the adversary holds, if any; whose they are isn't in them.
     """
 
     federation: str
@@ -92,6 +120,7 @@ class Observation:
     weights: tuple[dict[str, Tensor], ...]
     messages: tuple[Message, ...]
     journal: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    records: Records | None = None
 
     def single(self) -> Message:
         """Return the only message, for attacks that look at one update at a time.
@@ -161,4 +190,15 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         weights=tuple(r.weights for r in transcript.rounds),
         messages=tuple(messages),
         journal=dict(transcript.journal) if threat.adversary == "client" else {},
+        records=_records(transcript.records, threat),
     )
+
+
+def _records(records: Records | None, threat: ThreatModel) -> Records | None:
+    if records is None or threat.records is None:
+        return None
+    if threat.public_examples is None:
+        return dataclasses.replace(
+            records, public_inputs=records.public_inputs[:0], public_labels=records.public_labels[:0]
+        )
+    return records

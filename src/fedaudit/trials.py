@@ -83,11 +83,12 @@ class Trial:
             digest.update(hashed[id(weights)])
         for message in seen.messages:
             digest.update(_digest(message.update.tensors) + _digest(message.update.buffers))
+        digest.update(_digest(seen.journal) + _digest(vars(seen.records) if seen.records else {}))
         return digest.hexdigest()[:32]
 
     def play(self, report: Report | None = None) -> Finding | NotApplicable:
         """Return the finding, or why there is none."""
-        seen, looks_at = self.observation, self.attack.looks_at
+        seen, looks_at = self.observation, self.attack.scope()
         where: tuple[str | int, ...] = ()
         if looks_at == "update":
             where = (seen.messages[0].round, seen.messages[0].client)

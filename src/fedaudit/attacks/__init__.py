@@ -6,6 +6,8 @@ from fedaudit.attacks.distribution import ClassImagesFinding
 from fedaudit.attacks.findings import Finding, ImageFinding, LocalModelFinding, Trace
 from fedaudit.attacks.inversion import epochs, generative, group, methods, recursive  # noqa: F401
 from fedaudit.attacks.local_model import methods as _local_model  # noqa: F401
+from fedaudit.attacks.membership import agrevader, passive  # noqa: F401
+from fedaudit.attacks.membership.finding import MembershipFinding
 
 __all__ = [
     "ATTACKS",
@@ -14,6 +16,7 @@ __all__ = [
     "Finding",
     "ImageFinding",
     "LocalModelFinding",
+    "MembershipFinding",
     "Trace",
     "make_attack",
     "register",

@@ -70,6 +70,10 @@ class Attack(ABC):
             NotApplicable: as :meth:`check`.
         """
 
+    def scope(self) -> LooksAt:
+        """Return what one run with these settings receives: ``looks_at``, unless a setting changes it."""
+        return self.looks_at
+
     def files(self) -> list[Path]:
         """Return the files that the settings name: a finding depends on what is in them."""
         return []

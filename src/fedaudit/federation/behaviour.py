@@ -43,6 +43,7 @@ class Turn:
         setup: what everybody knows.
         loss: mean over a batch.
         generator: of all that it draws.
+        records: the adversary's, normalised inputs and targets, where the adversary is such a client and has any.
     """
 
     round: int
@@ -54,6 +55,7 @@ class Turn:
     setup: Setup
     loss: Loss
     generator: torch.Generator
+    records: Batch | None = None
 
 
 class Behaviour(Protocol):

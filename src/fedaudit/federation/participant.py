@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -22,6 +22,7 @@ from fedaudit.federation.checkpoint import State
 from fedaudit.federation.client import Batch, Gradients, gradient, local_randomness, train, trainable
 from fedaudit.federation.course import Course
 from fedaudit.federation.encoding import decode, encode
+from fedaudit.federation.records import Records, Wanted
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
 from fedaudit.seeds import derive_seed, generator
@@ -41,6 +42,7 @@ class Federation:
         model: with the weights of round 0; it isn't changed.
         loss: mean over a batch.
         reveal_labels: whether updates carry their labels, for threat models that grant them.
+        wanted: the examples that the threat model grants the adversary.
     """
 
     dataset: Dataset
@@ -49,6 +51,7 @@ class Federation:
     model: nn.Module
     loss: Loss
     reveal_labels: bool
+    wanted: Wanted = field(default_factory=Wanted)
 
 
 class Participant:
@@ -64,6 +67,7 @@ class Participant:
         seed: int,
         layers: Layers,
         behaviour: Behaviour | None = None,
+        records: Records | None = None,
     ) -> None:
         self.number = number
         self.data = data
@@ -75,6 +79,8 @@ class Participant:
         self.sanitiser = make_sanitiser(defences.sanitiser.name, defences.sanitiser.settings())
         self.layers = layers
         self.behaviour = behaviour
+        self.records = records
+        self.used = torch.zeros(len(data), dtype=torch.bool)  # which of its examples an update was made from
         self.draws = generator(seed, spec.name, "behaviour", number)
         self.gradients: Gradients | None = None
         if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
@@ -89,6 +95,7 @@ class Participant:
             "noise": self.noise.get_state(),
             "draws": self.draws.get_state(),
             "pending": self.pending,
+            "used": self.used,
             "sanitiser": kept,
         }
 
@@ -98,6 +105,7 @@ class Participant:
         self.noise.set_state(state["noise"])
         self.draws.set_state(state["draws"])
         self.pending = list(state["pending"])
+        self.used = state["used"]
         vars(self.sanitiser).update(state["sanitiser"])
 
     def _next(self) -> Tensor:
@@ -122,6 +130,7 @@ class Participant:
     def train(self, model: nn.Module, index: int) -> tuple[Tensors, list[Tensor]]:
         """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
         rows = self._batches()
+        self.used[torch.cat(rows)] = True
         setup, loss = self.federation.setup, self.federation.loss
         batches = [(setup.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
         start = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -130,7 +139,8 @@ class Participant:
         with local_randomness(derive_seed(self.seed, self.spec.name, "dropout", self.number, index)):
             if self.behaviour is None:
                 return honest(batches), rows
-            turn = Turn(index, self.number, model, start, batches, honest, setup, loss, self.draws)
+            held = (setup.normalise(self.records.inputs), self.records.labels) if self.records else None
+            turn = Turn(index, self.number, model, start, batches, honest, setup, loss, self.draws, held)
             return self.behaviour(turn), rows
 
     def _honest(

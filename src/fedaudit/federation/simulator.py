@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from fedaudit.federation.behaviour import Behaviour, make_behaviour
 from fedaudit.federation.budget import Budget
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.federation.course import Course
+from fedaudit.federation.drawing import Drawn, draw
 from fedaudit.federation.participant import Federation, Layers, Participant
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
@@ -65,8 +67,10 @@ def simulate(
     layers = _layers(federation)
     behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
+    drawn = hold(federation, spec, shares, seed=seed)
+    in_hand = drawn.records if federation.wanted.in_hand else None
     clients = [
-        Participant(i, share, federation, spec, defences, seed, layers, behaviour if i >= honest else None)
+        Participant(i, share, federation, spec, defences, seed, layers, *((behaviour, in_hand) if i >= honest else ()))
         for i, share in enumerate(shares)
     ]
     aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
@@ -76,7 +80,6 @@ def simulate(
     budget = Budget(spec, defences, shares, course)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
-    held_out = federation.dataset.test if federation.split == "train" else federation.dataset.train
     sampler = generator(seed, spec.name, "sampling")
     rounds: list[Round] = []
     rows: dict[tuple[int, int], Tensor] = {}
@@ -90,7 +93,8 @@ def simulate(
     def facts() -> list[Any]:
         about = [spec, defences, seed, course.every, course.examples, federation.setup, model, federation.reveal_labels]
         data = [tensor for share in shares for tensor in (share.inputs, share.targets)]
-        return [*about, type(federation.loss), *federation.model.state_dict().values(), *data]
+        held = [*vars(drawn.records).values()] if drawn.records else []
+        return [*about, type(federation.loss), *federation.model.state_dict().values(), *data, *held]
 
     def state() -> State:
         return {
@@ -140,11 +144,11 @@ def simulate(
             rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
         budget.close(index)
         last = index + 1 == spec.rounds
-        course.measure(model, federation.setup, held_out, shares, index + 1, last)
+        course.measure(model, federation.setup, drawn.held_out, shares, index + 1, last)
         if checkpoint:
             checkpoint.save(facts, state, last)
     if course.stopped is not None and course.rounds[-1:] != [course.stopped]:
-        course.measure(model, federation.setup, held_out, shares, course.stopped, True)
+        course.measure(model, federation.setup, drawn.held_out, shares, course.stopped, True)
     budget.end()
     if not rounds:
         raise BadInput(
@@ -152,10 +156,12 @@ def simulate(
         )
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
     transcript.journal = behaviour.journal() if behaviour else {}
+    transcript.records = drawn.records
     inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
     labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
     candidates = _candidates(federation, inputs, labels, rows)
-    return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {}, rows)
+    owners = drawn.owned([client.used for client in clients])
+    return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.twins)
 
 
 def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
@@ -190,6 +196,33 @@ def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> 
                 f"federation '{spec.name}': without the classes that they lack a malicious client has nothing left"
             )
     return shares
+
+
+def hold(federation: Federation, spec: FederationSpec, shares: list[Split], *, seed: int) -> Drawn:
+    """Return the records that the adversary holds, if any, and on what accuracy is measured.
+
+    Args:
+        federation: whose data, and what is wanted of them.
+        spec: of the federation.
+        shares: what each client holds.
+        seed: of the scenario; the same records under every defence.
+
+    Raises:
+        BadInput: there are too few examples.
+    """
+    data = federation.dataset
+    pool, held_out = (data.train, data.test) if federation.split == "train" else (data.test, data.train)
+    chance = generator(seed, spec.name, "records")
+    honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
+    try:
+        if federation.wanted.pretrained:  # on all of the train split
+            if federation.split == "train":
+                return draw(federation.wanted, shares, honest, pool[:0], held_out, generator=chance)
+            drawn = draw(federation.wanted, shares, honest, pool, held_out[:0], generator=chance)
+            return dataclasses.replace(drawn, held_out=held_out)
+        return draw(federation.wanted, shares, honest, pool, held_out, generator=chance)
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
 
 
 def _check_size(federation: Federation, spec: FederationSpec) -> None:

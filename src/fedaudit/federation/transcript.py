@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import re
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedaudit.errors import BadInput, CorruptTranscript
+from fedaudit.federation.records import Records
 from fedaudit.models import build_model
 from fedaudit.update import Loss, Sanitised, Setup, Tensors, TrainingFacts, Update, UpdateKind, loss_function
 from fedaudit.validation import Name, Number, explain
@@ -24,6 +26,7 @@ FORMAT = "fedaudit-transcript"
 VERSION = 1
 INDEX = "index.json"
 JOURNAL = "journal.safetensors"
+RECORDS = "records.safetensors"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Transcript:
         loss: mean over a batch, (outputs, targets) to a scalar.
         rounds: in order.
         journal: what malicious clients brought home, by name; only they have it.
+        records: the examples that the adversary holds, if any.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Transcript:
         loss: Loss,
         rounds: list[Round],
         journal: Tensors | None = None,
+        records: Records | None = None,
     ) -> None:
         self.name = name
         self.setup = setup
@@ -72,6 +77,7 @@ class Transcript:
         self.loss = loss
         self.rounds = rounds
         self.journal = journal or {}
+        self.records = records
 
     @property
     def updates(self) -> int:
@@ -79,7 +85,7 @@ class Transcript:
         return sum(len(r.updates) for r in self.rounds)
 
     def fingerprint(self) -> str:
-        """Return a hash of all updates, by which a ground truth file knows the transcript that it belongs to."""
+        """Return a hash of all updates and records, by which a ground truth knows the transcript it belongs to."""
         digest = hashlib.sha256()
         for record in self.rounds:
             for update in record.updates:
@@ -88,6 +94,8 @@ class Transcript:
                     digest.update(name.encode())
                     tensor = update.tensors[name].detach().cpu().contiguous()
                     digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        for tensor in vars(self.records).values() if self.records else ():
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path | str) -> None:
@@ -103,6 +111,8 @@ class Transcript:
             rounds = [_save_round(folder, r) for r in self.rounds]
             if self.journal:
                 save_file({k: v.detach().cpu().contiguous() for k, v in self.journal.items()}, folder / JOURNAL)
+            if self.records:
+                save_file({k: v.contiguous() for k, v in vars(self.records).items()}, folder / RECORDS)
             setup = TypeAdapter(Setup).dump_python(self.setup, mode="json")
             index = _Index(format=FORMAT, version=VERSION, name=self.name, setup=setup, rounds=rounds)
             (folder / INDEX).write_text(index.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -145,7 +155,8 @@ class Transcript:
             updates = [_read_update(folder, u, parameters, buffers, setup) for u in entry.updates]
             rounds.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
         journal = _read_file(folder, JOURNAL) if (folder / JOURNAL).is_file() else {}
-        return cls(index.name, setup, module, loss, rounds, journal)
+        records = _read_records(folder, setup) if (folder / RECORDS).is_file() else None
+        return cls(index.name, setup, module, loss, rounds, journal, records)
 
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
@@ -339,6 +350,39 @@ def _read_update(folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers
         )
     except BadInput as error:
         raise CorruptTranscript(f"{path}: {error}") from None
+
+
+def _read_records(folder: Path, setup: Setup) -> Records:
+    tensors = _read_file(folder, RECORDS)
+    path = folder / RECORDS
+    if set(tensors) != {field.name for field in dataclasses.fields(Records)}:
+        raise CorruptTranscript(f"{path}: {', '.join(sorted(tensors))[:80]} are no records")
+    for part in ("", "public_"):
+        inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
+        check_examples(inputs, labels, setup, len(inputs), f"{path}: {part}records")
+    return Records(**tensors)
+
+
+def check_examples(inputs: Tensor, labels: Tensor, setup: Setup, count: int, what: str) -> None:
+    """Check that ``inputs`` and ``labels``, read from a file, are ``count`` examples of the kind that ``setup`` says.
+
+    Raises:
+        CorruptTranscript: they aren't; ``what`` names them.
+    """
+    if inputs.shape != (count, *setup.input_shape) or len(labels) != count:
+        shapes = f"{tuple(inputs.shape)} inputs, {tuple(labels.shape)} labels"
+        raise CorruptTranscript(f"{what}: {shapes}; expected {count} of shape {setup.input_shape}")
+    if inputs.dtype != torch.float32 or not torch.isfinite(inputs).all():
+        raise CorruptTranscript(f"{what}: the inputs must be finite float32 numbers")
+    if setup.kind == "image" and bool((inputs < 0).any() | (inputs > 1).any()):
+        raise CorruptTranscript(f"{what}: a pixel lies outside of [0, 1]")
+    classes = setup.num_classes
+    if classes is None:
+        wrong = labels.shape != (count, 1) or not torch.isfinite(labels).all()
+    else:
+        wrong = labels.dtype != torch.int64 or labels.ndim != 1 or bool(((labels < 0) | (labels >= classes)).any())
+    if wrong:
+        raise CorruptTranscript(f"{what}: the labels are none of this model's")
 
 
 def _labels(values: list[int] | list[float], classes: int | None) -> Tensor:

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedaudit.errors import BadInput, CorruptTranscript
-from fedaudit.federation.transcript import Transcript, check_new
+from fedaudit.federation.records import UNUSED
+from fedaudit.federation.transcript import Transcript, check_examples, check_new
 
 FILE = "truth.safetensors"
 
@@ -32,6 +33,9 @@ class Truth:
         about: data, model and scenario in words, for the report; and the fingerprint of the transcript.
         rows: (round, client) to (n,) the examples' positions among the client's own, which tell one that was used twice
             from two that are equal; empty where they weren't recorded.
+        owners: (n,) of each of the adversary's records the client that trained on it, or -1 for nobody, or -2 where a
+            client holds it and no update used it; empty where the adversary has none.
+        twins: (n,) of each record the one of the other sort that was drawn to go with it.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -40,6 +44,8 @@ class Truth:
     candidate_labels: Tensor
     about: dict[str, Any]
     rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    owners: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    twins: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def held_by(self, client: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of every example that an update of ``client`` used, each once.
@@ -68,6 +74,8 @@ class Truth:
             BadInput: it can't be written.
         """
         tensors = {"candidates": self.candidates, "candidate_labels": self.candidate_labels}
+        if len(self.owners):
+            tensors |= {"owners": self.owners, "twins": self.twins}
         for (r, c), value in self.inputs.items():
             tensors[f"inputs/{r}/{c}"] = value
             tensors[f"labels/{r}/{c}"] = self.labels[r, c]
@@ -104,7 +112,8 @@ class Truth:
                     labels[r, c] = tensors[f"labels/{r}/{c}"]
                     if f"rows/{r}/{c}" in tensors:
                         rows[r, c] = tensors[f"rows/{r}/{c}"]
-            return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about, rows)
+            known = {name: tensors[name] for name in ("owners", "twins") if name in tensors}
+            return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about, rows, **known)
         except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
             raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
 
@@ -150,21 +159,11 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     for what, (inputs, labels, count) in parts.items():
         if inputs is None or labels is None:
             raise CorruptTranscript(f"{path} has nothing on {what}")
-        if inputs.shape != (count, *setup.input_shape) or len(labels) != count or count < 1:
-            shapes = f"{tuple(inputs.shape)} inputs, {tuple(labels.shape)} labels"
-            raise CorruptTranscript(f"{path}: {what}: {shapes}; expected {count} of shape {setup.input_shape}")
-        if inputs.dtype != torch.float32 or not torch.isfinite(inputs).all():
-            raise CorruptTranscript(f"{path}: {what}: the inputs must be finite float32 numbers")
-        if setup.kind == "image" and not 0 <= float(inputs.min()) <= float(inputs.max()) <= 1:
-            raise CorruptTranscript(f"{path}: {what}: a pixel lies outside of [0, 1]")
-        classes = setup.num_classes
-        if classes is None:
-            wrong = labels.shape != (count, 1) or not torch.isfinite(labels).all()
-        else:
-            wrong = (
-                labels.dtype != torch.int64
-                or labels.ndim != 1
-                or not 0 <= int(labels.min()) <= int(labels.max()) < classes
-            )
-        if wrong:
-            raise CorruptTranscript(f"{path}: {what}: the labels are none of this model's")
+        if count < 1:
+            raise CorruptTranscript(f"{path}: {what}: there are none")
+        check_examples(inputs, labels, setup, count, f"{path}: {what}")
+    n = len(transcript.records) if transcript.records else 0
+    places = torch.arange(n)
+    whole = all(known.shape == (n,) and known.dtype == torch.int64 for known in (truth.owners, truth.twins))
+    if not whole or bool((truth.owners < UNUSED).any()) or not truth.twins.sort().values.equal(places):
+        raise CorruptTranscript(f"{path}: what it says of the adversary's {n} records are none of theirs")

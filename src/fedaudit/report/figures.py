@@ -202,7 +202,7 @@ def draw_chart(chart: Chart, names: list[str]) -> Figure:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=any(max(line.x, default=0) > 1 for line in chart.lines)))
     return figure
 
 

@@ -1,0 +1,1 @@
+"""Membership inference: of each record, whether a client trained on it."""
