@@ -622,6 +622,13 @@ def test_adult(tmp_path: Path) -> None:
     assert data.train.inputs[:, 6:].sum(dim=1).tolist() == [8, 8, 8]
     assert data.test.inputs[:, 6:].sum(dim=1).tolist() == [7, 8, 8]  # a category that train lacks is all zeros
     assert data.test.targets.tolist() == [0, 1, 0]
+    # no attribute is one of which a row has no value
+    assert set(data.attributes) == {"marital_status", "occupation", "relationship", "race", "sex"}
+    sex = data.attributes["sex"]
+    assert sex.values == ("Female", "Male")
+    assert data.train.attributes["sex"].tolist() == [1, 1, 0]
+    assert data.train.inputs[:, list(sex.columns)].tolist() == [[0, 1], [0, 1], [1, 0]]
+    assert data.train[torch.tensor([2])].attributes["marital_status"].tolist() == [0]
     (folder / "adult.data").write_text(ADULT[0] + "\n" + ADULT[1][:30])
     with pytest.raises(BadInput) as error:
         load_dataset("adult", data_dir=tmp_path)

@@ -47,6 +47,9 @@ class ThreatModel(BaseModel):
         default=None,
         description="further examples that it holds, none of them a client's or a record",
     )
+    hidden_attribute: str | None = Field(
+        default=None, description="attribute of the data set that the records lack, and that the adversary is after"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> ThreatModel:
@@ -54,11 +57,19 @@ class ThreatModel(BaseModel):
             raise ValueError(f"records is {self.records}; half of them are clients' examples: give an even number")
         if self.public_examples is not None and not (self.knows_public_data and self.records):
             raise ValueError("public_examples needs knows_public_data: true, and records to use them on")
+        if self.hidden_attribute is not None and not self.records:
+            raise ValueError("hidden_attribute is hidden in records; set records, to 300 for example")
         return self
 
     def wanted(self, *, pretrained: bool) -> Wanted:
         """Return what the simulator draws for this adversary; ``pretrained``: the model was, on the train split."""
-        return Wanted(self.records or 0, self.public_examples or 0, self.adversary == "client", pretrained)
+        return Wanted(
+            records=self.records or 0,
+            public=self.public_examples or 0,
+            in_hand=self.adversary == "client",
+            hidden=self.hidden_attribute,
+            pretrained=pretrained,
+        )
 
     @property
     def summary(self) -> str:
@@ -77,6 +88,8 @@ class ThreatModel(BaseModel):
         if self.records:
             facts[f"{self.records} records with their labels, half of them honest clients'"] = True
             facts["which of the records are clients', or anything else of the clients' data"] = False
+            if self.hidden_attribute:
+                facts[f"the records' attribute '{self.hidden_attribute}'"] = False
         else:
             facts["the clients' data, or any picture of them"] = False
         public = f"{self.public_examples} public examples" if self.public_examples else "public data"
@@ -199,6 +212,9 @@ def _records(records: Records | None, threat: ThreatModel) -> Records | None:
         return None
     if threat.public_examples is None:
         return dataclasses.replace(
-            records, public_inputs=records.public_inputs[:0], public_labels=records.public_labels[:0]
+            records,
+            public_inputs=records.public_inputs[:0],
+            public_labels=records.public_labels[:0],
+            public_values=records.public_values[:0],
         )
     return records

@@ -1,6 +1,7 @@
 """Attacks: an observation in, a finding out; nothing here knows the ground truth."""
 
 from fedaudit.attacks import label_inference  # noqa: F401  (they all fill the registry)
+from fedaudit.attacks.attribute import AttributeFinding
 from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
 from fedaudit.attacks.distribution import ClassImagesFinding
 from fedaudit.attacks.findings import Finding, ImageFinding, LocalModelFinding, Trace
@@ -12,6 +13,7 @@ from fedaudit.attacks.membership.finding import MembershipFinding
 __all__ = [
     "ATTACKS",
     "Attack",
+    "AttributeFinding",
     "ClassImagesFinding",
     "Finding",
     "ImageFinding",

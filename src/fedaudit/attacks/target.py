@@ -38,6 +38,29 @@ class Target:
     loss: Loss
     notes: tuple[str, ...] = ()
 
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return what goes into the last linear layer that runs (n, d), float64, for (n, ...) examples.
+
+        Raises:
+            NotApplicable: there is none.
+        """
+        seen: list[Tensor] = []
+        linear = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
+        hooks = [layer.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for layer in linear]
+        parts = []
+        try:
+            for part in inputs.split(250):
+                seen.clear()
+                with torch.no_grad():
+                    self.module(self.setup.normalise(part))
+                if not seen:
+                    raise NotApplicable("the model has no fully connected layer, before which its features would be")
+                parts.append(seen[-1].flatten(1).double())
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat(parts)
+
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return the model's outputs (n, k), float64, for (n, ...) examples as in a data set."""
         with torch.no_grad():
@@ -125,6 +148,18 @@ def held(observation: Observation) -> Records:
     if observation.records is None:
         raise NotApplicable("the adversary holds no records to ask about; set threat.records, to 300 for example")
     return observation.records
+
+
+def whole(observation: Observation) -> Records:
+    """Return the records, if nothing is hidden in them.
+
+    Raises:
+        NotApplicable: there are none, or they lack an attribute.
+    """
+    records = held(observation)
+    if len(records.columns):
+        raise NotApplicable("the records lack an attribute; for membership leave threat.hidden_attribute out")
+    return records
 
 
 def public(observation: Observation) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -27,11 +27,13 @@ class Split:
     targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split.
     groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
         from 0, or -1 for examples that are nobody's in particular.
+    attributes: by name, int64 (n,) which of the values of the data set's :class:`Attribute` each example has.
     """
 
     inputs: Tensor
     targets: Tensor
     groups: Tensor | None = None
+    attributes: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.inputs.shape[0])
@@ -39,7 +41,48 @@ class Split:
     def __getitem__(self, index: Tensor | Sequence[int] | slice) -> Split:
         """Return the split of the chosen rows, in the order asked for."""
         rows = index if isinstance(index, (Tensor, slice)) else torch.as_tensor(index, dtype=torch.int64)
-        return Split(self.inputs[rows], self.targets[rows], None if self.groups is None else self.groups[rows])
+        groups = None if self.groups is None else self.groups[rows]
+        return Split(
+            self.inputs[rows], self.targets[rows], groups, {name: v[rows] for name, v in self.attributes.items()}
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Attribute:
+    """Something about every example that isn't what models are trained for.
+
+    values: their names.
+    columns: of a table that hold it; none where it isn't one of the inputs.
+    codes: float32 (values, columns): what stands in these columns for each value.
+    """
+
+    values: tuple[str, ...]
+    columns: tuple[int, ...] = ()
+    codes: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+
+
+def with_column(whole: Dataset, name: str, columns: Sequence[int], values: Sequence[str]) -> Dataset:
+    """Return the table with an attribute that stands in some of its columns.
+
+    Args:
+        whole: a table.
+        name: of the attribute.
+        columns: that hold it: one of numbers, or several of which one is 1 and the others are 0.
+        values: names; of one column's numbers in ascending order, or one for each column.
+
+    Raises:
+        BadInput: some example has none of the values.
+    """
+    chosen = list(columns)
+    codes = torch.eye(len(chosen)) if len(chosen) > 1 else whole.train.inputs[:, chosen].unique(dim=0)
+    splits = []
+    for split in (whole.train, whole.test):
+        equal = (split.inputs[:, None, chosen] == codes).all(dim=2)
+        if len(codes) != len(values) or not bool(equal.any(dim=1).all()):
+            raise BadInput(f"data set '{whole.name}': not every example has one of the values of '{name}'")
+        splits.append(replace(split, attributes={**split.attributes, name: equal.long().argmax(dim=1)}))
+    added = {**whole.attributes, name: Attribute(tuple(values), tuple(chosen), codes)}
+    return replace(whole, train=splits[0], test=splits[1], attributes=added)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +90,7 @@ class Dataset:
     """A data set with a train and a test split.
 
     mean, std: per channel over the train split for images; (0.,) and (1.,) for tables, which are standardised
-    already. source: where the examples come from, and their licence.
+    already. source: where the examples come from, and their licence. attributes: what an adversary may ask about.
 
     Raises:
         BadInput: the splits don't agree with each other, with the kind or with the task; a value is not finite;
@@ -65,6 +108,7 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     source: str
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for part, split in (("train", self.train), ("test", self.test)):

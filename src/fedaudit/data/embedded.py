@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
-from fedaudit.data.dataset import Dataset, within_class_rank
+from fedaudit.data.dataset import Attribute, Dataset, Split, with_column, within_class_rank
 from fedaudit.data.images import image_dataset, limit_table
 
 _GET = "embedded in the scikit-learn package"
@@ -53,7 +54,24 @@ def _diabetes(_: list[Path], request: Request) -> Dataset:
 
     bunch = load_diabetes(scaled=False)
     source = "scikit-learn, diabetes data of Efron, Hastie, Johnstone and Tibshirani, Least Angle Regression, 2004"
-    return _table(request, bunch, bunch.target.astype(np.float64), source, None)
+    whole = _table(request, bunch, bunch.target.astype(np.float64), source, None)
+    return with_column(whole, "sex", [bunch.feature_names.index("sex")], ["1", "2"])  # the source doesn't name them
+
+
+def _parity(paths: list[Path], request: Request) -> Dataset:
+    whole = _digits(paths, request)
+    parts = [
+        Split(split.inputs, split.targets % 2, attributes={"large": (split.targets >= 5).long()})
+        for split in (whole.train, whole.test)
+    ]
+    return replace(
+        whole,
+        train=parts[0],
+        test=parts[1],
+        num_classes=2,
+        class_names=("even", "odd"),
+        attributes={"large": Attribute(("0 to 4", "5 to 9"))},
+    )
 
 
 DATASETS.register(
@@ -65,6 +83,14 @@ DATASETS.register(
     needs="nothing",
 )(Recipe((Layout(_digits),), _GET))
 DATASETS.register(
+    "digits-parity",
+    "the same digits, odd or even; attribute: large, whether the digit is at least five",
+    kind="image",
+    task="classification",
+    embedded=True,
+    needs="nothing",
+)(Recipe((Layout(_parity),), _GET))
+DATASETS.register(
     "breast-cancer",
     "569 tumours, 30 measurements each, malignant or benign",
     kind="table",
@@ -74,7 +100,7 @@ DATASETS.register(
 )(Recipe((Layout(_breast_cancer),), _GET))
 DATASETS.register(
     "diabetes",
-    "442 patients, 10 measurements each, disease progression after a year (regression)",
+    "442 patients, 10 measurements each, disease progression after a year (regression); attribute: sex",
     kind="table",
     task="regression",
     embedded=True,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
-from fedaudit.data.dataset import Dataset, Split, standardise, within_class_rank
+from fedaudit.data.dataset import Dataset, Split, standardise, with_column, within_class_rank
 from fedaudit.data.files import Numbers, read_npz, read_parquet, reading
 from fedaudit.data.images import limit_table
 from fedaudit.errors import BadInput
@@ -22,6 +22,8 @@ _ADULT_COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship"),
     *("race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income"),
 )
+# Education, also a number, and the country, of forty values, are no attributes to ask about.
+_ADULT_ATTRIBUTES = ("workclass", "marital_status", "occupation", "relationship", "race", "sex")
 _BACHELOR = 13  # years of education, as Adult counts them
 _ADULT_CLASSES = ("<=50K", ">50K")
 
@@ -70,13 +72,21 @@ def _adult(train: Columns, test: Columns, request: Request, paths: list[Path]) -
             raise BadInput(f"{path}: income {sorted(unknown)[0]!r} is neither <=50K nor >50K; get the file again")
         targets = torch.tensor([_ADULT_CLASSES.index(value) for value in columns["income"]])
         splits.append(Split(torch.cat([part, *(block.float() for block in one_hot)], dim=1), targets))
-    return _table_dataset(
+    whole = _table_dataset(
         request,
         splits[0],
         splits[1],
         _ADULT_CLASSES,
         "UCI Adult (Becker and Kohavi, 1996), CC BY 4.0; incomes from the 1994 US census",
     )
+    first = len(_ADULT_NUMBERS)
+    for name in _ADULT_COLUMNS:
+        if name not in _ADULT_NUMBERS and name != "income":
+            values = [str(value) for value in np.unique(np.array(train[name], dtype=str))]
+            if name in _ADULT_ATTRIBUTES and len(values) > 1 and set(map(str, test[name])) <= set(values):
+                whole = with_column(whole, name, range(first, first + len(values)), values)
+            first += len(values)
+    return whole
 
 
 def _adult_phd_parquet(paths: list[Path], request: Request) -> Dataset:
@@ -166,7 +176,7 @@ def _table_dataset(request: Request, train: Split, test: Split, classes: tuple[s
 
 DATASETS.register(
     "adult",
-    "48,842 people of the 1994 US census, does one earn above 50,000 dollars: six numbers, eight categories as 0/1",
+    "48,842 people of the 1994 US census, who earns above 50,000 dollars: six numbers, eight categories as 0/1",
     kind="table",
     task="classification",
     embedded=False,

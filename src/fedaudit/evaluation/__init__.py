@@ -1,7 +1,7 @@
 """Findings against ground truth: the only room that knows both. A module for each kind of finding."""
 
 # they fill KINDS and register ways to evaluate
-from fedaudit.evaluation import class_images, images, labels, local_models, membership  # noqa: F401
+from fedaudit.evaluation import attributes, class_images, images, labels, local_models, membership  # noqa: F401
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, entry, evaluate
 from fedaudit.evaluation.scores import (
     check_limits,

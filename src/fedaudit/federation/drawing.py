@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedaudit.data.dataset import Split
+from fedaudit.data.dataset import Attribute, Split
 from fedaudit.errors import BadInput
 from fedaudit.federation.records import NOBODY, UNUSED, Records, Wanted
 
@@ -25,6 +25,7 @@ class Drawn:
         positions: (n,) its row among that client's examples, or -1.
         twins: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
         held_out: the examples on which accuracy is measured: none of those that were drawn.
+        values: (n,) which value of the hidden attribute each record has; empty where none is hidden.
     """
 
     records: Records | None
@@ -32,6 +33,7 @@ class Drawn:
     positions: Tensor
     twins: Tensor
     held_out: Split
+    values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def owned(self, used: Sequence[Tensor]) -> Tensor:
         """Return ``owners`` with ``UNUSED`` for what no update used; ``used`` has a mask for every client."""
@@ -50,6 +52,7 @@ def draw(
     held_out: Split,
     *,
     generator: torch.Generator,
+    hidden: Attribute | None = None,
 ) -> Drawn:
     """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
 
@@ -65,6 +68,7 @@ def draw(
         rest: examples of the split that the clients hold, held or not; they may be theirs.
         held_out: the other split.
         generator: of all draws.
+        hidden: the attribute of that name in ``wanted``: it is taken out of the records, not out of public examples.
 
     Raises:
         BadInput: there are too few examples.
@@ -97,7 +101,9 @@ def draw(
     gone = set(others)
     public = [row for row in strangers if row not in gone][: wanted.public]
     taken = {row - len(rest) for row in [*others, *public]}
-    held_out = held_out[torch.tensor([row for row in range(len(held_out)) if row not in taken])]
+    left = [row for row in range(len(held_out)) if row not in taken]
+    if len(held_out) and not left:
+        raise BadInput("threat.records and public_examples leave nothing to measure accuracy on; lower them")
     shuffle = torch.randperm(2 * half, generator=generator)
     place = torch.argsort(shuffle)
     lengths = torch.tensor([len(share) for share in shares[:honest]])
@@ -105,23 +111,35 @@ def draw(
     positions = torch.tensor(members) - (lengths.cumsum(0) - lengths)[owners]
     none = torch.full((half,), NOBODY)
     pairs = torch.arange(2 * half).roll(half)  # the i-th member goes with the i-th of the others
+    records = Records(
+        torch.cat([theirs.inputs[members], free.inputs[others]])[shuffle],
+        torch.cat([theirs.targets[members], free.targets[others]])[shuffle],
+        free.inputs[public],
+        free.targets[public],
+    )
+    values = nothing
+    if hidden is not None and wanted.hidden is not None:
+        held, known = theirs.attributes[wanted.hidden], free.attributes[wanted.hidden]
+        values = torch.cat([held[members], known[others]])[shuffle]
+        columns = torch.tensor(hidden.columns, dtype=torch.int64)
+        records.inputs[:, columns] = 0.0
+        codes = hidden.codes if len(columns) else torch.zeros(len(hidden.values), 0)
+        records = replace(records, codes=codes, columns=columns, public_values=known[public])
     return Drawn(
-        records=Records(
-            torch.cat([theirs.inputs[members], free.inputs[others]])[shuffle],
-            torch.cat([theirs.targets[members], free.targets[others]])[shuffle],
-            free.inputs[public],
-            free.targets[public],
-        ),
+        records=records,
         owners=torch.cat([owners, none])[shuffle],
         positions=torch.cat([positions, none])[shuffle],
         twins=place[pairs[shuffle]],
-        held_out=held_out,
+        held_out=held_out[left],
+        values=values,
     )
 
 
 def _joined(parts: Sequence[Split]) -> Split:
     groups = [torch.full((len(p),), -1) if p.groups is None else p.groups for p in parts]
-    return Split(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]), torch.cat(groups))
+    attributes = {name: torch.cat([p.attributes[name] for p in parts]) for name in parts[0].attributes}
+    inputs, targets = torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts])
+    return Split(inputs, targets, torch.cat(groups), attributes)
 
 
 def _digests(split: Split) -> Iterator[bytes]:

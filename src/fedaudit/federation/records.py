@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 NOBODY = -1  # owner of a record that no client holds
@@ -18,6 +19,7 @@ class Wanted:
         records: half of them are clients' examples.
         public: further examples of the same kind.
         in_hand: whether malicious clients have the records while the federation runs.
+        hidden: the attribute that the records lack, if any.
         pretrained: the model was trained on the whole train split before: none of that is an example that nobody
             trained on.
     """
@@ -25,6 +27,7 @@ class Wanted:
     records: int = 0
     public: int = 0
     in_hand: bool = False
+    hidden: str | None = None
     pretrained: bool = False
 
 
@@ -33,16 +36,23 @@ class Records:
     """What the adversary holds; nothing in it tells whose a record is.
 
     Attributes:
-        inputs: (n, ...) as in a data set: pixels in [0, 1], or rows of a table.
+        inputs: (n, ...) as in a data set: pixels in [0, 1], or rows of a table; ``columns`` of these are 0.
         labels: (n,) or (n, 1).
         public_inputs: (m, ...) further examples, which nobody trained on.
         public_labels: (m,) or (m, 1).
+        codes: (k, c) what stands in the hidden attribute's columns for each of its k values; k is 0 where none is
+            hidden, c where it isn't one of the inputs.
+        columns: (c,) of the inputs.
+        public_values: (m,) which value the public examples have; empty where none is hidden.
     """
 
     inputs: Tensor
     labels: Tensor
     public_inputs: Tensor
     public_labels: Tensor
+    codes: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    columns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    public_values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __len__(self) -> int:
         return len(self.inputs)

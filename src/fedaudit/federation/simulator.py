@@ -161,7 +161,9 @@ def simulate(
     labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
     candidates = _candidates(federation, inputs, labels, rows)
     owners = drawn.owned([client.used for client in clients])
-    return transcript, Truth(inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.twins)
+    return transcript, Truth(
+        inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.twins, drawn.values
+    )
 
 
 def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
@@ -213,14 +215,19 @@ def hold(federation: Federation, spec: FederationSpec, shares: list[Split], *, s
     data = federation.dataset
     pool, held_out = (data.train, data.test) if federation.split == "train" else (data.test, data.train)
     chance = generator(seed, spec.name, "records")
+    wanted = federation.wanted
+    if wanted.hidden is not None and wanted.hidden not in data.attributes:
+        known = ", ".join(data.attributes) or "none"
+        raise BadInput(f"the data set '{data.name}' has no attribute '{wanted.hidden}' to hide; it has: {known}")
+    hidden = data.attributes[wanted.hidden] if wanted.hidden is not None else None
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
     try:
-        if federation.wanted.pretrained:  # on all of the train split
-            if federation.split == "train":
-                return draw(federation.wanted, shares, honest, pool[:0], held_out, generator=chance)
-            drawn = draw(federation.wanted, shares, honest, pool, held_out[:0], generator=chance)
-            return dataclasses.replace(drawn, held_out=held_out)
-        return draw(federation.wanted, shares, honest, pool, held_out, generator=chance)
+        if not wanted.pretrained:
+            return draw(wanted, shares, honest, pool, held_out, generator=chance, hidden=hidden)
+        if federation.split == "train":  # all of it was trained on
+            return draw(wanted, shares, honest, pool[:0], held_out, generator=chance, hidden=hidden)
+        drawn = draw(wanted, shares, honest, pool, held_out[:0], generator=chance, hidden=hidden)
+        return dataclasses.replace(drawn, held_out=held_out)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
 

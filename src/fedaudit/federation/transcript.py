@@ -360,7 +360,15 @@ def _read_records(folder: Path, setup: Setup) -> Records:
     for part in ("", "public_"):
         inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
         check_examples(inputs, labels, setup, len(inputs), f"{path}: {part}records")
-    return Records(**tensors)
+    records = Records(**tensors)
+    k, c = records.codes.shape if records.codes.ndim == 2 else (-1, -1)
+    columns, values = records.columns, records.public_values
+    wrong = columns.shape != (c,) or columns.dtype != torch.int64 or not torch.isfinite(records.codes).all()
+    wrong |= bool(((columns < 0) | (columns >= setup.input_shape[0])).any())
+    wrong |= values.shape != (len(records.public_inputs) if k else 0,) or values.dtype != torch.int64
+    if wrong or bool(((values < 0) | (values >= k)).any()):
+        raise CorruptTranscript(f"{path}: what it says of the hidden attribute is broken")
+    return records
 
 
 def check_examples(inputs: Tensor, labels: Tensor, setup: Setup, count: int, what: str) -> None:

@@ -36,6 +36,7 @@ class Truth:
         owners: (n,) of each of the adversary's records the client that trained on it, or -1 for nobody, or -2 where a
             client holds it and no update used it; empty where the adversary has none.
         twins: (n,) of each record the one of the other sort that was drawn to go with it.
+        values: (n,) of each record the value of the attribute that it lacks; empty where it lacks none.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -46,6 +47,7 @@ class Truth:
     rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     owners: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     twins: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def held_by(self, client: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of every example that an update of ``client`` used, each once.
@@ -75,7 +77,7 @@ class Truth:
         """
         tensors = {"candidates": self.candidates, "candidate_labels": self.candidate_labels}
         if len(self.owners):
-            tensors |= {"owners": self.owners, "twins": self.twins}
+            tensors |= {"owners": self.owners, "twins": self.twins, "values": self.values}
         for (r, c), value in self.inputs.items():
             tensors[f"inputs/{r}/{c}"] = value
             tensors[f"labels/{r}/{c}"] = self.labels[r, c]
@@ -112,7 +114,7 @@ class Truth:
                     labels[r, c] = tensors[f"labels/{r}/{c}"]
                     if f"rows/{r}/{c}" in tensors:
                         rows[r, c] = tensors[f"rows/{r}/{c}"]
-            known = {name: tensors[name] for name in ("owners", "twins") if name in tensors}
+            known = {name: tensors[name] for name in ("owners", "twins", "values") if name in tensors}
             return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about, rows, **known)
         except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
             raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
@@ -167,3 +169,11 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     whole = all(known.shape == (n,) and known.dtype == torch.int64 for known in (truth.owners, truth.twins))
     if not whole or bool((truth.owners < UNUSED).any()) or not truth.twins.sort().values.equal(places):
         raise CorruptTranscript(f"{path}: what it says of the adversary's {n} records are none of theirs")
+    kinds = len(transcript.records.codes) if transcript.records else 0
+    values = truth.values
+    if (
+        values.shape != (n if kinds else 0,)
+        or values.dtype != torch.int64
+        or bool(((values < 0) | (values >= kinds)).any())
+    ):
+        raise CorruptTranscript(f"{path}: the values of the hidden attribute are none of its {kinds}")

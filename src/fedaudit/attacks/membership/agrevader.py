@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.membership.finding import MembershipFinding, upper_half
-from fedaudit.attacks.target import held
+from fedaudit.attacks.target import whole
 from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.federation.behaviour import BEHAVIOURS, Turn
 from fedaudit.threat import LooksAt, Observation
@@ -147,7 +147,7 @@ class AgrEvader(Attack):
                 f"{self.name} is played by a client, and this adversary is the {observation.threat.adversary}; "
                 "set threat.adversary=client"
             )
-        held(observation)
+        whole(observation)
         if len(observation.journal.get(_LOSSES, ())) < 2:
             raise NotApplicable(
                 "no client of this federation pushed records in two rounds or more; set malicious: agrevader, and its "

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.membership.finding import MembershipFinding, above, upper_half
-from fedaudit.attacks.target import RecordsAttack, Target, held, public
+from fedaudit.attacks.target import RecordsAttack, Target, held, public, whole
 from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.federation.client import local_randomness, train
 from fedaudit.models import initialise, set_training_mode
@@ -53,6 +53,7 @@ class MembershipAttack(RecordsAttack):
             NotApplicable: with the reason and the remedy.
         """
         super().check(observation)
+        whole(observation)
         if self.false_positives is not None:
             public(observation)
 

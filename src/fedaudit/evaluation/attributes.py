@@ -1,0 +1,81 @@
+"""Whether an attack knew an attribute that the adversary's records lack."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedaudit.attacks.attribute import AttributeFinding
+from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, entry, evaluate
+from fedaudit.evaluation.membership import judged
+from fedaudit.evaluation.scores import interval
+from fedaudit.federation.records import NOBODY
+from fedaudit.federation.truth import Truth
+from fedaudit.threat import Observation
+
+ACCURACY = Metric(
+    "attribute_accuracy",
+    "share of the clients' records whose attribute is named rightly; without the attack: by naming the value that is "
+    "most frequent among all records of the class",
+)
+ADVANTAGE = Metric(
+    "attribute_advantage", "that share, less the same share of records that nobody trained on: what training gave away"
+)
+_RESAMPLES = 2000
+
+
+@evaluate.register
+def evaluate_attribute(finding: AttributeFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
+    """Compare named with true values, for clients' records; the baseline knows every class's most frequent value.
+
+    The baseline takes these values from the records themselves, so it is rather too good than too bad. Records count
+    as for membership. A leak is a share above the baseline's, by the 95 % bootstrap interval of the paired difference.
+    """
+    clients = {m.client for m in observation.messages}
+    own = clients.pop() if len(clients) == 1 else None
+    rows = judged(truth, own)
+    if not len(rows) or observation.records is None:
+        whose = "a client that updates used" if own is None else f"client {own}"
+        reason = f"none of the {len(truth.owners)} records is an example of {whose}; raise threat.records"
+        return Judged(entry(finding.attack, observation, status="not applicable", reason=reason))
+    right = (finding.values == truth.values).double()[rows]
+    usual = (most_frequent(truth.values, observation.records.labels) == truth.values).double()[rows]
+    member = truth.owners[rows] != NOBODY
+    rate = float(right[member].mean())
+    over = interval((right - usual)[member].tolist(), resamples=_RESAMPLES, seed=seed)
+    note = (
+        f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] beyond the most frequent value, "
+        f"over {over.n} records of clients"
+    )
+    result = done(
+        finding,
+        observation,
+        metrics=[
+            ACCURACY.of(rate, float(usual[member].mean())),
+            ADVANTAGE.of(rate - float(right[~member].mean()), 0.0),
+        ],
+        leak=over.low > 0,
+    )
+    return Judged(result.model_copy(update={"notes": [*result.notes, note]}))
+
+
+def most_frequent(values: Tensor, labels: Tensor) -> Tensor:
+    """Return (n,) for each record the most frequent of the (n,) values among the records of its class.
+
+    Real-valued labels are all of one class. Of several that are as frequent, the least.
+    """
+    classes = torch.zeros_like(values) if labels.is_floating_point() else labels
+    found = torch.zeros_like(values)
+    for label in classes.unique():
+        found[classes == label] = torch.bincount(values[classes == label]).argmax()
+    return found
+
+
+KINDS["attribute"] = Kind(
+    verdict=by_leaks("in {} of {} runs the attack named a hidden attribute better than its frequencies allow"),
+    rules=(
+        "An attribute counts as leaked when more of the clients' records are named rightly than by naming the most "
+        "frequent value of their class, by the 95 % bootstrap interval of the paired difference.",
+    ),
+    metrics=(ACCURACY, ADVANTAGE),
+)
