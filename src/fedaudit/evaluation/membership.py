@@ -95,7 +95,7 @@ def roc(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """
     levels = torch.cat([members, others]).unique().flip(0)
     false, true = (
-        torch.cat([s.new_zeros(1), torch.searchsorted(s.neg().sort().values, -levels, right=True) / len(s)]).double()
+        torch.cat([torch.zeros(1), torch.searchsorted(s.neg().sort().values, -levels, right=True)]).double() / len(s)
         for s in (others, members)
     )
     return false, true

@@ -97,7 +97,7 @@ def simulate(
     def facts() -> list[Any]:
         about = [spec, defences, seed, course.every, course.examples, federation.setup, model, federation.reveal_labels]
         data = [tensor for share in shares for tensor in (share.inputs, share.targets)]
-        held = [*vars(drawn.records).values()] if drawn.records else []
+        held = [federation.wanted, *(vars(drawn.records).values() if drawn.records else ())]
         return [*about, type(federation.loss), *federation.model.state_dict().values(), *data, *held]
 
     def state() -> State:
