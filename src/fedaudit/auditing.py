@@ -446,8 +446,10 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
     lines = [f"other adversaries than this one: {threat.summary}"]
     if others:
         lines.append(f"attacks that fedaudit has and this audit did not play: {', '.join(others)}")
+    acts = any(f.malicious for f in scenario.federations)
     lines += [
-        "an active adversary that sends altered models or poisons the training",
+        "a server that sends altered models, and clients that poison the training"
+        + (" in another way than here" if acts else ""),
         f"anything else than the recovery of {' and '.join(dict.fromkeys(attack.recovers for attack in attacks))}",
     ]
     if all(attack.scope() == "update" for attack in attacks):
