@@ -26,11 +26,12 @@ from fedaudit.bench.cases import (
     our_tool,
     prepare,
 )
-from fedaudit.machine import keep_freed_memory, memory_status, one_thread
+from fedaudit.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
 from fedaudit.progress import Display, Quiet
 
 ToolName = Literal["reference", "frozen", "compiled", "breaching"]
 _MATRIX = 1024
+_PROCESSES = 3
 
 
 def _flops_of_gradients(_dy: Any, x: Any, w: Any, padding: int, images: bool, filters: bool, **_: Any) -> int:
@@ -166,12 +167,15 @@ def _flops(ready: Prepared, name: ToolName) -> int | None:
 
 
 def _peak_in_child(case: Case, name: ToolName) -> float | None:
-    """Return by how many MiB a process of its own grows in three iterations; None where Linux doesn't tell."""
+    """Return by how many MiB a process of its own grows in three iterations; None where Linux doesn't tell.
+
+    The median of three processes: what a heap can use again differs from one to the next.
+    """
     if not Path("/proc/self/clear_refs").exists():
         return None
     context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return float(pool.apply(_peak, (case, name)))
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        return float(statistics.median(pool.apply(_peak, (case, name)) for _ in range(_PROCESSES)))
 
 
 def _peak(case: Case, name: ToolName) -> float:
@@ -179,8 +183,7 @@ def _peak(case: Case, name: ToolName) -> float:
         keep_freed_memory()
         ready = prepare(case)
         each = _tool(name, ready)
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        before = memory_status("VmRSS")
+        before = start_measuring_memory()
         for _ in range(3):
             each.iterate()
-        return (memory_status("VmHWM") - before) / 1024
+        return peak_memory(before) or 0.0

@@ -51,56 +51,62 @@ def frozen(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Dista
 
     origin = flatten([p.detach() for p in victim.parameters.values()])
     length = _RELATIVE_STEP * origin.norm()
-    perturbed = torch.empty_like(origin)  # one memory for all passes: new pages are dear
-    origin_views, perturbed_views = unflatten(origin, shapes), unflatten(perturbed, shapes)
-
-    def times_rate(vector: Tensor) -> Tensor:
-        return vector if facts.learning_rate == 1 else facts.learning_rate * vector
+    elsewhere = torch.empty_like(origin)  # where passes are taken: one memory for all, as new pages are dear
+    origin_views, elsewhere_views = unflatten(origin, shapes), unflatten(elsewhere, shapes)
+    rate = facts.learning_rate
+    # a single step's gradient isn't needed any more when the second pass needs the memory
+    gradient_memory = elsewhere if len(batches) == 1 else None
 
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
         cut = list(zip(images.split(batches), labels.split(batches), strict=True))
         done: list[_Done] = []
         descent = velocity = None
         for x, y in cut:
-            parameters = origin if descent is None else origin - descent
-            at = origin_views if descent is None else unflatten(parameters, shapes)
-            own, image_gradient, kept = passes.first(at, x, y)
-            gradient = flatten(own)
+            if descent is not None:
+                torch.sub(origin, descent, out=elsewhere)
+            own, image_gradient, kept = passes.first(origin_views if descent is None else elsewhere_views, x, y)
+            gradient = flatten(own, out=gradient_memory)
             del own
             total = gradient
             if facts.proximal_mu and descent is not None:
-                total = total - facts.proximal_mu * descent
+                total = torch.sub(total, descent, alpha=facts.proximal_mu)
             if facts.weight_decay:
-                total = total + facts.weight_decay * parameters
-            velocity = total if velocity is None or not facts.momentum else facts.momentum * velocity + total
+                total = torch.add(total, origin if descent is None else elsewhere, alpha=facts.weight_decay)
+            if velocity is not None and facts.momentum:
+                total = torch.add(total, velocity, alpha=facts.momentum)
+            velocity = total
             done.append(_Done(gradient, velocity, image_gradient, kept))
-            descent = times_rate(velocity) if descent is None else descent + times_rate(velocity)
+            if descent is not None:
+                descent.add_(velocity, alpha=rate)
+            else:
+                descent = velocity if rate == 1 and len(cut) == 1 else rate * velocity
         assert descent is not None
-        del parameters, at, total, gradient  # what lingers here is as large as the model
+        del total, gradient, velocity  # what lingers here is as large as the model
         value, on_descent = distance.derivative(descent)
+        if rate != 1:
+            on_descent.mul_(rate)  # times the rate it stays, all the way back
 
         results: list[Tensor] = []
         on_velocity = None
         while done:
             last = done.pop()
             x, y = cut[len(done)]
-            direction = times_rate(on_descent)
+            direction = on_descent
             if on_velocity is not None and facts.momentum:
-                direction = direction + facts.momentum * on_velocity
+                direction = torch.add(on_descent, on_velocity, alpha=facts.momentum)
             scale = length / direction.norm().clamp_min(1e-30)
-            if done:
-                torch.sub(origin, descent.sub_(times_rate(last.velocity)), out=perturbed)
-                perturbed.addcmul_(direction, scale)
-            else:
-                torch.addcmul(origin, direction, scale, out=perturbed)
             if not done:
-                _, image_gradient = passes.again(perturbed_views, x, y, last.kept)
+                torch.addcmul(origin, direction, scale, out=elsewhere)
+                _, image_gradient = passes.again(elsewhere_views, x, y, last.kept)
             else:
-                own, image_gradient = passes.again_with_weights(perturbed_views, x, y, last.kept)
-                on_descent = on_descent - (flatten(own) - last.gradient).div_(scale)
+                torch.sub(origin, descent.sub_(last.velocity, alpha=rate), out=elsewhere)
+                elsewhere.addcmul_(direction, scale)
+                own, image_gradient = passes.again_with_weights(elsewhere_views, x, y, last.kept)
+                curvature = flatten(own).sub_(last.gradient).div_(scale)
                 del own
                 if pull:
-                    on_descent = on_descent - pull * direction
+                    curvature.add_(direction, alpha=pull)
+                on_descent = torch.sub(on_descent, curvature, alpha=rate, out=curvature)
             results.append((image_gradient - last.image_gradient) / scale)
             on_velocity = direction
         return value, torch.cat(results[::-1]).contiguous()

@@ -19,13 +19,16 @@ class Distance(Protocol):
         ...
 
     def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance and its (d,) derivative at ``vector``."""
+        """Return the distance and its (d,) derivative at ``vector``, which is the caller's to change."""
         ...
 
 
-def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Return all numbers of ``tensors`` as one vector; channels last, the order in which convolutions are fastest."""
-    return torch.cat([(t.permute(0, 2, 3, 1) if t.ndim == 4 else t).reshape(-1) for t in tensors])
+def flatten(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """Return all numbers of ``tensors`` as one vector, written to ``out`` if there is one.
+
+    Channels last, the order in which convolutions are fastest.
+    """
+    return torch.cat([(t.permute(0, 2, 3, 1) if t.ndim == 4 else t).reshape(-1) for t in tensors], out=out)
 
 
 def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
