@@ -409,15 +409,17 @@ def test_recorded_rounds_are_those_that_were_asked_for():
 # --- what an adversary makes of it ---------------------------------------------------------------------------------
 
 
-def test_only_what_arrived_is_matched():
-    sparse = update(1, "gradient", sanitised=Sanitised("top-k", sparse=True))
+@pytest.mark.parametrize(("name", "counts"), [("unknown", 0.0), ("dgc", 0.3), ("top-k", 1.0)])
+def test_a_number_that_was_not_sent_counts_as_the_defence_makes_it_likely(name, counts):
+    sparse = update(1, "gradient", sanitised=Sanitised(name, sparse=True))
     names = list(sparse.tensors)
     target = {n: torch.where(t.abs() > 1, t, 0.0) for n, t in sparse.tensors.items()}
-    distance = distance_to("cosine", sparse, names, target, dict.fromkeys(names, 1.0))
-    flat_names = torch.cat([sparse.tensors[n].flatten() for n in names])
-    assert float(distance(flat_names)) == pytest.approx(0, abs=1e-6)  # what was not sent may be anything
-    naive = distance_to("cosine", update(1, "gradient"), names, target, dict.fromkeys(names, 1.0))
-    assert float(naive(flat_names)) > 0.05
+    distance = distance_to("squared-l2", sparse, names, target, dict.fromkeys(names, 1.0))
+    flat = torch.cat([sparse.tensors[n].flatten() for n in names])
+    unsent = flat[flat.abs() <= 1]
+    assert float(distance(flat)) == pytest.approx(counts * float(unsent.square().sum()), rel=1e-5, abs=1e-6)
+    naive = distance_to("squared-l2", update(1, "gradient"), names, target, dict.fromkeys(names, 1.0))
+    assert float(naive(flat)) == pytest.approx(float(unsent.square().sum()), rel=1e-5)
 
 
 def test_a_tensor_of_noise_weighs_nothing():
