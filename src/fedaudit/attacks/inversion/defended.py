@@ -14,7 +14,6 @@ from torch import Tensor
 from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Weight, flatten
 from fedaudit.update import Update
 
-
 # How much it counts that a number which wasn't sent should be zero. It is smaller than those that were, of DGC because
 # it waits for more rounds; of a sparse update of unknown making it may be anything. Measured in docs/defences.md.
 _UNSENT = {"top-k": 1.0, "dgc": 0.3}
