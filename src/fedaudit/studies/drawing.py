@@ -19,6 +19,7 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0
     "parameters_sent": 0,
     "bytes_sent": 0,
 }
+_ROW = 70  # characters that fit under a figure side by side
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -137,10 +138,14 @@ def figure(analysis: Analysis) -> bytes | None:
         if published:
             axes.plot([x for x, _ in published], [v for _, v in published], "kx", label="paper" if i == 0 else None)
     axes.set_xticks(range(len(across)), across)
+    if sum(map(len, across)) > _ROW:
+        axes.tick_params(axis="x", rotation=40)
+        plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
     axes.set_xlabel(analysis.study.columns)
     axes.set_ylabel(unit_of(analysis.study.metric))
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    if len(rows) > 1 or any(cell and cell.published is not None for _, cells in rows for cell in cells):
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     out = io.BytesIO()
     drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
     plt.close(drawing)
