@@ -41,7 +41,7 @@ bench-peers: .venv-bench/.ready  ## all benchmarks in full, beside breaching, Fl
 .venv-bench/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -e '.[bench]'
 	@touch .venv-bench/.ready
 
 schema: $(READY)  ## write the JSON Schema of results.json
