@@ -55,23 +55,23 @@ def start_measuring_memory() -> int | None:
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
-        return memory_status("VmRSS")
+        return proc_field("VmRSS")
     except (OSError, AttributeError):
         return None
 
 
 def peak_memory(before: int | None) -> float | None:
     """Return by how many MiB memory rose at most since :func:`start_measuring_memory` returned ``before``."""
-    return None if before is None else max(0, memory_status("VmHWM") - before) / 1024
+    return None if before is None else max(0, proc_field("VmHWM") - before) / 1024
 
 
-def memory_status(field: str) -> int:
-    """Return a field of /proc/self/status in KiB: VmRSS (memory now) or VmHWM (its peak).
+def proc_field(field: str, file: str = "/proc/self/status") -> int:
+    """Return a field in KiB of a file that Linux keeps: VmRSS (memory now) or VmHWM (its peak) of this process's.
 
     Raises:
         OSError: there is no such file on this system.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path(file).read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,14 @@ from torch import Tensor
 
 from fedaudit.defences.aggregation import Cohort, make_aggregator
 from fedaudit.errors import BadInput
-from fedaudit.machine import keep_freed_memory, make_torchvision_importable, one_thread
+from fedaudit.machine import (
+    keep_freed_memory,
+    make_torchvision_importable,
+    one_thread,
+    peak_memory,
+    proc_field,
+    start_measuring_memory,
+)
 from fedaudit.progress import Display, Quiet
 
 RULES = ("mean", "fedavg", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "afa", "fltrust", "inferguard")
@@ -113,14 +119,13 @@ def _measure(case: Case) -> dict[str, Any]:
     make_torchvision_importable()
     with one_thread():
         run = _prepare(case, _matrix(case.n, case.d))
-        _forget_peak()
-        before = _status("VmRSS")
+        before = start_measuring_memory()
         times: list[float] = []
         while not times or (sum(times) < _ENOUGH and len(times) < 20):
             began = time.process_time()  # one thread: the same on a busy machine
             run()
             times.append(time.process_time() - began)
-        return {"seconds": min(times), "peak_mib": (_status("VmHWM") - before) / 1024, "why": None}
+        return {"seconds": min(times), "peak_mib": peak_memory(before), "why": None}
 
 
 @lru_cache(maxsize=1)  # the rules of one tool follow each other on one matrix
@@ -197,22 +202,9 @@ _PEER_RULES: dict[tuple[str, str], Callable[[Case, Tensor], Callable[[], object]
 }
 
 
-def _forget_peak() -> None:
-    path = Path("/proc/self/clear_refs")
-    if path.exists():
-        path.write_text("5")
-
-
-def _status(key: str, path: str = "/proc/self/status") -> float:
-    """Return a number of kB; not a number where the system doesn't tell."""
-    if not Path(path).exists():
-        return math.nan
-    for line in Path(path).read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return float(line.split()[1])
-    return math.nan
-
-
 def _available() -> float:
-    kib = _status("MemAvailable", "/proc/meminfo")
-    return math.inf if math.isnan(kib) else 1024 * kib
+    """Return the bytes of memory that are free; endless where the system doesn't tell."""
+    try:
+        return 1024 * proc_field("MemAvailable", "/proc/meminfo")
+    except OSError:
+        return math.inf
