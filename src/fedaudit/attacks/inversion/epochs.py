@@ -48,7 +48,9 @@ class Sighting:
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class SeveralEpochs(GradientInversion):
-    """Mix-in: all updates of one client over several epochs (Xu et al. 2022, Section IV-B).
+    """Base beside a method, after it so that its defaults hold: all updates of a client over several epochs.
+
+    Xu et al. 2022, Section IV-B.
 
     Step 1 reconstructs every update on its own for a few iterations and pairs the pictures of consecutive epochs
     greedily, the most similar ones first, each picture once; more than two epochs by chaining. Step 2 minimises
@@ -322,7 +324,7 @@ def _components(places: Sequence[Sequence[tuple[Sighting, Tensor]]]) -> list[Ten
 
 @register
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class AGICEpochs(SeveralEpochs, AGIC):
+class AGICEpochs(AGIC, SeveralEpochs):
     """AGIC, complete: one batch, layer weights, and all epochs that were observed (Xu et al. 2022)."""
 
     name: ClassVar[str] = "agic-epochs"
@@ -332,7 +334,7 @@ class AGICEpochs(SeveralEpochs, AGIC):
 
 @register
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class InvGEpochs(SeveralEpochs, InvG):
+class InvGEpochs(InvG, SeveralEpochs):
     """AGIC's several epochs under InvG's objective: equal layer weights, FedAvg by simulation."""
 
     name: ClassVar[str] = "invg-epochs"
@@ -343,7 +345,7 @@ class InvGEpochs(SeveralEpochs, InvG):
 
 @register
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class DLGAdamEpochs(SeveralEpochs, DLGAdam):
+class DLGAdamEpochs(DLGAdam, SeveralEpochs):
     """AGIC's several epochs under DLG-Adam's objective: squared distance, FedAvg by simulation."""
 
     name: ClassVar[str] = "dlg-adam-epochs"
