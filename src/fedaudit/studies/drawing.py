@@ -117,7 +117,7 @@ def figure(analysis: Analysis) -> bytes | None:
     _, across, rows = grid(analysis)
     if not any(cell and cell.value for _, cells in rows for cell in cells):
         return None
-    drawing, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    drawing, axes = plt.subplots(figsize=(7, max(4, 0.2 * len(rows) + 0.4)), layout="constrained")
     if len(rows) > 10:  # as many colours as the usual cycle has
         axes.set_prop_cycle(color=[mpl.colormaps["tab20"](i) for i in range(20)])
     width = 0.7 / max(1, len(rows))
