@@ -280,6 +280,19 @@ def test_the_example_script_runs(tmp_path):
     assert "agic" in done.stdout
 
 
+def test_the_example_about_distances_reads_a_transcript(tmp_path):
+    changes = ["data.name=digits", "federations.f.examples=40", "federations.f.rounds=2", "federations.f.record=[0,1]"]
+    seen = tmp_path / "transcript"
+    command("simulate", ROOT / "examples" / "honest-mnist.yaml", "--out", seen, *(f"--set={c}" for c in changes))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "distances.py"), str(seen)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["1", "2"]
+    assert "of 10" in done.stdout
+
+
 @pytest.mark.slow
 def test_the_default_audit_finds_what_the_readme_says(tmp_path):
     command("audit", "--out", tmp_path, "--set", "attacks.invg.iterations=300", "--set", "attacks.agic.iterations=300")
