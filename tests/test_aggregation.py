@@ -345,7 +345,7 @@ def test_byzfl_agrees(n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [11, 24])
+@pytest.mark.parametrize("n", [15, 24])
 def test_flower_agrees(n):
     flower = pytest.importorskip("flwr.server.strategy.aggregate")
     x = matrix(n, 3000)
@@ -356,8 +356,9 @@ def test_flower_agrees(n):
         np.testing.assert_allclose(ours.numpy(), np.asarray(theirs).ravel(), rtol=1e-4, atol=1e-5)
 
     if n % 2:  # its median of an even number lies between two values
-        bulyan = flower.aggregate_bulyan(list(replies), 2, flower.aggregate_krum, to_keep=0)
-        same(make_aggregator("bulyan", {"f": 2})(x).vector, bulyan)
+        # with f = 2 the last choice is by one neighbour, and of two updates with the same score it takes the first
+        bulyan = flower.aggregate_bulyan(list(replies), 3, flower.aggregate_krum, to_keep=0)
+        same(make_aggregator("bulyan", {"f": 3})(x).vector, bulyan)
     same(make_aggregator("median")(x).vector, flower.aggregate_median(replies))
     same(make_aggregator("trimmed-mean", {"f": 2})(x).vector, flower.aggregate_trimmed_avg(replies, 2 / n + 1e-9))
     same(make_aggregator("krum", {"f": 2})(x).vector, flower.aggregate_krum(replies, 2, 0))
