@@ -142,7 +142,8 @@ def check_matrix(updates: Tensor, name: str, least: int = 1, why: str = "") -> i
 
 def uniform(updates: Tensor, rows: list[int] | None = None) -> Tensor:
     """Return (n,) equal weights of ``rows`` (of all if None), zero for the others."""
-    weights = torch.zeros(len(updates), dtype=updates.dtype, device=updates.device)
-    rows = list(range(len(updates))) if rows is None else rows
+    if rows is None:
+        return updates.new_full((len(updates),), 1 / len(updates))
+    weights = updates.new_zeros(len(updates))
     weights[rows] = 1 / len(rows)
     return weights

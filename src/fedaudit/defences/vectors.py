@@ -28,14 +28,14 @@ def blocks(updates: Tensor) -> Iterator[slice]:
 
 def weighted_sum(updates: Tensor, weights: Tensor) -> Tensor:
     """Return (d,) Σ wᵢ·updatesᵢ over the rows whose weight isn't zero: NaN times zero doesn't count."""
+    if bool(weights.all()):
+        return weights.to(updates.dtype) @ updates
     rows = torch.nonzero(weights).flatten()
     if not len(rows):
         return torch.zeros_like(updates[0])
     chosen = weights[rows].to(updates.dtype)
     if len(rows) == 1:
         return chosen[0] * updates[rows[0]]
-    if len(rows) == len(updates):
-        return chosen @ updates
     result = torch.zeros_like(updates[0])
     for row, weight in zip(rows.tolist(), chosen.tolist(), strict=True):
         result.add_(updates[row], alpha=weight)
