@@ -94,21 +94,24 @@ def frozen(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Dista
             direction = on_descent
             if on_velocity is not None and facts.momentum:
                 direction = torch.add(on_descent, on_velocity, alpha=facts.momentum)
+            on_velocity = direction
             scale = length / direction.norm().clamp_min(1e-30)
             if not done:
                 torch.addcmul(origin, direction, scale, out=elsewhere)
+                del descent, on_descent, on_velocity, direction
                 _, image_gradient = passes.again(elsewhere_views, x, y, last.kept)
             else:
                 torch.sub(origin, descent.sub_(last.velocity, alpha=rate), out=elsewhere)
                 elsewhere.addcmul_(direction, scale)
                 own, image_gradient = passes.again_with_weights(elsewhere_views, x, y, last.kept)
-                curvature = flatten(own).sub_(last.gradient).div_(scale)
+                change = last.gradient  # where that was: what it is less after the step along the direction
+                torch._foreach_sub_(unflatten(change, shapes), own)
                 del own
+                change.div_(scale)
                 if pull:
-                    curvature.add_(direction, alpha=pull)
-                on_descent = torch.sub(on_descent, curvature, alpha=rate, out=curvature)
+                    change.sub_(direction, alpha=pull)
+                on_descent = torch.add(on_descent, change, alpha=rate, out=change)
             results.append((image_gradient - last.image_gradient) / scale)
-            on_velocity = direction
         return value, torch.cat(results[::-1]).contiguous()
 
     return step
