@@ -159,6 +159,18 @@ class Observation:
                 f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
             )
 
+    def need_client(self, attack: str) -> None:
+        """Raise where the adversary isn't a client, who alone can play ``attack``.
+
+        Raises:
+            NotApplicable: it isn't.
+        """
+        if self.threat.adversary != "client":
+            raise NotApplicable(
+                f"{attack} is played by a client, and this adversary is the {self.threat.adversary}; "
+                "set threat.adversary=client"
+            )
+
     def split(self, looks_at: LooksAt = "update") -> list[Observation]:
         """Return what single runs of an attack receive: an observation an update, one a client, or this one.
 

@@ -227,11 +227,7 @@ class GAN(Attack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
-        if observation.threat.adversary != "client":
-            raise NotApplicable(
-                f"{self.name} is played by a client, and this adversary is the {observation.threat.adversary}; "
-                "set threat.adversary=client"
-            )
+        observation.need_client(self.name)
         if _TARGET not in observation.journal:
             raise NotApplicable(
                 f"no client of this federation draws pictures (until its last round); set malicious: {self.name}, and "

@@ -142,11 +142,7 @@ class AgrEvader(Attack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
-        if observation.threat.adversary != "client":
-            raise NotApplicable(
-                f"{self.name} is played by a client, and this adversary is the {observation.threat.adversary}; "
-                "set threat.adversary=client"
-            )
+        observation.need_client(self.name)
         whole(observation)
         if len(observation.journal.get(_LOSSES, ())) < 2:
             raise NotApplicable(
