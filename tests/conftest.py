@@ -14,6 +14,9 @@ from hypothesis import settings
 
 from fedaudit.cli import main
 
+# Where a helper asserts, pytest tells as much as where a test does.
+pytest.register_assert_rewrite("tests.data_cases", "tests.membership_cases", "tests.model_cases")
+
 # Shared machines stall now and then: no deadlines. In CI the same examples every time, elsewhere new ones.
 settings.register_profile("steady", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("steady")
@@ -40,6 +43,16 @@ class Outcome:
 
 
 Command = Callable[..., Outcome]
+
+
+def refused(outcome: Outcome, fragment: str) -> None:
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("fedaudit: error: ")
+    assert outcome.err.endswith("\n")
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err
+    assert fragment in outcome.err
 
 
 @pytest.fixture(autouse=True, scope="session")

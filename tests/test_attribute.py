@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, AttributeFinding, Finding, make_attack
-from fedaudit.auditing import record, run_audit
+from fedaudit.auditing import run_audit
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.dataset import with_column
 from fedaudit.errors import BadInput, CorruptTranscript, NotApplicable
@@ -28,6 +28,7 @@ from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import Setup
 from tests.conftest import Command
+from tests.membership_cases import recorded
 
 THREAT = {"records": 60, "knows_public_data": True, "public_examples": 60}
 TABLE = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "mlp", "width": 16}}
@@ -39,11 +40,6 @@ def scenario(parts: dict[str, Any], attribute: str | None, attack: Any = "attrib
                   "local_epochs": 1, "learning_rate": 0.02}  # fmt: skip
     threat = {**THREAT, "hidden_attribute": attribute, **threat}
     return resolve(scenario_from({**parts, "federations": [federation], "threat": threat, "attacks": [attack]}))
-
-
-def recorded(made: Scenario) -> tuple[Transcript, Truth]:
-    (only,), _, _ = record(made)
-    return only.transcript, only.truth
 
 
 def play(name: str, seen: Observation, **settings: Any) -> AttributeFinding:

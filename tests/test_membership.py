@@ -1,9 +1,8 @@
-"""Membership inference: who gets which records, what attacks make of them, and how that is judged."""
+"""Membership inference: what attacks make of records, and how that is judged."""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,260 +14,26 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Finding, MembershipFinding, make_attack
-from fedaudit.attacks.membership.agrevader import turned
-from fedaudit.auditing import record, run_audit
-from fedaudit.data.dataset import Split
-from fedaudit.errors import BadInput, CorruptTranscript, NotApplicable
+from fedaudit.auditing import run_audit
+from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.evaluation import evaluate
-from fedaudit.evaluation.membership import auc, judged, roc, tpr_at
-from fedaudit.federation.checkpoint import Checkpoint
-from fedaudit.federation.drawing import Drawn, draw
-from fedaudit.federation.records import NOBODY, UNUSED, Records, Wanted
-from fedaudit.federation.simulator import simulate
+from fedaudit.evaluation.membership import auc, roc, tpr_at
+from fedaudit.federation.records import NOBODY, Records
 from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth, check_belongs, save_recording
-from fedaudit.preparation import prepare_federation, resolve
-from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.federation.truth import Truth
+from fedaudit.preparation import resolve
+from fedaudit.scenario import scenario_from
 from fedaudit.seeds import generator
-from fedaudit.threat import Message, Observation, ThreatModel, observe
+from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.trials import Trial
-from fedaudit.update import Setup, Update
 from tests.conftest import Command
+from tests.membership_cases import PUBLIC, logistic, play, recorded, scenario
 
 PASSIVE = ["loss-threshold", "gradient-norm", "shadow-models"]
-FEDERATION = {
-    "name": "f",
-    "algorithm": "fedavg",
-    "clients": 4,
-    "rounds": 2,
-    "examples": 120,
-    "batch_size": 10,
-    "local_epochs": 1,
-    "learning_rate": 0.1,
-}
-PUBLIC = {"knows_public_data": True, "public_examples": 60}
-
-
-def scenario(threat: dict[str, Any] | None = None, attacks: Any = ("loss-threshold",), **federation: Any) -> Scenario:
-    values = {
-        "data": {"name": "digits", "split": "train"},
-        "model": {"name": "mlp", "width": 32},
-        "federations": [{**FEDERATION, **federation}],
-        "threat": {"records": 60, **(threat or {})},
-        "attacks": list(attacks),
-    }
-    return resolve(scenario_from(values))
-
-
-def recorded(made: Scenario) -> tuple[Transcript, Truth]:
-    (only,), _, _ = record(made)
-    return only.transcript, only.truth
-
-
-def play(name: str, seen: Observation, **settings: Any) -> MembershipFinding:
-    found = make_attack(name, settings).run(seen, generator=generator(0, "attack"))
-    assert isinstance(found, MembershipFinding)
-    return found
 
 
 def metrics(found: Finding, seen: Observation, truth: Truth) -> dict[str, float]:
     return {m.name: m.value for m in evaluate(found, seen, truth, seed=0).result.metrics}
-
-
-# Records -------------------------------------------------------------------------------------------------------------
-
-
-def split(rows: list[int], label: int = 3, group: int | None = None) -> Split:
-    """Examples that can be told by their number."""
-    numbers = torch.tensor(rows, dtype=torch.float32)
-    groups = None if group is None else torch.full((len(rows),), group)
-    return Split(torch.stack([numbers, -numbers], dim=1), (numbers.long() % label), groups)
-
-
-def numbers(inputs: Tensor) -> list[int]:
-    return [int(x) for x in inputs[:, 0].tolist()]
-
-
-SHARES = [split([*range(20)]), split([*range(20, 50)]), split([*range(50, 60), 0, 1, 2])]  # the last one is malicious
-REST, HELD_OUT = split([*range(80)]), split([*range(100, 200)])
-
-
-def drawn(records: int = 20, public: int = 30, seed: int = 0) -> Drawn:
-    return draw(Wanted(records, public), SHARES, 2, REST, HELD_OUT, generator=generator(seed, "x"))
-
-
-@given(records=st.integers(1, 47).map(lambda n: 2 * n), public=st.integers(0, 20), seed=st.integers(0, 1000))
-def test_half_of_the_records_are_honest_clients_and_half_nobodys(records, public, seed):
-    made = drawn(records, public, seed)
-    assert made.records is not None
-    held = numbers(made.records.inputs)
-    assert len(held) == len(set(held)) == records
-    theirs = {n: client for client in (0, 1) for n in numbers(SHARES[client].inputs)}
-    for number, owner, position in zip(held, made.owners.tolist(), made.positions.tolist(), strict=True):
-        assert number not in numbers(SHARES[2].inputs)
-        assert owner == theirs.get(number, NOBODY)
-        assert owner == NOBODY or numbers(SHARES[owner].inputs)[position] == number
-    assert int((made.owners == NOBODY).sum()) == records // 2
-    assert made.records.labels.tolist() == [n % 3 for n in held]
-    free = numbers(made.records.public_inputs)
-    assert len(free) == len(set(free)) == public
-    clients = {n for share in SHARES for n in numbers(share.inputs)}
-    assert not clients & set(free)
-    assert not set(held) & set(free)
-    assert not set(numbers(made.held_out.inputs)) & {*held, *free}
-    assert set(numbers(made.held_out.inputs)) | {*held, *free} >= set(range(100, 200))
-
-
-def test_what_nobody_holds_comes_from_the_clients_own_split_first():
-    made = drawn(20, 0)
-    assert made.records is not None
-    strangers = [n for n, o in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True) if o == NOBODY]
-    assert all(60 <= n < 80 for n in strangers)
-    assert len(made.held_out) == 100
-
-
-def test_twins_are_of_the_other_sort_and_of_the_same_class_and_group():
-    shares = [split([*range(10)], group=0), split([*range(10, 20)], group=1), split([99], group=2)]
-    held_out = Split(torch.cat([split([*range(200, 240)]).inputs]), torch.arange(40) % 3, torch.arange(40) // 20)
-    made = draw(Wanted(20, 0), shares, 2, split([], group=0), held_out, generator=generator(1, "x"))
-    assert made.records is not None
-    assert made.twins[made.twins].equal(torch.arange(20))
-    assert ((made.owners == NOBODY) != (made.owners[made.twins] == NOBODY)).all()
-    assert made.records.labels[made.twins].equal(made.records.labels)
-    groups = [
-        owner if owner != NOBODY else int(number >= 220)
-        for number, owner in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True)
-    ]
-    assert [groups[i] for i in made.twins.tolist()] == groups
-
-
-def test_members_stand_at_no_particular_place():
-    firsts = [int(drawn(2, 0, seed).owners[0] == NOBODY) for seed in range(200)]
-    assert 70 <= sum(firsts) <= 130
-
-
-@pytest.mark.parametrize(
-    ("records", "public", "reason"),
-    [(96, 0, "asks for 48 examples of honest clients, and they hold 47"), (20, 111, "ask for 121 .* there are 119")],
-)
-def test_too_many_records_are_refused(records, public, reason):
-    with pytest.raises(BadInput, match=reason):
-        drawn(records, public)
-
-
-def test_records_travel_and_survive_the_disk(tmp_path):
-    transcript, truth = recorded(scenario(PUBLIC))
-    save_recording(transcript, truth, tmp_path / "t")
-    again = Transcript.load(tmp_path / "t")
-    assert transcript.records is not None
-    assert again.records is not None
-    for name, value in vars(transcript.records).items():
-        assert getattr(again.records, name).equal(value)
-    known = Truth.load(tmp_path / "t" / "truth.safetensors")
-    check_belongs(known, again, tmp_path)
-    assert known.owners.equal(truth.owners)
-    assert known.twins.equal(truth.twins)
-
-
-@pytest.mark.parametrize("field", ["owners", "twins"])
-def test_a_truth_that_contradicts_the_records_is_refused(field, tmp_path):
-    transcript, truth = recorded(scenario())
-    truth = dataclasses.replace(truth, about={"transcript": transcript.fingerprint()})
-    check_belongs(truth, transcript, tmp_path)
-    lie = getattr(truth, field).clone()
-    lie[0] = -5
-    with pytest.raises(CorruptTranscript, match="the adversary's 60 records"):
-        check_belongs(dataclasses.replace(truth, **{field: lie}), transcript, tmp_path)
-
-
-def test_other_records_are_another_transcript(tmp_path):
-    transcript, truth = recorded(scenario())
-    save_recording(transcript, truth, tmp_path / "t")
-    assert transcript.records is not None
-    before = transcript.fingerprint()
-    transcript.records.inputs[0] = 0
-    assert transcript.fingerprint() != before
-
-
-def test_damaged_records_are_refused(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    transcript, truth = recorded(scenario())
-    save_recording(transcript, truth, tmp_path / "t")
-    path = tmp_path / "t" / "records.safetensors"
-    for name, wrong in (("inputs", torch.full((60, 1, 8, 8), 2.0)), ("labels", torch.full((60,), 10))):
-        shutil.copytree(tmp_path / "t", tmp_path / name)
-        save_file({**load_file(path), name: wrong}, tmp_path / name / "records.safetensors")
-        with pytest.raises(CorruptTranscript, match=r"records\.safetensors"):
-            Transcript.load(tmp_path / name)
-
-
-def test_an_observation_has_what_the_threat_model_grants():
-    transcript, _ = recorded(scenario(PUBLIC))
-    assert observe(transcript, ThreatModel()).records is None
-    some = observe(transcript, ThreatModel(records=60)).records
-    assert some is not None
-    assert len(some) == 60
-    assert len(some.public_inputs) == 0
-    every = observe(transcript, ThreatModel(records=60, knows_public_data=True, public_examples=60)).records
-    assert every is not None
-    assert len(every.public_inputs) == 60
-    knows, ignores = ThreatModel(records=60).knowledge()
-    assert "60 records with their labels, half of them honest clients'" in knows
-    assert any("which of the records are clients'" in line for line in ignores)
-
-
-def test_the_same_records_under_every_defence_and_other_ones_with_another_seed():
-    values = scenario().model_dump(mode="json")
-    values["defences"] = [{"aggregator": "mean"}, {"aggregator": "median"}]
-    both, _, _ = record(resolve(scenario_from(values)))
-    other, _, _ = record(resolve(scenario_from({**values, "seed": 1})))
-    a, b, c = (r.transcript.records for r in (*both, other[0]))
-    assert a is not None
-    assert b is not None
-    assert c is not None
-    assert a.inputs.equal(b.inputs)
-    assert not a.inputs.equal(c.inputs)
-
-
-def test_what_no_update_used_is_no_member():
-    transcript, truth = recorded(scenario(local_epochs=None, local_steps=1, rounds=1))
-    assert transcript.records is not None
-    used = {client: inputs for (_, client), inputs in truth.inputs.items()}
-    for example, owner in zip(transcript.records.inputs, truth.owners.tolist(), strict=True):
-        trained = [c for c, inputs in used.items() if bool((inputs == example).flatten(1).all(1).any())]
-        assert trained == ([] if owner in (NOBODY, UNUSED) else [owner])
-    assert (truth.owners == UNUSED).any()
-    rows = judged(truth, None)
-    assert not (truth.owners[rows] == UNUSED).any()
-    assert len(rows) == 2 * int((truth.owners >= 0).sum())
-
-
-def test_a_killed_simulation_remembers_what_was_used(tmp_path):
-    made = scenario(local_epochs=None, local_steps=2, rounds=6, clients_per_round=2)
-    (run,) = made.runs()
-
-    def simulated(checkpoint: Checkpoint | None, until: int) -> Truth:
-        def report(done: float) -> None:
-            if done >= until:
-                raise KeyboardInterrupt
-
-        federation, _, _ = prepare_federation(made)
-        return simulate(federation, run.federation, run.defences, seed=0, report=report, checkpoint=checkpoint)[1]
-
-    whole = simulated(None, 10**9)
-    checkpoint = Checkpoint(tmp_path / "f", every=0)
-    with pytest.raises(KeyboardInterrupt):
-        simulated(checkpoint, 9)
-    assert simulated(checkpoint, 10**9).owners.equal(whole.owners)
-
-
-def test_examples_of_pretraining_pass_for_nobodys_never():
-    values = scenario({"records": 40}, examples=355).model_dump(mode="json")
-    values["data"]["split"] = "test"
-    values["model"]["training"]["epochs"] = 1
-    with pytest.raises(BadInput, match="that nobody trains on, and there are 0"):
-        record(resolve(scenario_from(values)))
 
 
 # Attacks -------------------------------------------------------------------------------------------------------------
@@ -300,23 +65,6 @@ def test_a_model_that_never_saw_the_data_gives_nobody_away(name):
     found = play(name, seen, **({"shadows": 3, "epochs": 10} if name == "shadow-models" else {}))
     assert abs(metrics(found, seen, truth)["membership_auc"] - 0.5) < 0.1
     assert not evaluate(found, seen, truth, seed=0).result.leak
-
-
-def logistic(n: int = 12, d: int = 5, classes: int = 3) -> Observation:
-    """A model and records that nobody simulated."""
-    chance = generator(3, "logistic")
-    model = nn.Linear(d, classes)
-    state = {"weight": torch.randn(classes, d, generator=chance), "bias": torch.randn(classes, generator=chance)}
-    model.load_state_dict(state)
-    setup = Setup("custom", None, "eval", "cross-entropy", "table", (d,), classes, (0.0,), (1.0,))
-    x = torch.randn(n, d, generator=chance)
-    y = torch.randint(classes, (n,), generator=chance)
-    records = Records(x, y, x[:0], y[:0])
-    threat = ThreatModel(records=n)
-    moved = {name: torch.randn(t.shape, generator=chance) for name, t in state.items()}
-    message = Message(0, 4, state, Update(4, "weights", moved, 5, None))
-    loss = nn.functional.cross_entropy
-    return Observation("f", threat, setup, model, loss, "weights", (state,), (message,), {}, records)
 
 
 @pytest.mark.parametrize("which", ["global", "client"])
@@ -568,154 +316,3 @@ def test_wrong_words_are_one_line(setting, reason, command: Command, tmp_path: P
 
 def test_all_attacks_on_membership_are_tested_here():
     assert {e.name for e in ATTACKS if e.value.recovers == "membership"} == {*PASSIVE, "agrevader"}
-
-
-# AgrEvader -----------------------------------------------------------------------------------------------------------
-
-CLIENT = {"adversary": "client"}
-
-
-def pushing(rounds: int = 6, malicious: dict[str, Any] | None = None, **changes: Any) -> Scenario:
-    spec = {"name": "agrevader", "start": 2, **(malicious or {})}
-    return scenario(CLIENT, ["agrevader"], rounds=rounds, malicious=spec, **changes)
-
-
-def flat(tensors: dict[str, Tensor]) -> Tensor:
-    return torch.cat([t.flatten() for t in tensors.values()]).double()
-
-
-@given(seed=st.integers(0, 1000), norm=st.floats(0.1, 5), cosine=st.floats(0, 1))
-def test_an_update_is_turned_by_the_angle_and_to_the_length_that_are_asked_for(seed, norm, cosine):
-    chance = generator(seed, "turn")
-    honest = {n: torch.randn(s, generator=chance).double() for n, s in (("a", (3, 4)), ("b", (5,)))}
-    towards = {n: torch.randn(t.shape, generator=chance).double() for n, t in honest.items()}
-    sent = turned(honest, towards, norm=norm, cosine=cosine)
-    h, a, s = flat(honest), flat(towards), flat(sent)
-    assert {n: t.shape for n, t in sent.items()} == {n: t.shape for n, t in honest.items()}
-    assert float(s.norm() / h.norm()) == pytest.approx(norm)
-    assert float(s @ h / (s.norm() * h.norm())) == pytest.approx(cosine, abs=1e-6)
-    across = a - (a @ h) / (h @ h) * h
-    assert float(s @ across) >= -1e-9
-    if cosine < 0.99:
-        rest = s - (s @ h) / (h @ h) * h
-        assert float(rest @ across / (rest.norm() * across.norm())) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
-def test_before_its_start_it_is_honest_and_then_it_stays_as_long_as_an_honest_update(algorithm):
-    steps: dict[str, Any] = {"local_epochs": None} if algorithm == "fedsgd" else {}
-    honest, _ = recorded(pushing(malicious={"start": 100}, algorithm=algorithm, **steps))
-    pushed, _ = recorded(pushing(malicious={"cosine": 0.5}, algorithm=algorithm, **steps))
-    for r in range(2):
-        assert flat(honest.rounds[r].updates[3].tensors).equal(flat(pushed.rounds[r].updates[3].tensors))
-    a, b = (flat(t.rounds[2].updates[3].tensors) for t in (honest, pushed))
-    assert float(b.norm()) == pytest.approx(float(a.norm()), rel=1e-5)
-    assert float(a @ b) == pytest.approx(0.5 * float(a.norm() * b.norm()), rel=1e-4)
-    assert flat(honest.rounds[2].updates[0].tensors).equal(flat(pushed.rounds[2].updates[0].tensors))
-
-
-@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
-def test_a_push_raises_the_loss_of_records_that_the_model_fits(algorithm):
-    steps: dict[str, Any] = {"local_epochs": None} if algorithm == "fedsgd" else {}
-    transcript, _ = recorded(pushing(60, {"start": 59, "cosine": 0.0}, algorithm=algorithm, **steps))
-    assert transcript.records is not None
-    last = transcript.rounds[-1]
-    step = -0.1 if algorithm == "fedsgd" else 0.1  # a small one: the direction counts
-
-    def chance_of_error(scale: float) -> float:
-        moved = {n: t + scale * step * last.updates[3].tensors[n] for n, t in last.weights.items()}
-        module = transcript.module.eval()
-        module.load_state_dict(moved)
-        assert transcript.records is not None
-        with torch.no_grad():
-            p = module(transcript.setup.normalise(transcript.records.inputs)).double().softmax(dim=1)
-        own = p.gather(1, transcript.records.labels[:, None])
-        return float((1 - own).log().sum())
-
-    assert chance_of_error(1.0) > chance_of_error(0.0) > chance_of_error(-1.0)
-
-
-def test_the_journal_has_the_losses_under_every_round_s_model():
-    transcript, _ = recorded(pushing(5))
-    assert transcript.records is not None
-    (notes,) = transcript.journal.values()
-    assert notes.shape == (3, 60)
-    for round_, losses in zip(transcript.rounds[2:], notes, strict=True):
-        module = transcript.module.eval()
-        module.load_state_dict(round_.weights)
-        with torch.no_grad():
-            outputs = module(transcript.setup.normalise(transcript.records.inputs)).double()
-        wanted = nn.functional.cross_entropy(outputs, transcript.records.labels, reduction="none")
-        assert torch.allclose(losses, wanted)
-
-
-def test_what_the_federation_repairs_is_a_member():
-    losses = torch.tensor([[9.0, 0.0, 0.0], [5.0, 1.0, 2.0], [1.0, 2.0, 3.0], [1.5, 2.0, 4.0]])
-    threat = ThreatModel(adversary="client", records=60)
-    seen = dataclasses.replace(logistic(), threat=threat, messages=(), journal={"agrevader/losses": losses})
-    found = play("agrevader", seen)
-    assert found.scores.tolist() == [-1.25, -2.0, -3.5]
-    assert found.members.tolist() == [True, False, False]
-
-
-def test_pushing_is_found_out_by_an_audit_and_colluders_share_notes(tmp_path):
-    finished = run_audit(pushing(40, {"start": 10, "clients": 2}, examples=80))
-    (finding,) = finished.result.findings
-    assert finished.result.adversary.acts
-    scores = {m.name: m.value for m in finding.metrics}
-    assert scores["membership_auc"] > 0.6
-    assert "agrevader" in finished.save(tmp_path).read_text()
-    transcript, truth = recorded(pushing(malicious={"clients": 2}))
-    assert next(iter(transcript.journal.values())).shape == (4, 60)
-    assert not {2, 3} & set(truth.owners.tolist())
-
-
-def test_a_killed_simulation_goes_on_with_its_notes(tmp_path):
-    made = pushing()
-    (run,) = made.runs()
-
-    def simulated(checkpoint: Checkpoint | None, until: int) -> Transcript:
-        def report(done: float) -> None:
-            if done >= until:
-                raise KeyboardInterrupt
-
-        federation, _, _ = prepare_federation(made)
-        return simulate(federation, run.federation, run.defences, seed=0, report=report, checkpoint=checkpoint)[0]
-
-    whole = simulated(None, 10**9)
-    checkpoint = Checkpoint(tmp_path / "f", every=0)
-    with pytest.raises(KeyboardInterrupt):
-        simulated(checkpoint, 17)  # in the fifth round
-    again = simulated(checkpoint, 10**9)
-    assert again.fingerprint() == whole.fingerprint()
-    assert all(again.journal[n].equal(t) for n, t in whole.journal.items())
-
-
-def test_pushing_works_for_regressions():
-    values = pushing().model_dump(mode="json")
-    values["data"] = {"name": "diabetes", "split": "train"}
-    values["model"]["loss"] = "mse"
-    values["federations"][0] |= {"learning_rate": 0.02, "examples": 100}
-    (finding,) = run_audit(resolve(scenario_from(values))).result.findings
-    assert finding.status == "done"
-
-
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        (scenario(CLIENT, ["agrevader"]), "set malicious: agrevader"),
-        (pushing(3), "start at least two below"),
-        (scenario({}, ["agrevader"]), r"set threat\.adversary=client"),
-    ],
-)
-def test_agrevader_says_why_not(made, reason):
-    transcript, _ = recorded(made)
-    with pytest.raises(NotApplicable, match=reason):
-        make_attack("agrevader").check(observe(transcript, made.threat))
-
-
-@pytest.mark.parametrize("threat", [{"adversary": "client", "records": None}, {"adversary": "server"}])
-def test_pushing_without_records_in_hand_is_refused(threat):
-    made = scenario(threat, ["loss-threshold"], malicious={"name": "agrevader", "start": 0})
-    with pytest.raises(BadInput, match=r"set threat\.adversary=client and threat\.records"):
-        recorded(made)
