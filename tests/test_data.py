@@ -121,7 +121,6 @@ def test_tables_are_standardised_by_the_train_split(name: str, rows: int, width:
     assert len(data.train) + len(data.test) == rows
     assert torch.allclose(data.train.inputs.mean(0), torch.zeros(width), atol=1e-5)
     assert torch.allclose(data.train.inputs.std(0, correction=0), torch.ones(width), atol=1e-4)
-    assert torch.equal(data.normalise(data.test.inputs), data.test.inputs)
     if data.task == "regression":
         assert data.num_classes is None
         assert data.train.targets.shape == (len(data.train), 1)
@@ -149,15 +148,14 @@ def test_importing_the_room_is_light() -> None:
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=30, deadline=None)
-def test_normalise_and_back(pixels: np.ndarray[Any, Any], seed: int) -> None:
+def test_means_and_deviations_are_the_train_split_s(pixels: np.ndarray[Any, Any], seed: int) -> None:
     targets = np.random.default_rng(seed).integers(0, 2, len(pixels))
     data = Dataset.from_tensors(pixels, targets, num_classes=2)
-    x = data.test.inputs
-    z = data.normalise(x)
-    for channel, (mean, std) in enumerate(zip(data.mean, data.std, strict=True)):
-        assert torch.allclose(z[:, channel], (x[:, channel] - mean) / std, atol=1e-4)
-    assert torch.allclose(data.denormalise(z), x, atol=1e-5)
     assert len(data.train) + len(data.test) == len(pixels)
+    for channel, (mean, std) in enumerate(zip(data.mean, data.std, strict=True)):
+        values = data.train.inputs[:, channel].double().numpy()
+        assert mean == pytest.approx(values.mean(), abs=1e-5)
+        assert std == pytest.approx(values.std() if values.std() > 1e-3 else 1, abs=1e-5)
 
 
 def test_own_arrays_in_their_usual_forms() -> None:

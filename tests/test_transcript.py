@@ -23,6 +23,7 @@ from fedaudit.federation.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.preparation import resolve
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import observe
+from fedaudit.update import Setup
 
 
 def recording(**changes: Any) -> Recording:
@@ -251,3 +252,24 @@ def test_the_truth_of_another_seed_is_refused(tmp_path: Path) -> None:
     check_belongs(truth, one.transcript, tmp_path)
     with pytest.raises(CorruptTranscript, match="the ground truth of another transcript"):
         check_belongs(truth, two.transcript, tmp_path)
+
+
+@settings(max_examples=30)
+@given(data=st.data(), kind=st.sampled_from(["image", "table"]), channels=st.integers(1, 4))
+def test_pixels_are_normalised_channel_by_channel_and_back(data, kind, channels):
+    values = st.lists(st.floats(0.1, 0.9), min_size=channels, max_size=channels)
+    image = kind == "image"
+    mean, std = (data.draw(values), data.draw(values)) if image else ([0.0], [1.0])
+    shape = (channels, 2, 3) if image else (channels,)
+    setup = Setup("mlp", None, "eval", "cross-entropy", kind, shape, 2, tuple(mean), tuple(std))
+    pixels = torch.rand(5, *shape)
+    seen = setup.normalise(pixels)
+    for channel in range(channels if image else 0):
+        expected = (pixels[:, channel] - mean[channel]) / std[channel]
+        torch.testing.assert_close(seen[:, channel], expected)
+        black, white = (value[0, channel, 0, 0] for value in setup.pixel_range(pixels))
+        assert float(black) == pytest.approx(-mean[channel] / std[channel], rel=1e-5)
+        assert float(white) == pytest.approx((1 - mean[channel]) / std[channel], rel=1e-5)
+    if not image:
+        assert torch.equal(seen, pixels)
+    torch.testing.assert_close(setup.denormalise(seen), pixels)

@@ -129,18 +129,6 @@ class Dataset:
         """The shape of one example: (C, H, W) or (d,)."""
         return tuple(self.train.inputs.shape[1:])
 
-    def normalise(self, x: Tensor) -> Tensor:
-        """Return (x - mean) / std per channel for images (..., C, H, W); tables come back as they are."""
-        if self.kind == "table":
-            return x
-        return (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
-
-    def denormalise(self, x: Tensor) -> Tensor:
-        """Undo ``normalise``."""
-        if self.kind == "table":
-            return x
-        return x * _per_channel(self.std, x) + _per_channel(self.mean, x)
-
     @classmethod
     def from_tensors(
         cls,
@@ -279,10 +267,6 @@ def as_inputs(array: Array, where: str) -> Tensor:
         remedy = "give uint8, or scale them first: normalisation is done here, so undo any that was done before"
         raise BadInput(f"{where}: image values lie in [{low:.3g}, {high:.3g}], not in [0, 1]; {remedy}")
     return x.contiguous()
-
-
-def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
 
 
 def _as_tensor(array: Array, where: str) -> Tensor:
