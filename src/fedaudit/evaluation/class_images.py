@@ -50,6 +50,8 @@ _CAPTION = (
 def evaluate_class_images(finding: ClassImagesFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
     """Compare drawn pictures with real held-out ones of the class; those of the second half of the attack count.
 
+    Held out is what no update of a recorded round was made from.
+
     Pairs are formed in two ways: every drawn picture with the real one of the class that it is nearest to (mean squared
     error), and every drawn with every real picture. The baseline is what as many real pictures of the other classes
     reach. The classifier is a support vector machine on pixels, trained on half of the held-out examples.
@@ -57,7 +59,7 @@ def evaluate_class_images(finding: ClassImagesFinding, observation: Observation,
     Raises:
         BadInput: there are no held-out pictures of the class.
     """
-    inputs, labels = truth.candidates, truth.candidate_labels
+    inputs, labels = _held_out(truth)
     target, count = finding.target, finding.images.shape[1]
     own = inputs[labels == target][:_REAL]
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
@@ -109,6 +111,13 @@ def evaluate_class_images(finding: ClassImagesFinding, observation: Observation,
         leak=share >= 0.5 and share > chance,
     )
     return Judged(result, {name: sheet(images) for name, (_, images) in zip(names, rows, strict=True)})
+
+
+def _held_out(truth: Truth) -> tuple[Tensor, Tensor]:
+    """Return the candidates that aren't victims, and their labels."""
+    victims = {image.numpy().tobytes() for batch in truth.inputs.values() for image in batch}
+    rows = [i for i, image in enumerate(truth.candidates) if image.numpy().tobytes() not in victims]
+    return truth.candidates[rows], truth.candidate_labels[rows]
 
 
 def _classifier(inputs: Tensor, labels: Tensor, target: int, real: Tensor) -> Callable[[Tensor], float]:
