@@ -50,7 +50,8 @@ _CAPTION = (
 def evaluate_class_images(finding: ClassImagesFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
     """Compare drawn pictures with real held-out ones of the class; those of the second half of the attack count.
 
-    Held out is what no update of a recorded round was made from.
+    Held out is what no update of a recorded round was made from; where the clients' data are of another split, all of
+    the test split.
 
     Pairs are formed in two ways: every drawn picture with the real one of the class that it is nearest to (mean squared
     error), and every drawn with every real picture. The baseline is what as many real pictures of the other classes
