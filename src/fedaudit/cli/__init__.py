@@ -264,9 +264,11 @@ def _conclude(finished: Audit, out: Path) -> None:
     report = finished.save(out)
     print_summary(finished.result)
     print(f"report: {report}")
+    played = any(finding.status == "done" for finding in finished.result.findings)
+    why = "nothing that was played here measures it" if played else "no attack could be played"
     for limit in finished.result.thresholds:
         if limit.worst is None:
-            print(f"your limit for {limit.metric} was not tested: no attack could be played")
+            print(f"your limit for {limit.metric} was not tested: {why}")
         elif limit.exceeded:
             print(f"above your limit: {limit.metric} {limit.worst:.3g} > {limit.limit:g} ({limit.where})")
     if finished.exceeded:

@@ -31,13 +31,14 @@ _COMMON_RULES = (
     "'not applicable': the attack could not be played under this threat model; the reason is given.",
 )
 
-# Metrics of pictures that a user may set a limit for; for each, higher means more leakage.
+# Scores of pictures that a user may set a limit for; for each, higher means more leakage.
 _IMAGE_LIMITS = ("psnr", "ssim", "identification_rate", "label_accuracy")
 
 
 def limitable() -> list[str]:
     """Return the metrics that a user may set a limit for: those of which more is more leakage."""
-    return [*_IMAGE_LIMITS, *(m.name for kind in KINDS.values() for m in kind.metrics if m.higher_is_better)]
+    metrics = (m.name for kind in KINDS.values() for m in kind.metrics if m.higher_is_better)
+    return list(dict.fromkeys([*_IMAGE_LIMITS, *metrics]))
 
 
 def verdict_rules(findings: Sequence[FindingResult]) -> list[str]:
@@ -205,17 +206,31 @@ def check_thresholds(
     """Compare the highest value of every limited metric with its limit; see :func:`limitable`."""
     rows = []
     for name, limit in limits.items():
-        if name in ("psnr", "ssim"):
-            values = [(getattr(i, name), f"{f.attack} on {f.federation}") for f in findings for i in f.images]
-        elif name in _IMAGE_LIMITS:
-            found = [(getattr(s, name), f"{s.attack} on {s.federation}") for s in summaries]
-            values = [(value, where) for value, where in found if value is not None]
-        else:
-            values = [(m.value, f"{f.attack} on {f.federation}") for f in findings for m in f.metrics if m.name == name]
-        worst, where = max(values, default=(None, None))
+        worst, where = max(_limited(name, findings, summaries), default=(None, None))
         exceeded = worst is not None and worst > limit
         rows.append(Threshold(metric=name, limit=limit, worst=worst, where=where, exceeded=exceeded))
     return rows
+
+
+def _limited(
+    name: str, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]
+) -> list[tuple[float, str]]:
+    """Return every value of the metric ``name`` with where it was met: of pictures, and of whatever else has it.
+
+    Labels that the adversary was given weren't recovered by anything.
+    """
+    values = [(m.value, f"{f.attack} on {f.federation}") for f in findings for m in f.metrics if m.name == name]
+    if name in ("psnr", "ssim"):
+        values += [(getattr(i, name), f"{f.attack} on {f.federation}") for f in findings for i in f.images]
+    elif name == "identification_rate":
+        rates = [(s.identification_rate, f"{s.attack} on {s.federation}") for s in summaries]
+        values += [(rate, where) for rate, where in rates if rate is not None]
+    elif name == "label_accuracy":
+        pictured = [f for f in findings if f.images and f.label_source != "given"]
+        for (federation, attack), group in _grouped(pictured).items():
+            shares = [f.label_accuracy for f in group if f.label_accuracy is not None]
+            values += [(sum(shares) / len(shares), f"{attack} on {federation}")] if shares else []
+    return values
 
 
 def _grouped(findings: Sequence[FindingResult]) -> dict[tuple[str, str], list[FindingResult]]:

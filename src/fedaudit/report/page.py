@@ -198,6 +198,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         rounds_of=rounds_of,
         pictured=pictured(result.summaries)[0],
         others=pictured(result.summaries)[1],
+        given={(f.federation, f.attack) for f in result.findings if f.label_source == "given"},
         label_of=lambda label: _label(result, label),
         who=_who(result),
         **_frontier(result),
