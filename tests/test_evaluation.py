@@ -14,6 +14,7 @@ from scipy import stats
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 
 from fedaudit.attacks import ImageFinding, Trace
+from fedaudit.attacks.label_inference import LabelFinding
 from fedaudit.evaluation import check_thresholds, compare, evaluate, interval, paired_interval, summarise
 from fedaudit.evaluation.images import assign, judge, rank
 from fedaudit.evaluation.labels import label_accuracy
@@ -30,10 +31,12 @@ def pictures(count: int, channels: int = 3, size: int = 16, seed: int = 0) -> to
     return torch.rand((count, channels, size, size), generator=generator(seed, "pictures"))
 
 
-def image(psnr_value: float = 20.0, ssim_value: float = 0.6, position: int = 1) -> ImageResult:
+def image(
+    psnr_value: float = 20.0, ssim_value: float = 0.6, position: int = 1, different: int | None = None
+) -> ImageResult:
     return ImageResult(
         true_image="t.png", reconstruction="r.png", true_label=0, label=0, mse=0.01, psnr=psnr_value, ssim=ssim_value,
-        rank=position, candidates=100, psnr_mean_image=12.0, psnr_same_class=11.0,
+        rank=position, candidates=100, different_candidates=different, psnr_mean_image=12.0, psnr_same_class=11.0,
     )  # fmt: skip
 
 
@@ -231,10 +234,40 @@ def test_paired_interval_is_the_one_of_the_t_test():
         ([image(ssim_value=0.2), image(ssim_value=0.2), image(position=9)], "partly recognisable"),
         ([image(ssim_value=0.9, position=2)], "not demonstrated"),
         ([image(ssim_value=0.1), image(position=4), image(position=4)], "not demonstrated"),
+        # guessing identifies as many with a chance of 1, 1/8, 1/2 and 1/16, and of 1/25 and 1/64
+        ([image(ssim_value=0.1, different=1)] * 20, "not demonstrated"),
+        ([image(ssim_value=0.1, different=8)], "not demonstrated"),
+        ([image(ssim_value=0.1, different=2)], "not demonstrated"),
+        ([image(ssim_value=0.1, different=2)] * 4, "not demonstrated"),
+        ([image(ssim_value=0.1, different=25)], "partly recognisable"),
+        ([image(ssim_value=0.1, different=2)] * 6, "partly recognisable"),
+        ([image(different=1)], "recognisable"),
     ],
 )
 def test_verdicts_follow_their_rules(images, verdict):
     assert judge(images)[0] == verdict
+
+
+def test_equal_candidates_are_no_choice():
+    black = torch.zeros((20, 1, 8, 8))
+    truth = Truth({(0, 0): black[:1]}, {(0, 0): torch.zeros(1).long()}, black, torch.zeros(20).long(), {})
+    noise = ImageFinding(attack="invg", images=pictures(1, 1, 8), labels=torch.zeros(1).long(), label_source="given")
+    result = evaluate(noise, seen([0], examples=1), truth, seed=0).result
+    assert [(i.rank, i.candidates, i.different_candidates) for i in result.images] == [(1, 20, 1)]
+    assert judge(result.images)[0] == "not demonstrated"
+
+
+@pytest.mark.parametrize(
+    ("true", "found", "leak"),
+    [([3], [3], True), ([0], [0], False), ([1, 0], [0, 1], False), ([1, 1], [1, 1], True), ([1, 1], [1, 0], False)],
+)
+def test_labels_that_guessing_finds_are_no_leak(true, found, leak):
+    truth = Truth({}, {(0, 0): torch.tensor(true)}, pictures(4), torch.zeros(4).long(), {})
+    labels = LabelFinding(attack="labels", labels=torch.tensor(found), method="geng", num_classes=10)
+    result = evaluate(labels, seen([0], examples=len(true)), truth, seed=0).result
+    assert result.leak is leak
+    (summary,) = summarise([result], resamples=200, seed=0)
+    assert (summary.verdict == "demonstrated") is leak
 
 
 def test_summaries_hold_the_means_of_their_attack_only():

@@ -55,6 +55,7 @@ class ImageResult(_Record):
         description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified"
     )
     candidates: int = Field(description="size of the candidate set that rank refers to")
+    different_candidates: int | None = Field(default=None, description="of them, how many differ from each other")
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
     rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
@@ -19,6 +21,7 @@ from fedaudit.seeds import derive_seed
 from fedaudit.threat import Message, Observation
 
 RECOGNISABLE_SSIM = 0.5
+BY_CHANCE = 0.05  # how often guessing may identify as many images as an attack that is said to tell them apart
 
 
 @evaluate.register
@@ -58,6 +61,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     results: list[ImageResult] = []
     pictures: dict[str, Tensor] = {}
     first, uses = _distinct(true)
+    different = _different(truth.candidates)
     for i in first:
         message, position = places[i]
         other = _same_class(true[i], int(true_labels[i]), truth, rngs[id(message)])
@@ -74,6 +78,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 lpips=None if perceptual is None else float(perceptual[i]),
                 rank=rank(images[i], true[i], truth.candidates),
                 candidates=len(truth.candidates),
+                different_candidates=different,
                 uses=uses[i],
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
                 psnr_mean_image=float(psnr(mse(mean_image, true[i : i + 1]))),
@@ -138,6 +143,11 @@ def _distinct(true: Tensor) -> tuple[list[int], dict[int, int]]:
     return list(uses), uses
 
 
+def _different(images: Tensor) -> int:
+    """Return how many of the images differ from each other."""
+    return len({hashlib.blake2b(image.contiguous().numpy(), digest_size=16).digest() for image in images})
+
+
 def assign(true: Tensor, images: Tensor) -> Tensor:
     """Return, for each of n ``true`` images, the index of the one of n ``images`` that is paired with it.
 
@@ -173,13 +183,24 @@ def judge(images: Sequence[ImageResult]) -> tuple[Verdict, str]:
     n = len(images)
     recognisable = sum(i.rank == 1 and i.ssim >= RECOGNISABLE_SSIM for i in images)
     identified = sum(i.rank == 1 for i in images)
+    told_apart = 2 * identified >= n and guessing(images) < BY_CHANCE
     chosen = "images were" if n > 1 else "image was"
     if 2 * recognisable >= n:
         return "recognisable", f"{recognisable} of {n} {chosen} recovered recognisably"
-    if recognisable or 2 * identified >= n:
+    if recognisable or told_apart:
         text = f"{recognisable} of {n} {chosen} recovered recognisably; {identified} of {n} could be told apart"
         return "partly recognisable", text
     return "not demonstrated", f"none of {n} {chosen} recovered recognisably under this threat model"
+
+
+def guessing(images: Sequence[ImageResult]) -> float:
+    """Return with what chance at least as many images are identified by naming candidates at random (binomial).
+
+    Candidates that are equal are one: an image among 20 equal ones is identified by anything.
+    """
+    fewest = min(i.candidates if i.different_candidates is None else i.different_candidates for i in images)
+    identified = sum(i.rank == 1 for i in images)
+    return float(binomtest(identified, len(images), 1 / max(fewest, 1), alternative="greater").pvalue)
 
 
 KINDS["images"] = Kind(
@@ -190,6 +211,7 @@ KINDS["images"] = Kind(
         "held-out example of the data set.",
         "'recognisable': this holds for at least half of the images.",
         "'partly recognisable': it holds for at least one image, or at least half of the images are identified among "
-        "the candidates.",
+        "the candidates and guessing would identify as many with a chance below "
+        f"{100 * BY_CHANCE:g} % (one-sided binomial test; candidates that are equal count once).",
     ),
 )

@@ -26,7 +26,7 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
         metrics=[ACCURACY.of(accuracy, guess)],
         label_source=finding.method,
         label_accuracy=accuracy,
-        leak=accuracy == 1,
+        leak=accuracy == 1 and accuracy > guess,
     )
     return Judged(result)
 
@@ -39,7 +39,10 @@ def label_accuracy(inferred: Tensor, true: Tensor) -> float:
 
 
 KINDS["labels"] = Kind(
-    verdict=by_leaks("all labels of {} of {} updates were found"),
-    rules=("An update's labels count as found when every class is named as often as it occurred.",),
+    verdict=by_leaks("all labels of {} of {} updates were found where guessing finds fewer"),
+    rules=(
+        "An update's labels count as found when every class is named as often as it occurred, and naming every class "
+        "equally often finds fewer of them.",
+    ),
     metrics=(ACCURACY,),
 )
