@@ -274,6 +274,12 @@ def test_the_report_shows_what_was_drawn(tmp_path: Path) -> None:
     assert page.count('class="sheet"') == 4
 
 
+def test_an_honest_server_does_not_act_whoever_else_is_malicious() -> None:
+    values = scenario(QUICK).model_dump(mode="json") | {"threat": {"adversary": "server"}}
+    values |= {"attacks": ["labels"], "evaluation": {"updates": 1}}
+    assert not run_audit(resolve(scenario_from(values))).result.adversary.acts
+
+
 def test_what_malicious_clients_lack_is_left_out() -> None:
     _, truth = simulated(scenario({**QUICK, "lacks": [3, 5], "clients": 2}, examples=None))
     held = {client: truth.labels[0, client] for client in range(4)}

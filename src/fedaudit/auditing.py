@@ -299,7 +299,7 @@ def assess(
             summary=scenario.threat.summary,
             knows=knows,
             does_not_know=does_not_know,
-            acts=any(f.malicious for f in scenario.federations),
+            acts=scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations),
         ),
         federations=[_federation_record(r, scenario) for r in recordings],
         attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
