@@ -154,17 +154,23 @@ def test_wrong_lists_are_refused(change, words):
         scenario_from({**VALUES, **change})
 
 
-def test_a_federation_may_only_train():
+def test_a_federation_may_only_train(tmp_path, capsys):
     second = {**FEDERATION, "name": "training", "record": [0]}
-    values = {
-        **VALUES,
-        "defences": {},
-        "federations": [FEDERATION, second],
-        "evaluation": {"federations": ["fed"], "updates": 1},
-    }
-    result = run_audit(scenario_from(values)).result
+    evaluation = {"federations": ["fed"], "updates": 1, "accuracy_every": 1}
+    values = {**VALUES, "defences": {}}
+    finished = run_audit(scenario_from({**values, "federations": [second, FEDERATION], "evaluation": evaluation}))
+    result = finished.result
     assert {f.federation for f in result.findings} == {"fed"}
-    assert [f.name for f in result.federations] == ["fed", "training"]
+    assert [f.name for f in result.federations] == ["training", "fed"]
+    assert [(row.federation, row.strongest) for row in frontier.prices(result)] == [
+        ("fed", "invg"),
+        ("training", "not attacked"),  # whether it leaks is unknown, so it isn't first
+    ]
+    page = finished.save(tmp_path).read_text()
+    assert "not attacked</span>" in page
+    assert "none could be played" not in page
+    print_summary(result)
+    assert "training   not attacked" in capsys.readouterr().out
 
 
 def row(point: dict[str, str], accuracy: float, sent: int, psnr: float) -> Row:

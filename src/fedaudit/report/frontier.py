@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -47,12 +47,27 @@ class Scale:
 PSNR = Scale("PSNR", "dB", higher_is_better=True)
 
 
+def scales(result: AuditResult) -> list[Scale]:
+    """Return what this result's attacks are compared by: PSNR where it has any, then the first metric of each kind."""
+    firsts = (s.metrics[0] for s in result.summaries if s.metrics)
+    others = dict.fromkeys(Scale(m.name, m.unit, m.higher_is_better) for m in firsts)
+    return [PSNR, *others] if any(s.psnr for s in result.summaries) else list(others)
+
+
 def scale(result: AuditResult) -> Scale:
     """Return what the leakage of this result's federations is compared by."""
-    if not any(s.psnr for s in result.summaries):
-        for metric in (m for s in result.summaries for m in s.metrics):
-            return Scale(metric.name, metric.unit, metric.higher_is_better)
-    return PSNR
+    return next(iter(scales(result)), PSNR)
+
+
+def strength(summary: AttackSummary, by: Sequence[Scale]) -> tuple[int, float]:
+    """Return what an attack reached on the first of the scales ``by`` that it is on; more is stronger.
+
+    What is on an earlier scale comes before what is on a later one, or on none.
+    """
+    for place, one in enumerate(by):
+        if value := one.of(summary):
+            return -place, one.strength(value)
+    return -len(by), 0.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,8 @@ class Price:
 
     Attributes:
         federation: its name.
-        attack: the strongest on the result's scale; None where none could be played.
+        attack: the strongest on the result's scale; None where there is none.
+        without: why there is none.
         leak: what it reached there.
         identified: share of images that it identifies.
         accuracy: held-out, after the last round; None where it wasn't measured.
@@ -74,6 +90,7 @@ class Price:
 
     federation: str
     attack: str | None
+    without: str
     leak: Interval | None
     identified: float | None
     accuracy: float | None
@@ -82,6 +99,11 @@ class Price:
     parameters: float
     overhead: float
     epsilon: float | None
+
+    @property
+    def strongest(self) -> str:
+        """The strongest attack, or why there is none."""
+        return self.attack or self.without
 
 
 def worth_comparing(result: AuditResult) -> bool:
@@ -94,7 +116,7 @@ def worth_comparing(result: AuditResult) -> bool:
 
 # scenario.evaluation.sort_by -> what to sort by, the best being the least, and its words
 ORDERS: dict[str, tuple[Callable[[Price, Scale], float | None], str]] = {
-    "leakage": (lambda row, by: by.strength(row.leak) if row.leak else -math.inf, "least leakage"),
+    "leakage": (lambda row, by: by.strength(row.leak) if row.leak else None, "least leakage"),
     "accuracy": (lambda row, _: _least(row.accuracy), "highest accuracy"),
     "worst client": (lambda row, _: _least(row.worst_client), "highest accuracy of the worst client"),
     "bytes": (lambda row, _: row.bytes, "fewest bytes"),
@@ -119,13 +141,14 @@ def prices(result: AuditResult) -> list[Price]:
         course = record.course
         if course is None:
             continue
-        played = [(leak, s) for s in result.summaries if s.federation == record.name and (leak := by.of(s))]
-        leak, worst = max(played, key=lambda pair: by.strength(pair[0]), default=(None, None))
+        own = [s for s in result.summaries if s.federation == record.name]
+        worst = max((s for s in own if by.of(s)), key=lambda s: strength(s, [by]), default=None)
         rows.append(
             Price(
                 federation=record.name,
                 attack=worst.attack if worst else None,
-                leak=leak,
+                without=_without(own, by),
+                leak=by.of(worst) if worst else None,
                 identified=worst.identification_rate if worst else None,
                 accuracy=course.accuracy[-1] if course.accuracy else None,
                 worst_client=min(course.per_client[-1]) if course.per_client else None,
@@ -138,6 +161,14 @@ def prices(result: AuditResult) -> list[Price]:
     key, _ = ORDERS[order(result)]
     values = {id(row): key(row, by) for row in rows}
     return sorted(rows, key=lambda row: math.inf if (value := values[id(row)]) is None else value)
+
+
+def _without(summaries: Sequence[AttackSummary], by: Scale) -> str:
+    """Return why none of a federation's attacks is on the scale."""
+    if not summaries:
+        return "not attacked"
+    played = any(s.verdict != "not applicable" for s in summaries)
+    return f"none is measured by {by.name.replace('_', ' ')}" if played else "none could be played"
 
 
 def draw(rows: list[Price], by: Scale) -> Figure | None:

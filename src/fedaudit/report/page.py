@@ -251,7 +251,8 @@ def headline(result: AuditResult) -> Headline:
             else "The scenario named no attack, or nothing was observed."
         )
         return Headline("No attack could be played, so this audit gives no answer.", detail, "not applicable")
-    worst = max(played, key=_severity)
+    worst = strongest(result, played)
+    assert worst is not None  # one was played
     titles: dict[Verdict, str] = {
         "recognisable": f"{who} can rebuild training {things} well enough to recognise them.",
         "partly recognisable": f"{who} can rebuild training {things} in part.",
@@ -261,7 +262,7 @@ def headline(result: AuditResult) -> Headline:
         titles[worst.verdict] = f"{who} attacked with {worst.attack}: {worst.verdict_text}."
     kinds = {f.name: f"{_UPDATE[f.update_kind]} ({f.name})" for f in result.federations}
     detail = _strongest(worst, kinds[worst.federation])
-    others = {f: max((s for s in played if s.federation == f), key=_severity, default=None) for f in kinds}
+    others = {f: strongest(result, [s for s in played if s.federation == f]) for f in kinds}
     rest = [f"from {kinds[f]}: {s.verdict}" for f, s in others.items() if s and f != worst.federation]
     if rest:
         text = "; ".join(rest)
@@ -310,8 +311,10 @@ def _signed(value: float) -> str:
     return text if text.startswith(("−", "–")) else f"+{text}"
 
 
-def _severity(summary: AttackSummary) -> tuple[int, float]:
-    return _SEVERITY[summary.verdict], summary.psnr.mean if summary.psnr else -math.inf
+def strongest(result: AuditResult, summaries: list[AttackSummary]) -> AttackSummary | None:
+    """Return the one of the worst verdict, and of several the one that reached most; None of none."""
+    by = frontier.scales(result)
+    return max(summaries, key=lambda s: (_SEVERITY[s.verdict], *frontier.strength(s, by)), default=None)
 
 
 def _who(result: AuditResult) -> str:
@@ -337,10 +340,10 @@ def _strongest(summary: AttackSummary, federation: str) -> str:
 def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: int) -> Chapter:
     summaries = [s for s in result.summaries if s.federation == facts.name]
     findings = [f for f in result.findings if f.federation == facts.name]
-    strongest = max(summaries, key=_severity, default=None)
+    best = strongest(result, summaries)
     columns = [a for a in figures.attack_names(result) if any(f.images for f in findings if f.attack == a)]
     victims = _victims(result, findings, columns, album)
-    cells = [(v, c) for v in victims if strongest and (c := v.cells.get(strongest.attack))]
+    cells = [(v, c) for v in victims if best and (c := v.cells.get(best.attack))]
     cells.sort(key=lambda pair: pair[1].image.psnr)
     candidates = [i.candidates for f in findings for i in f.images]
     spread_rows = figures.spreads(result, facts.name)
@@ -361,7 +364,7 @@ def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: 
     return Chapter(
         facts=facts,
         summaries=summaries,
-        strongest=strongest,
+        strongest=best,
         typical=cells[(len(cells) - 1) // 2] if cells else None,
         columns=columns,
         victims=victims[:SHOWN],

@@ -73,7 +73,7 @@ def _price(result: AuditResult) -> Table:
     for row in prices(result):
         table.add_row(
             row.federation,
-            row.attack or "-",
+            row.strongest,
             _interval(row.leak, 1 if pictures else 2),
             "-" if row.identified is None else f"{row.identified:.0%}",
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",
