@@ -20,10 +20,10 @@ from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
+from fedaudit.evaluation.federations import federation_record
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.course import Course
 from fedaudit.federation.simulator import simulate
-from fedaudit.federation.spec import FederationSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.machine import one_thread
@@ -35,10 +35,7 @@ from fedaudit.results import (
     AdversaryRecord,
     AttackRecord,
     AuditResult,
-    CourseRecord,
-    CourseTiming,
     DataRecord,
-    FederationRecord,
     FindingResult,
     ModelRecord,
     Timing,
@@ -301,7 +298,7 @@ def assess(
             does_not_know=does_not_know,
             acts=scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations),
         ),
-        federations=[_federation_record(r, scenario) for r in recordings],
+        federations=[federation_record(r.transcript, r.course, scenario) for r in recordings],
         attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
         findings=findings,
         summaries=summaries,
@@ -367,76 +364,6 @@ def save_png(pixels: Tensor, path: Path) -> None:
     """Write (C, H, W) pixels in [0, 1] as an 8-bit PNG."""
     array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(path)
-
-
-def _federation_record(recording: Recording, scenario: Scenario) -> FederationRecord:
-    transcript = recording.transcript
-    run = next(run for run in scenario.runs() if run.name == transcript.name)
-    spec = run.federation
-    examples = sorted({u.num_examples for r in transcript.rounds for u in r.updates})
-    sizes = " or ".join(map(str, examples))
-    if spec.algorithm == "fedsgd":
-        what = f"each sends the gradient of one batch of {sizes} example{'s' if examples != [1] else ''}"
-    else:
-        local = f"{spec.local_steps} local steps" if spec.local_steps else f"{spec.local_epochs} local epochs"
-        what = f"each trains for {local} on batches of {spec.batch_size} ({sizes} examples) and sends its weights"
-    rounds = f"{spec.rounds} round{'s' if spec.rounds > 1 else ''}"
-    per_round = spec.clients_per_round or spec.clients
-    who = (
-        f"{per_round} of {spec.clients} clients a round"
-        if per_round != spec.clients
-        else f"{spec.clients} client{'s' if spec.clients > 1 else ''}"
-    )
-    return FederationRecord(
-        name=run.name,
-        algorithm=spec.algorithm,
-        update_kind=transcript.rounds[0].updates[0].kind,
-        clients=spec.clients,
-        rounds=spec.rounds,
-        batch_size=spec.batch_size,
-        local_steps=spec.local_steps,
-        local_epochs=spec.local_epochs,
-        learning_rate=spec.learning_rate,
-        updates_observed=len(observe(transcript, scenario.threat).messages),
-        updates_rejected=sum(len(r.rejected) for r in transcript.rounds),
-        fallbacks=sum(r.fallback is not None for r in transcript.rounds),
-        description=f"{rounds}, {who}; {what} (learning rate {spec.learning_rate:g})"
-        + _aggregation(transcript, run.defences.aggregator.name),
-        aggregator=run.defences.aggregator.name,
-        sanitiser=run.defences.sanitiser.name,
-        course=None if recording.course is None else _course_record(recording.course, spec),
-    )
-
-
-def _course_record(course: Course, spec: FederationSpec) -> CourseRecord:
-    updates = len(course.bytes)
-    honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
-    return CourseRecord(
-        rounds=course.rounds,
-        accuracy=course.accuracy,
-        per_client=course.per_client,
-        examples=course.measured_on,
-        bytes=sum(course.bytes) / updates,
-        parameters=sum(course.parameters) / updates,
-        epsilon=course.epsilon,
-        epsilon_pld=course.epsilon_pld,
-        stopped=course.stopped,
-        honest_accepted=course.accepted(range(honest)),
-        malicious_accepted=course.accepted(range(honest, spec.clients)),
-        timing=CourseTiming(training=course.training_seconds / updates, sanitising=course.sanitising_seconds / updates),
-    )
-
-
-def _aggregation(transcript: Transcript, name: str) -> str:
-    """Return what the aggregator did, in words; nothing where it only averages."""
-    if name in ("mean", "fedavg"):
-        return ""
-    rejected = sum(len(r.rejected) for r in transcript.rounds)
-    reasons = [r.fallback for r in transcript.rounds if r.fallback]
-    text = f"; {name} aggregates and left out {rejected} of {transcript.updates} updates"
-    if reasons:
-        text += f"; in {len(reasons)} of {len(transcript.rounds)} rounds: {reasons[0]}"
-    return text
 
 
 def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:

@@ -244,6 +244,9 @@ class FederationRecord(_Record):
     description: str = Field(description="one sentence")
     aggregator: str = "mean"
     sanitiser: str = "none"
+    defences: str | None = Field(
+        default=None, description="what these two do, with which settings, in words; empty where neither is a defence"
+    )
     course: CourseRecord | None = Field(default=None, description="null where a transcript was attacked from disk")
 
 

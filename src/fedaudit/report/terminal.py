@@ -46,6 +46,9 @@ def print_summary(result: AuditResult) -> None:
         console.print(table)
     if worth_comparing(result):
         console.print(_price(result))
+    for f in result.federations:
+        if f.course and f.course.stopped is not None:
+            print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds were played, then the privacy budget was spent")
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
             print(row.verdict_text)

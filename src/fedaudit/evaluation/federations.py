@@ -1,0 +1,111 @@
+"""What a federation was like: its facts, its defences in words, what its rounds brought and cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedaudit.defences.aggregation import AGGREGATORS
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.federation.course import Course
+from fedaudit.federation.spec import DefencesSpec, FederationSpec
+from fedaudit.federation.transcript import Transcript
+from fedaudit.registry import Registry
+from fedaudit.results import CourseRecord, CourseTiming, FederationRecord
+from fedaudit.scenario import Scenario
+from fedaudit.threat import observe
+from fedaudit.validation import NamedSpec
+
+
+def federation_record(transcript: Transcript, course: Course | None, scenario: Scenario) -> FederationRecord:
+    """Return the facts of one of the scenario's federations; ``course``: None where it was read from disk."""
+    run = next(run for run in scenario.runs() if run.name == transcript.name)
+    spec = run.federation
+    examples = sorted({u.num_examples for r in transcript.rounds for u in r.updates})
+    sizes = " or ".join(map(str, examples)) + (" example" if examples == [1] else " examples")
+    if spec.algorithm == "fedsgd":
+        what = f"each sends the gradient of one batch of {sizes}"
+    else:
+        local = _many(spec.local_steps, "local step") if spec.local_steps else _many(spec.local_epochs, "local epoch")
+        what = f"each trains for {local} on batches of {spec.batch_size} ({sizes}) and sends its weights"
+    rounds = _many(spec.rounds, "round")
+    stopped = _stopped(transcript, course, spec)
+    if stopped is not None:
+        rounds = f"{stopped} of {rounds} (then the privacy budget was spent)"
+    per_round = spec.clients_per_round or spec.clients
+    who = (
+        f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else _many(spec.clients, "client")
+    )
+    defences = _defences(transcript, run.defences)
+    return FederationRecord(
+        name=run.name,
+        algorithm=spec.algorithm,
+        update_kind=transcript.rounds[0].updates[0].kind,
+        clients=spec.clients,
+        rounds=spec.rounds,
+        batch_size=spec.batch_size,
+        local_steps=spec.local_steps,
+        local_epochs=spec.local_epochs,
+        learning_rate=spec.learning_rate,
+        updates_observed=len(observe(transcript, scenario.threat).messages),
+        updates_rejected=sum(len(r.rejected) for r in transcript.rounds),
+        fallbacks=sum(r.fallback is not None for r in transcript.rounds),
+        description=f"{rounds}, {who}; {what} (learning rate {spec.learning_rate:g})"
+        + (f"; {defences}" if defences else ""),
+        aggregator=run.defences.aggregator.name,
+        sanitiser=run.defences.sanitiser.name,
+        defences=defences,
+        course=None if course is None else _course_record(course, spec),
+    )
+
+
+def _course_record(course: Course, spec: FederationSpec) -> CourseRecord:
+    updates = len(course.bytes)
+    honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
+    return CourseRecord(
+        rounds=course.rounds,
+        accuracy=course.accuracy,
+        per_client=course.per_client,
+        examples=course.measured_on,
+        bytes=sum(course.bytes) / updates,
+        parameters=sum(course.parameters) / updates,
+        epsilon=course.epsilon,
+        epsilon_pld=course.epsilon_pld,
+        stopped=course.stopped,
+        honest_accepted=course.accepted(range(honest)),
+        malicious_accepted=course.accepted(range(honest, spec.clients)),
+        timing=CourseTiming(training=course.training_seconds / updates, sanitising=course.sanitising_seconds / updates),
+    )
+
+
+def _defences(transcript: Transcript, defences: DefencesSpec) -> str:
+    """Return what the defences do, with which settings, in words; nothing where there is none."""
+    parts = []
+    if defences.sanitiser.name != "none":
+        parts.append(f"each client changes its update before it leaves, by {_in_words(SANITISERS, defences.sanitiser)}")
+    if defences.aggregator.name not in ("mean", "fedavg"):
+        rejected = sum(len(r.rejected) for r in transcript.rounds)
+        merged = _in_words(AGGREGATORS, defences.aggregator)
+        parts.append(f"the server merges by {merged} and left out {rejected} of {transcript.updates} updates")
+        reasons = [r.fallback for r in transcript.rounds if r.fallback]
+        parts += [f"in {len(reasons)} of {len(transcript.rounds)} rounds: {reasons[0]}"] if reasons else []
+    return "; ".join(parts)
+
+
+def _in_words(registry: Registry[Any], defence: NamedSpec) -> str:
+    """Return a defence's name, what it does, and its settings."""
+    values = {name: "none" if value is None else str(value).lower() for name, value in defence.settings().items()}
+    settings = [f"{name}={value}" for name, value in values.items()]
+    about = [registry[defence.name].summary] + [", ".join(settings)] * bool(settings)
+    return f"{defence.name} ({'; '.join(about)})"
+
+
+def _many(number: int | None, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _stopped(transcript: Transcript, course: Course | None, spec: FederationSpec) -> int | None:
+    """Return after how many rounds the privacy budget ended the federation, if it did and that is known."""
+    if course is not None:
+        return course.stopped
+    played = len(transcript.rounds)
+    return played if spec.record is None and played < spec.rounds else None
