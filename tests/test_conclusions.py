@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedaudit.report import frontier
 from fedaudit.report.page import headline, render_report, strongest
-from fedaudit.results import AttackSummary, AuditResult, Interval, MetricSummary, Verdict
+from fedaudit.report.terminal import print_summary
+from fedaudit.results import (
+    AttackSummary,
+    AuditResult,
+    Comparison,
+    CourseRecord,
+    CourseTiming,
+    Interval,
+    MetricSummary,
+    Verdict,
+)
+from fedaudit.studies.analysis import Cell
+from fedaudit.studies.drawing import cell_text, difference_text
 from tests.report_cases import sample
 
 
@@ -17,13 +28,22 @@ def interval(mean: float, n: int = 3) -> Interval:
     return Interval(mean=mean, median=mean, low=mean - 0.1, high=mean + 0.1, n=n)
 
 
-def summary(attack: str, metric: str, value: float, *, verdict: Verdict = "demonstrated", **rest: Any) -> AttackSummary:
+def summary(
+    attack: str,
+    metric: str,
+    value: float,
+    *,
+    verdict: Verdict = "demonstrated",
+    higher: bool = True,
+    n: int = 3,
+) -> AttackSummary:
     told = {"attack": attack, "federation": "fedsgd", "update_kind": "gradient", "updates": 3, "images": 0}
     if metric == "psnr":
         verdict = "recognisable" if verdict == "demonstrated" else verdict
-        return AttackSummary.model_validate({**told, "verdict": verdict, "verdict_text": "t", "psnr": interval(value)})
-    higher = rest.get("higher", True)
-    measured = MetricSummary(name=metric, summary="what it is", higher_is_better=higher, value=interval(value))
+        return AttackSummary.model_validate(
+            {**told, "verdict": verdict, "verdict_text": "t", "psnr": interval(value, n)}
+        )
+    measured = MetricSummary(name=metric, summary="what it is", higher_is_better=higher, value=interval(value, n))
     return AttackSummary.model_validate({**told, "verdict": verdict, "verdict_text": "t", "metrics": [measured]})
 
 
@@ -78,3 +98,47 @@ def test_a_federation_that_nobody_attacked_is_no_verdict(tmp_path):
     assert "not attacked</span>" in page
     assert "not applicable</span>" not in page
     assert "whether it leaks is not known" in page
+
+
+OF_PICTURES = [
+    "Attacks that rebuild pictures mostly fail with BatchNorm in train mode",
+    "Two attacks are compared on the same pictures, one by one",
+    "how near the average picture",
+    "make pictures harder to rebuild",
+]
+
+
+def test_what_is_true_of_pictures_is_said_of_pictures_only(tmp_path):
+    pictures = render_report(sample(tmp_path, curve=False), tmp_path)
+    assert [text for text in OF_PICTURES if text not in pictures] == []
+    assert "SSIM <small>up to 1</small>" in pictures
+    result = result_with(tmp_path, summary("a", "membership_auc", 0.6), summary("b", "membership_auc", 0.9))
+    compared = {"federation": "fedsgd", "metric": "membership_auc", "a": "b", "b": "a", "unit": ""}
+    comparison = Comparison.model_validate({**compared, "difference": interval(0.3), "outcome": "a is better"})
+    others = render_report(result.model_copy(update={"comparisons": [comparison]}), tmp_path)
+    assert [text for text in OF_PICTURES if text in others] == []
+    assert "Two attacks are compared on the same updates, clients or records, one by one" in others
+
+
+@pytest.mark.parametrize(("n", "bracket"), [(1, False), (2, True)])
+def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
+    one = summary("a", "membership_auc", 0.772, n=n)
+    two = summary("b", "psnr", 20.0, n=n)
+    result = result_with(tmp_path, one, two)
+    course = CourseRecord(bytes=8, parameters=2, epsilon=[1.0], timing=CourseTiming(training=1.0, sanitising=0.1))
+    defended = result.federations[0].model_copy(update={"sanitiser": "dp", "course": course})
+    difference = Comparison(
+        federation="fedsgd", metric="psnr", a="b", b="c", difference=interval(1.0, n), outcome="undecided"
+    )
+    result = result.model_copy(update={"federations": [defended], "comparisons": [difference]})
+    print_summary(result)
+    told = capsys.readouterr().out
+    page = render_report(result, tmp_path)
+    for shown in ("0.772 [0.672, 0.872]", "20.0 [19.9, 20.1]", "+1.00 dB [+0.90, +1.10]"):
+        assert (shown in told) is bracket
+        assert shown.partition(" ")[0] in told
+    for shown in ("[0.672, 0.872]", "[19.9, 20.1]", "20 [19.9, 20.1]", "[+0.9, +1.1]"):
+        assert (shown in page) is bracket
+    cell = Cell({}, interval(0.5, n), images=n, published=None, missing=None, seconds=None, others={})
+    assert cell_text("psnr", cell)[0] == ("0.5 [0.4, 0.6]" if bracket else "0.5")
+    assert difference_text("psnr", interval(0.5, n)) == ("+0.5 [+0.4, +0.6], n=2" if bracket else "+0.5, n=1")

@@ -238,7 +238,7 @@ def test_batch_norm_is_explained(tmp_path: Path, mode: str, sentence: str) -> No
     write_report(result, tmp_path, tmp_path / "report.html")
     words = Page((tmp_path / "report.html").read_text(encoding="utf-8")).words
     assert sentence in words
-    assert "With BatchNorm in train mode, attacks of this family fail" in words
+    assert "Attacks that rebuild pictures mostly fail with BatchNorm in train mode" in words
 
 
 def test_same_result_same_page(pages: dict[str, Any], tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ def test_headline_names_the_adversary(tmp_path: Path) -> None:
 
 
 def test_comparisons_in_words() -> None:
-    def told(outcome: str, mean: float, low: float, high: float) -> str:
-        difference = Interval(mean=mean, median=mean, low=low, high=high, n=4)
+    def told(outcome: str, mean: float, low: float, high: float, n: int = 4) -> str:
+        difference = Interval(mean=mean, median=mean, low=low, high=high, n=n)
         fields = {"federation": "f", "metric": "psnr", "a": "agic", "b": "invg", "outcome": outcome}
         return comparison_text(Comparison.model_validate(fields | {"difference": difference}))
 
@@ -291,6 +291,7 @@ def test_comparisons_in_words() -> None:
         told("b is better", -3.1, -4.9, -1.2) == "invg recovers better pictures than agic: +3.1 dB [+1.2, +4.9], n = 4"
     )
     assert told("undecided", -0.5, -1.5, 0.5) == "agic and invg cannot be told apart: −0.5 dB [−1.5, +0.5], n = 4"
+    assert told("undecided", -0.5, -0.5, -0.5, n=1) == "agic and invg cannot be told apart: −0.5 dB, n = 1"
 
 
 def test_numbers_in_words() -> None:

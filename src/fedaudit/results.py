@@ -7,7 +7,7 @@ the same scenario is repeated on the same machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,10 @@ class Interval(_Record):
     low: float
     high: float
     n: int
+
+    def span(self, form: Callable[[float], str]) -> str:
+        """Return the interval in brackets, after a space; nothing for n = 1, which has none."""
+        return f" [{form(self.low)}, {form(self.high)}]" if self.n > 1 else ""
 
 
 class ImageResult(_Record):

@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedaudit.errors import BadInput, MissingData
 from fedaudit.report import courses, figures, frontier
-from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, when
+from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
@@ -27,6 +27,7 @@ from fedaudit.results import (
     FederationRecord,
     FindingResult,
     ImageResult,
+    Interval,
     Threshold,
     Verdict,
     pictured,
@@ -184,7 +185,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"num": number, "count": count, "percent": percent, "duration": duration, "when": when}
-    environment.filters |= {"sentence": sentence, "short": short}
+    environment.filters |= {"sentence": sentence, "short": short, "span": span}
     return environment.get_template("report.html.j2").render(
         result=result,
         chapters=chapters,
@@ -278,14 +279,14 @@ def comparison_text(comparison: Comparison) -> str:
     pictures = comparison.metric == "psnr"
     signed = _signed if pictures else _signed_short
     better = "recovers better pictures" if pictures else f"does better by {comparison.metric.replace('_', ' ')}"
-    tail = f"n = {count(d.n)}"
     if comparison.outcome == "b is better":
-        span = f"{signed(-d.mean)}{unit} [{signed(-d.high)}, {signed(-d.low)}]"
-        return f"{comparison.b} {better} than {comparison.a}: {span}, {tail}"
-    span = f"{signed(d.mean)}{unit} [{signed(d.low)}, {signed(d.high)}]"
+        d = Interval(mean=-d.mean, median=-d.median, low=-d.high, high=-d.low, n=d.n)
+    told = f"{signed(d.mean)}{unit}{d.span(signed)}, n = {count(d.n)}"
+    if comparison.outcome == "b is better":
+        return f"{comparison.b} {better} than {comparison.a}: {told}"
     if comparison.outcome == "a is better":
-        return f"{comparison.a} {better} than {comparison.b}: {span}, {tail}"
-    return f"{comparison.a} and {comparison.b} cannot be told apart: {span}, {tail}"
+        return f"{comparison.a} {better} than {comparison.b}: {told}"
+    return f"{comparison.a} and {comparison.b} cannot be told apart: {told}"
 
 
 def threshold_text(threshold: Threshold) -> str:

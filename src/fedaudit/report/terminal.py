@@ -40,7 +40,7 @@ def print_summary(result: AuditResult) -> None:
             for i, m in enumerate(row.metrics):
                 first = [row.federation, row.attack, row.verdict] if i == 0 else [""] * 3
                 name = f"{m.name} ({m.unit})" if m.unit else m.name
-                value = f"{m.value.mean:.3g} [{m.value.low:.3g}, {m.value.high:.3g}]"
+                value = f"{m.value.mean:.3g}{m.value.span('{:.3g}'.format)}"
                 baseline = f"{m.baseline.mean:.3g}" if m.baseline else "-"
                 table.add_row(*first, name, value, baseline, str(m.value.n))
         console.print(table)
@@ -54,7 +54,7 @@ def print_summary(result: AuditResult) -> None:
             print(row.verdict_text)
     for c in result.comparisons:
         d, unit, digits = c.difference, f" {c.unit}".rstrip(), "+.2f" if c.metric == "psnr" else "+.3g"
-        span = f"{d.mean:{digits}}{unit} [{d.low:{digits}}, {d.high:{digits}}]"
+        span = f"{d.mean:{digits}}{unit}{d.span(f'{{:{digits}}}'.format)}"
         print(f"{c.federation}: {c.a} - {c.b}: {span}, n = {d.n}: {c.outcome}")
 
 
@@ -97,4 +97,4 @@ def _table(title: str, left: list[str], right: list[str]) -> Table:
 
 
 def _interval(value: Interval | None, digits: int) -> str:
-    return "-" if value is None else f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+    return "-" if value is None else f"{value.mean:.{digits}f}{value.span(f'{{:.{digits}f}}'.format)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from fedaudit.results import FindingResult
+from fedaudit.results import FindingResult, Interval
 
 
 def number(value: float | None, digits: int) -> str:
@@ -16,6 +16,11 @@ def number(value: float | None, digits: int) -> str:
 def short(value: float | None) -> str:
     """Return ``value`` with three significant digits and a true minus sign; a dash where there is none."""
     return "–" if value is None or not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
+
+
+def span(interval: Interval, digits: int | None = None) -> str:
+    """Return an interval in brackets, with ``digits`` decimals or three significant digits; nothing for n = 1."""
+    return interval.span(short if digits is None else lambda end: number(end, digits)).strip()
 
 
 def count(value: int) -> str:

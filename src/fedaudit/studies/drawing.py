@@ -240,7 +240,7 @@ def cell_text(name: str, cell: Cell | None) -> tuple[str, list[str]]:
     small = []
     if cell.value:
         v = cell.value
-        main = f"{v.mean:.{digits}f} [{v.low:.{digits}f}, {v.high:.{digits}f}]"
+        main = f"{v.mean:.{digits}f}{v.span(f'{{:.{digits}f}}'.format)}"
         small.append(f"n={v.n}" if cell.images in (0, v.n) else f"n={v.n} ({cell.images} images)")
     else:
         main = "–"
@@ -258,4 +258,4 @@ def difference_text(name: str, difference: Interval | None) -> str:
     if difference is None:
         return "–"
     d = _DIGITS.get(name, 3)
-    return f"{difference.mean:+.{d}f} [{difference.low:+.{d}f}, {difference.high:+.{d}f}], n={difference.n}"
+    return f"{difference.mean:+.{d}f}{difference.span(f'{{:+.{d}f}}'.format)}, n={difference.n}"
