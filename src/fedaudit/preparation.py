@@ -171,8 +171,10 @@ def prepare_federation(
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
     _check_outputs(federation)  # what doesn't fit is found before the training
+    measured = scenario.evaluation.accuracy_every is not None
     for one in scenario.federations:
-        hold(federation, one, spread(dataset, scenario.data.split, one, seed=scenario.seed), seed=scenario.seed)
+        shares = spread(dataset, scenario.data.split, one, seed=scenario.seed)
+        hold(federation, one, shares, seed=scenario.seed, measured=measured)
     if spec.training.epochs:
         trained = _pretrain(federation, scenario, report)
     data_record = DataRecord(
@@ -214,12 +216,18 @@ def _pretrain(federation: Federation, scenario: Scenario, report: Report | None)
     """Train the model on the train split and return what was done, in words."""
     spec = scenario.model.training
     data = federation.dataset.train
+    least = 2 if has_batch_norm(federation.model) else 1  # BatchNorm can't normalise over a single example
+    if min(spec.batch_size, len(data)) < least:
+        raise BadInput(
+            f"model.training.batch_size is {spec.batch_size}, and there are {len(data)} examples: BatchNorm can't be "
+            "trained on single examples; use batches of 2 or more"
+        )
     shuffle = generator(scenario.seed, "pretraining")
     for epoch in range(spec.epochs):
         set_training_mode(federation.model, "train")
         order = torch.randperm(len(data), generator=shuffle).split(spec.batch_size)
         batches = (
-            (federation.setup.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) > 1
+            (federation.setup.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) >= least
         )
         with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
             train(federation.model, federation.loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)

@@ -59,7 +59,8 @@ def draw(
     Every member has a twin among the others: of its class and of its group (whose data it is like, where the data set
     knows) as far as there is one, so that a record isn't given away by what it is of. Equal examples are drawn once,
     nothing that a malicious client holds is drawn, and nothing that any client holds passes for an example that nobody
-    trained on. These come from ``rest`` first, which is of the clients' own split, and then from ``held_out``.
+    trained on. These come from ``rest`` first, which is of the clients' own split, and then from ``held_out``. Accuracy
+    is measured on what is left of ``held_out``, or where that is empty, on what is left of ``rest``.
 
     Args:
         wanted: how many.
@@ -75,7 +76,7 @@ def draw(
     """
     nothing = torch.zeros(0, dtype=torch.int64)
     if not wanted.records:
-        return Drawn(None, nothing, nothing, nothing, held_out)
+        return Drawn(None, nothing, nothing, nothing, held_out if len(held_out) else _nobodys(rest, shares, set()))
     half = wanted.records // 2
     theirs = _joined(shares[:honest])
     marks = [[*_digests(share)] for share in shares]
@@ -101,8 +102,10 @@ def draw(
     gone = set(others)
     public = [row for row in strangers if row not in gone][: wanted.public]
     taken = {row - len(rest) for row in [*others, *public]}
-    left = [row for row in range(len(held_out)) if row not in taken]
-    if len(held_out) and not left:
+    left = held_out[[row for row in range(len(held_out)) if row not in taken]]
+    if not len(held_out):
+        left = _nobodys(rest, shares, {*others, *public})
+    elif not len(left):
         raise BadInput("threat.records and public_examples leave nothing to measure accuracy on; lower them")
     shuffle = torch.randperm(2 * half, generator=generator)
     place = torch.argsort(shuffle)
@@ -130,9 +133,15 @@ def draw(
         owners=torch.cat([owners, none])[shuffle],
         positions=torch.cat([positions, none])[shuffle],
         twins=place[pairs[shuffle]],
-        held_out=held_out[left],
+        held_out=left,
         values=values,
     )
+
+
+def _nobodys(rest: Split, shares: Sequence[Split], taken: set[int]) -> Split:
+    """Return the examples of ``rest`` that no client holds, without the rows in ``taken``."""
+    held = {mark for share in shares for mark in _digests(share)}
+    return rest[[row for row, mark in enumerate(_digests(rest)) if mark not in held and row not in taken]]
 
 
 def _joined(parts: Sequence[Split]) -> Split:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -71,7 +70,7 @@ def simulate(
     layers = _layers(federation)
     behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
-    drawn = hold(federation, spec, shares, seed=seed)
+    drawn = hold(federation, spec, shares, seed=seed, measured=course is not None and course.every is not None)
     in_hand = drawn.records if federation.wanted.in_hand else None
     clients = [
         Participant(i, share, federation, spec, defences, seed, layers, *((behaviour, in_hand) if i >= honest else ()))
@@ -205,14 +204,19 @@ def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> 
     return shares
 
 
-def hold(federation: Federation, spec: FederationSpec, shares: list[Split], *, seed: int) -> Drawn:
+def hold(
+    federation: Federation, spec: FederationSpec, shares: list[Split], *, seed: int, measured: bool = False
+) -> Drawn:
     """Return the records that the adversary holds, if any, and on what accuracy is measured.
+
+    That is the split which the clients don't hold; where the model was trained on that, what is left of theirs.
 
     Args:
         federation: whose data, and what is wanted of them.
         spec: of the federation.
         shares: what each client holds.
         seed: of the scenario; the same records under every defence.
+        measured: whether accuracy will be.
 
     Raises:
         BadInput: there are too few examples.
@@ -232,7 +236,13 @@ def hold(federation: Federation, spec: FederationSpec, shares: list[Split], *, s
         if federation.split == "train":  # all of it was trained on
             return draw(wanted, shares, honest, pool[:0], held_out, generator=chance, hidden=hidden)
         drawn = draw(wanted, shares, honest, pool, held_out[:0], generator=chance, hidden=hidden)
-        return dataclasses.replace(drawn, held_out=held_out)
+        classes = federation.setup.num_classes
+        if measured and classes is not None and len(drawn.held_out) < classes:
+            raise BadInput(
+                f"the model was trained on the train split, and clients leave {len(drawn.held_out)} examples of the "
+                "test split to measure accuracy on; use data.split: train, or fewer examples (federations.*.examples)"
+            )
+        return drawn
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
 

@@ -1,0 +1,112 @@
+"""Training before the audited rounds: what it trains on, and what is left to measure accuracy on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedaudit.auditing import run_audit
+from fedaudit.errors import BadInput
+from fedaudit.federation.simulator import hold, spread
+from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.scenario import Scenario, scenario_from
+
+VALUES: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "model": {"name": "logistic", "training": {"epochs": 1}},
+    "federations": [{"name": "fed", "clients": 2, "examples": 300}],
+    "attacks": [{"name": "invg", "iterations": 1}],
+    "evaluation": {"accuracy_every": 1, "updates": 1},
+}
+
+
+def scenario(**changes: Any) -> Scenario:
+    return resolve(scenario_from({**VALUES, **changes}))
+
+
+def rows(inputs: torch.Tensor) -> set[bytes]:
+    return {row.numpy().tobytes() for row in inputs}
+
+
+@pytest.mark.parametrize("threat", [{}, {"records": 10}], ids=["nothing", "records"])
+def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str, Any]) -> None:
+    made = scenario(threat=threat)
+    (spec,) = made.federations
+    federation, _, _ = prepare_federation(made)
+    shares = spread(federation.dataset, "test", spec, seed=0)
+    drawn = hold(federation, spec, shares, seed=0, measured=True)
+    measured = rows(drawn.held_out.inputs)
+    assert len(drawn.held_out) == 355 - 300 - (5 if threat else 0)
+    assert not measured & rows(federation.dataset.train.inputs)
+    assert not measured & {row for share in shares for row in rows(share.inputs)}
+    assert not drawn.records or not measured & rows(drawn.records.inputs)
+    course = run_audit(made).result.federations[0].course
+    assert course is not None
+    assert course.examples == len(drawn.held_out)
+
+
+def test_without_it_accuracy_is_measured_on_the_other_split() -> None:
+    made = scenario(model={"name": "logistic"})
+    federation, _, _ = prepare_federation(made)
+    (spec,) = made.federations
+    drawn = hold(federation, spec, spread(federation.dataset, "test", spec, seed=0), seed=0, measured=True)
+    assert drawn.held_out.inputs.equal(federation.dataset.train.inputs)
+
+
+def test_where_nothing_is_left_to_measure_on_it_is_refused() -> None:
+    all_held = [{"name": "fed", "clients": 2}]
+    with pytest.raises(
+        BadInput, match=r"clients leave 0 examples of the test split .* use data\.split: train, or fewer"
+    ):
+        prepare_federation(scenario(federations=all_held))
+    prepare_federation(scenario(federations=all_held, evaluation={}))  # nothing is measured
+    prepare_federation(scenario(federations=all_held, data={"name": "digits", "split": "train"}))
+
+
+def test_single_examples_are_trained_on() -> None:
+    def trained(size: int, examples: int) -> nn.Module:
+        made = scenario(
+            data={"name": "digits", "limit": examples},
+            model={"name": "logistic", "training": {"epochs": 1, "batch_size": size, "learning_rate": 0.5}},
+            federations=[{"name": "fed", "clients": 1, "examples": 1}],
+            evaluation={},
+        )
+        return prepare_federation(made)[0].model
+
+    untouched = prepare_federation(scenario(model={"name": "logistic"}))[0].model
+    one_by_one = trained(1, 21)
+    assert not torch.equal(*(next(m.parameters()) for m in (untouched, one_by_one)))
+    # of 21 examples in batches of 20 the last batch has one
+    assert steps(scenario(data={"name": "digits", "limit": 21}), 20) == [20, 1]
+
+
+def steps(made: Scenario, size: int) -> list[int]:
+    """Return the sizes of the batches that the model is trained on beforehand."""
+    seen: list[int] = []
+
+    class Watching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                sizes.append(len(x))
+            out: torch.Tensor = self.body(x)
+            return out
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Watching:
+            made = Watching()
+            made.load_state_dict(copy.deepcopy(self.state_dict()))
+            return made
+
+    sizes = seen
+    training = {"epochs": 1, "batch_size": size}
+    values = {**made.model_dump(mode="json"), "model": {"name": "custom", "training": training}, "evaluation": {}}
+    values["federations"] = [{"name": "fed", "clients": 1, "examples": 1}]
+    prepare_federation(resolve(scenario_from(values)), model=Watching())
+    return seen
