@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import pytest
+import torch
+
+from fedaudit.defences.sanitising import SANITISERS, Received
 from fedaudit.federation.participant import Federation
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.preparation import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.update import Update
+
+
+class Counting:
+    """A sanitiser that remembers how often its client has sent, under a name like any other."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:
+        self.rounds += 1
+        return dataclasses.replace(update, tensors={n: self.rounds * t for n, t in update.tensors.items()})
+
+
+def add_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make it a defence that scenarios can name, until the test is over."""
+    monkeypatch.setattr(SANITISERS, "_entries", dict(SANITISERS._entries))
+    SANITISERS.register("counting", "multiplies by how often this client has sent")(Counting)
+
 
 MLP = {"name": "mlp", "width": 8}
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
+from fedaudit.data import load_dataset
+from fedaudit.errors import BadInput
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.course import Course
 from fedaudit.federation.simulator import simulate
@@ -15,7 +21,9 @@ from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.preparation import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.update import Loss
 from tests.conftest import Command
+from tests.federation_cases import add_counting
 
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -25,6 +33,7 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "ffl at random": {"sanitiser": {"name": "ffl-random", "ratio": 0.5}},
     "local privacy": {"sanitiser": {"name": "dp", "noise": 0.5, "epsilon": None}},
     "central privacy": {"sanitiser": {"name": "dp", "where": "central", "clip": 0.01, "noise": 1.0, "epsilon": None}},
+    "a user's own that counts": {"sanitiser": "counting"},
     "afa, which remembers": {"aggregator": {"name": "afa"}},
     "fltrust, whose server trains": {"aggregator": {"name": "fltrust", "root_examples": 8}},
 }
@@ -57,11 +66,15 @@ class Killed(Exception):
     pass
 
 
-def simulated(made: Scenario, checkpoint: Checkpoint | None, until: int = 10**9) -> tuple[Transcript, Truth, Course]:
-    federation, _, _ = prepare_federation(made)
+def simulated(
+    made: Scenario, checkpoint: Checkpoint | None, until: int = 10**9, told: list[float] | None = None, **own: Any
+) -> tuple[Transcript, Truth, Course]:
+    federation, _, _ = prepare_federation(made, **own)
     course = Course(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
 
     def report(done: float) -> None:
+        if told is not None:
+            told.append(done)
         if done >= until:
             raise Killed
 
@@ -81,7 +94,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", DEFENCES)
-def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str) -> None:
+def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_counting(monkeypatch)
     made = scenario(DEFENCES[name])
     whole, truth, course = simulated(made, None)
     checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
@@ -120,6 +134,84 @@ def test_a_checkpoint_of_something_else_or_half_of_one_is_not_used(tmp_path: Pat
         checkpoint.path.write_bytes(damage)
         found = simulated(scenario({}), checkpoint)[0].fingerprint()
         assert found == simulated(scenario({}), None)[0].fingerprint()
+
+
+def weighted(weight: float) -> Loss:
+    return lambda outputs, targets: weight * functional.cross_entropy(outputs, targets)
+
+
+class Weighted:
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.weight * functional.cross_entropy(outputs, targets)
+
+
+def net(activation: Callable[[Tensor], Tensor]) -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 10)
+            for parameter in self.parameters():
+                nn.init.constant_(parameter, 0.01)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(activation(self.first(x.flatten(1))))
+            return out
+
+    return Net()
+
+
+DIGITS = load_dataset("digits")
+FEWER = dataclasses.replace(DIGITS, train=DIGITS.train[100:])  # the clients hold the other split
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a function's constant": ({"loss": weighted(1.0)}, {"loss": weighted(2.0)}),
+    "another function": ({"loss": weighted(1.0)}, {"loss": lambda a, b: functional.multi_margin_loss(a, b)}),
+    "an object's attribute": ({"loss": Weighted(1.0)}, {"loss": Weighted(2.0)}),
+    "a module's": ({"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.5)}),
+    "a module's buffer": ({"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(torch.arange(1.0, 11.0))}),
+    "what a model computes": ({"model": net(torch.relu)}, {"model": net(torch.tanh)}),
+    "the held-out examples": ({"dataset": DIGITS}, {"dataset": FEWER}),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_checkpoint_of_another_loss_model_or_held_out_set_is_not_used(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    made = scenario({})
+    loss, own = {"loss": "custom"} if "loss" in before else {}, {"name": "custom"} if "model" in before else {}
+    made = made.model_copy(update={"model": made.model.model_copy(update={"width": None, **loss, **own})})
+    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    with pytest.raises(Killed):
+        simulated(made, checkpoint, 8, **before)
+    left = checkpoint.path.read_bytes()
+    resumed, _, _ = simulated(made, checkpoint, **before)
+    checkpoint.path.write_bytes(left)
+    assert resumed.fingerprint() == simulated(made, None, **before)[0].fingerprint()
+    told: list[float] = []
+    transcript, _, course = simulated(made, checkpoint, told=told, **after)
+    assert min(told) == 1, "it went on from another simulation"
+    fresh, _, right = simulated(made, None, **after)
+    assert (transcript.fingerprint(), course.accuracy) == (fresh.fingerprint(), right.accuracy)
+
+
+def test_a_checkpoint_of_the_same_loss_and_model_is_used(tmp_path: Path) -> None:
+    made = scenario({}, rounds=4)
+    made = made.model_copy(update={"model": made.model.model_copy(update={"name": "custom", "loss": "custom"})})
+    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    with pytest.raises(Killed):
+        simulated(made, checkpoint, 8, model=net(torch.relu), loss=weighted(1.0))
+    told: list[float] = []
+    simulated(made, checkpoint, told=told, model=net(torch.relu), loss=weighted(1.0))
+    assert min(told) > 6
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="can't write the checkpoint"):
+        simulated(scenario({}), Checkpoint(tmp_path / "file" / "f.simulation", every=0))
 
 
 def test_short_simulations_leave_nothing(tmp_path: Path, command: Command) -> None:

@@ -12,8 +12,10 @@ from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.preparation import prepare_federation
 from fedaudit.scenario import Scenario
+from tests.federation_cases import add_counting
 from tests.test_checkpoint import DEFENCES, same, scenario
 
+COUNTS = "a user's own that counts"
 GAN = {"name": "gan", "clients": 2, "start": 1, "steps": 2, "images": 4, "every": 1, "keep": 2}
 
 
@@ -30,13 +32,14 @@ def played(made: Scenario, workers: int) -> tuple[Transcript, Course, list[float
 @pytest.mark.parametrize(
     ("defences", "changes"),
     [
-        *[pytest.param(DEFENCES[name], {}, id=name) for name in ("dgc", "ffl at random", "local privacy")],
+        *[pytest.param(DEFENCES[name], {}, id=name) for name in ("dgc", "ffl at random", "local privacy", COUNTS)],
         pytest.param({"aggregator": {"name": "fltrust", "root_examples": 8}}, {"malicious": GAN}, id="malicious"),
     ],
 )
 def test_any_number_of_workers_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, defences: dict[str, Any], changes: dict[str, Any]
 ) -> None:
+    add_counting(monkeypatch)
     made = scenario(defences, rounds=3, **changes)
     alone, course, _ = played(made, 1)
     monkeypatch.setattr(crew, "_WORTH", -1.0)  # processes from the first round on

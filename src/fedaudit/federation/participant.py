@@ -90,14 +90,13 @@ class Participant:
 
     def state(self) -> State:
         """Return what changes from round to round, for a checkpoint."""
-        kept = {name: value for name, value in vars(self.sanitiser).items() if name.startswith("_")}
         return {
             "order": self.order.get_state(),
             "noise": self.noise.get_state(),
             "draws": self.draws.get_state(),
             "pending": self.pending,
             "used": self.used,
-            "sanitiser": kept,
+            "sanitiser": dict(vars(self.sanitiser)),
         }
 
     def restore(self, state: State) -> None:

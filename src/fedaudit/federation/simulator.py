@@ -18,7 +18,7 @@ from fedaudit.defences.aggregation import BoundAggregator, make_aggregator
 from fedaudit.errors import BadInput
 from fedaudit.federation.behaviour import Behaviour, make_behaviour
 from fedaudit.federation.budget import Budget
-from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
+from fedaudit.federation.checkpoint import Checkpoint, State, identity, pack, unpack
 from fedaudit.federation.course import Course
 from fedaudit.federation.crew import Crew
 from fedaudit.federation.drawing import Drawn, draw
@@ -95,9 +95,10 @@ def simulate(
 
     def facts() -> list[Any]:
         about = [spec, defences, seed, course.every, course.examples, federation.setup, model, federation.reveal_labels]
-        data = [tensor for share in shares for tensor in (share.inputs, share.targets)]
+        measured = [] if course.every is None else [drawn.held_out[: course.examples]]
+        data = [tensor for part in (*shares, *measured) for tensor in (part.inputs, part.targets)]
         held = [federation.wanted, *(vars(drawn.records).values() if drawn.records else ())]
-        return [*about, type(federation.loss), *federation.model.state_dict().values(), *data, *held]
+        return [*about, *identity(federation.loss), *identity(federation.model), *data, *held]
 
     def state() -> State:
         return {
