@@ -221,6 +221,7 @@ class CourseRecord(_Record):
     )
     epsilon_pld: float | None = Field(default=None, description="after the last, by the privacy loss distribution")
     stopped: int | None = Field(default=None, description="rounds after which the privacy budget was spent")
+    why_stopped: str | None = Field(default=None, description="why the privacy budget ended the federation there")
     honest_accepted: list[float | None] = Field(
         default=[], description="of each round, the share of honest clients' updates that the aggregator took"
     )

@@ -71,6 +71,7 @@ def _course_record(course: Course, spec: FederationSpec) -> CourseRecord:
         epsilon=course.epsilon,
         epsilon_pld=course.epsilon_pld,
         stopped=course.stopped,
+        why_stopped=course.why,
         honest_accepted=course.accepted(range(honest)),
         malicious_accepted=course.accepted(range(honest, spec.clients)),
         timing=CourseTiming(training=course.training_seconds / updates, sanitising=course.sanitising_seconds / updates),

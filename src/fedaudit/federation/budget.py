@@ -45,20 +45,23 @@ class Budget:
         """Go on from what :meth:`state` returned."""
         self.sent, self.finished = list(state["sent"]), state["finished"]
 
-    def admit(self, chosen: list[int]) -> list[int]:
-        """Return who of ``chosen`` may send."""
+    def admit(self, order: list[int]) -> list[int]:
+        """Return those of ``order`` who may send in the next round."""
         if self.account is None:
-            return chosen
+            return order
         if self.central:
-            return chosen if self.finished < self.allowed else []
-        admitted = [number for number in chosen if self.sent[number] < self.allowed]
-        for number in admitted:
-            self.sent[number] += 1
-        return admitted
+            return order if self.finished < self.allowed else []
+        return [number for number in order if self.sent[number] < self.allowed]
 
-    def close(self, index: int) -> None:
-        """Note what has been spent when round ``index`` is over: locally, by the client that sent most often."""
-        self.finished = index + 1
+    def count(self, senders: list[int]) -> None:
+        """Note that a round is over, and who sent in it."""
+        self.finished += 1
+        for number in senders:
+            self.sent[number] += 1
+
+    def close(self, senders: list[int]) -> None:
+        """Note what has been spent when a round is over: locally, by the client that sent most often."""
+        self.count(senders)
         if self.account is not None:
             self.course.epsilon.append(self.account.spent(self._counted()))
 

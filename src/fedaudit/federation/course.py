@@ -29,7 +29,8 @@ class Course:
         sanitising_seconds: of all sanitisers.
         epsilon: after each round, where there is differential privacy (Rényi).
         epsilon_pld: after the last, by the privacy loss distribution.
-        stopped: after how many rounds the budget was spent, if it was.
+        stopped: after how many rounds the budget ended the federation, if it did.
+        why: it did.
         sent: of each round, which clients sent an update.
         rejected: of each round, whose of them the server left out.
     """
@@ -47,6 +48,7 @@ class Course:
     epsilon: list[float] = field(default_factory=list)
     epsilon_pld: float | None = None
     stopped: int | None = None
+    why: str | None = None
     sent: list[list[int]] = field(default_factory=list)
     rejected: list[list[int]] = field(default_factory=list)
 

@@ -128,10 +128,9 @@ def simulate(
 
     for index in range(begin, spec.rounds):
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        chosen = sorted(torch.randperm(spec.clients, generator=sampler)[:per_round].tolist())
-        chosen = budget.admit(chosen)
-        if not chosen:
-            course.stopped = index
+        chosen, why = _choose(spec, budget, aggregator, sampler)
+        if why:
+            course.stopped, course.why = index, why
             break
         kept = spec.record is None or index in spec.record
         turns = crew.play(model, index, weights, chosen, course, partial(tell, index * per_round))
@@ -147,7 +146,7 @@ def simulate(
         course.rejected.append(sorted(rejected))
         if kept:
             rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
-        budget.close(index)
+        budget.close(chosen)
         last = index + 1 == spec.rounds
         course.measure(model, federation.setup, drawn.held_out, shares, index + 1, last)
         if checkpoint:
@@ -169,6 +168,23 @@ def simulate(
     return transcript, Truth(
         inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.twins, drawn.values
     )
+
+
+def _choose(
+    spec: FederationSpec, budget: Budget, aggregator: BoundAggregator, sampler: torch.Generator
+) -> tuple[list[int], str]:
+    """Return who takes part in the next round, drawn among those who may still send; or nobody, and why."""
+    per_round = spec.clients_per_round or spec.clients
+    order = torch.randperm(spec.clients, generator=sampler).tolist()
+    chosen = sorted(budget.admit(order)[:per_round])
+    if not chosen:
+        return [], "the privacy budget is spent"
+    if len(chosen) < per_round:
+        try:
+            aggregator.rehearse(len(chosen))
+        except BadInput as error:
+            return [], f"the privacy budget of all but {len(chosen)} clients is spent: {error}"
+    return chosen, ""
 
 
 def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
