@@ -27,7 +27,7 @@ from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import Tensors
+from fedaudit.update import Setup, Tensors
 
 QUICK = {"name": "gan", "start": 1, "images": 6, "steps": 3, "batch_size": 4, "width": 8, "keep": 3, "every": 2}
 
@@ -77,6 +77,9 @@ class Recorder:
     def __call__(self, turn: Turn) -> Tensors:
         self.turns.append(dataclasses.replace(turn, weights={n: t.clone() for n, t in turn.weights.items()}))
         return turn.train(turn.batches)
+
+    def check(self, setup: Setup, records: bool) -> None:
+        pass
 
     def journal(self) -> Tensors:
         return {"turns": torch.tensor(len(self.turns))}

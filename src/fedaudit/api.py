@@ -13,6 +13,8 @@ from fedaudit.auditing import Audit, run_audit
 from fedaudit.data import Dataset
 from fedaudit.errors import BadInput
 from fedaudit.evaluation import check_limits
+from fedaudit.folders import check_folder
+from fedaudit.preparation import resolve
 from fedaudit.progress import live_display
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.update import Loss
@@ -76,10 +78,13 @@ def audit(
         own = {"name": "custom", "image_size": None, "limit": None}
         values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
     check_limits(fail_above or {})
+    made = resolve(scenario_from(values))
     folder = Path(out) if out else None
+    if folder:
+        check_folder(folder)
     with live_display(progress) as display:
         finished = run_audit(
-            scenario_from(values),
+            made,
             data_dir=Path(data_dir) if data_dir else None,
             dataset=dataset,
             model=model,

@@ -20,7 +20,7 @@ from fedaudit.errors import BadInput
 from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.federation.client import local_randomness, train
 from fedaudit.federation.participant import Federation
-from fedaudit.federation.simulator import hold, spread
+from fedaudit.federation.simulator import check, hold, spread
 from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
 from fedaudit.models import (
     MODELS,
@@ -175,6 +175,8 @@ def prepare_federation(
     for one in scenario.federations:
         shares = spread(dataset, scenario.data.split, one, seed=scenario.seed)
         hold(federation, one, shares, seed=scenario.seed, measured=measured)
+        for defences in (scenario.defences, *scenario.other_defences):
+            check(federation, one, defences, shares, seed=scenario.seed)
     if spec.training.epochs:
         trained = _pretrain(federation, scenario, report)
     data_record = DataRecord(

@@ -91,7 +91,7 @@ class GANClient:
         """Return what honest training on the poisoned batches gives."""
         if turn.round < self.start:
             return turn.train(turn.batches, self.limit)
-        classes = self._classes(turn.setup)
+        self.check(turn.setup, records=turn.records is not None)
         if turn.round > self.last:  # colluders who come later in the round find it done
             self._train(turn)
             self._keep(turn.round)
@@ -99,7 +99,7 @@ class GANClient:
         assert self.generator is not None
         with torch.no_grad():
             drawn = turn.setup.normalise(self.generator(_codes(self.images, self.latent, turn.generator)))
-        label = (self.target + 1) % classes if self.label is None else self.label
+        label = (self.target + 1) % turn.setup.outputs if self.label is None else self.label
         shares = drawn.tensor_split(len(turn.batches))
         poisoned = [
             (torch.cat([inputs, share]), torch.cat([targets, targets.new_full((len(share),), label)]))
@@ -107,13 +107,17 @@ class GANClient:
         ]
         return turn.train(poisoned, self.limit)
 
-    def _classes(self, setup: Setup) -> int:
+    def check(self, setup: Setup, records: bool) -> None:  # noqa: ARG002 (it needs none)
+        """Refuse clients who train no image classifier, and classes that it doesn't have.
+
+        Raises:
+            BadInput: with the reason.
+        """
         if setup.kind != "image" or setup.num_classes is None:
             raise BadInput("the behaviour 'gan' draws pictures of a class; these clients train no image classifier")
         for name, value in (("target", self.target), ("label", self.label or 0)):
             if value >= setup.num_classes:
                 raise BadInput(f"the behaviour 'gan': {name} is {value}, but classes are 0 to {setup.num_classes - 1}")
-        return setup.num_classes
 
     def _train(self, turn: Turn) -> None:
         """Train the generator to draw what the model of the round takes for the target."""

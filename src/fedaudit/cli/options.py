@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedaudit.errors import BadInput
+from fedaudit.folders import check_folder as check_folder
 
 
 def folder(given: str | Path) -> Path:
@@ -25,17 +26,6 @@ Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, max=1024, help="Processes; default: all cores."),
 ]
-
-
-def check_folder(out: Path) -> None:
-    """Find out before hours of work whether the results can be written."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".write-test"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
 
 
 def check_data_dir(data_dir: Path | None) -> None:

@@ -99,11 +99,8 @@ class DifferentialPrivacy:
         Raises:
             BadInput: BatchNorm mixes the examples.
         """
-        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in model.modules()):
-            raise BadInput(
-                "sample-level dp can't clip one example's gradient where BatchNorm mixes the examples of a batch: "
-                "use model.batch_norm: eval, or level: client"
-            )
+        parts = model.modules()
+        refuse_batch_norm(any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in parts))
         parameters = [p for p in model.parameters() if p.requires_grad]
         total = [torch.zeros_like(p) for p in parameters]
         inputs, targets = batch
@@ -116,6 +113,19 @@ class DifferentialPrivacy:
                 sum_.add_(grad, alpha=shrink)
         scale = self.noise * self.clip if self.where == "local" else 0.0
         return [(t + scale * _gaussian(t, generator)) / len(inputs) for t in total]
+
+
+def refuse_batch_norm(mixes: bool) -> None:
+    """Raise if BatchNorm mixes the examples of a batch, each of whose gradients is to be clipped.
+
+    Raises:
+        BadInput: it does.
+    """
+    if mixes:
+        raise BadInput(
+            "sample-level dp can't clip one example's gradient where BatchNorm mixes the examples of a batch: "
+            "use model.batch_norm: eval, or level: client"
+        )
 
 
 def central_noise(settings: dict[str, Any], clients: int, batch: int) -> float:

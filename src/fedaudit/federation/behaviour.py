@@ -65,6 +65,18 @@ class Behaviour(Protocol):
         """Return what the client sends: a tensor for each of the model's trainable parameters."""
         ...
 
+    def check(self, setup: Setup, records: bool) -> None:
+        """Refuse, before anything is simulated, a federation in which it can't do what it is for.
+
+        Args:
+            setup: what everybody knows.
+            records: whether its turns will have the adversary's records.
+
+        Raises:
+            BadInput: it can't; the message gives the reason and the remedy.
+        """
+        ...
+
     def journal(self) -> Tensors:
         """Return what the adversary has brought home so far, by name."""
         ...

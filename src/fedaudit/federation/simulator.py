@@ -15,6 +15,9 @@ from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
 from fedaudit.defences.aggregation import BoundAggregator, make_aggregator
+from fedaudit.defences.privacy import refuse_batch_norm
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.settings import check_settings
 from fedaudit.errors import BadInput
 from fedaudit.federation.behaviour import Behaviour, make_behaviour
 from fedaudit.federation.budget import Budget
@@ -27,7 +30,7 @@ from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.models import layer_groups
+from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.seeds import generator
 from fedaudit.validation import check_memory
 
@@ -64,8 +67,8 @@ def simulate(
     Raises:
         BadInput: the spec asks for more examples, clients or batches than there are.
     """
-    _check_size(federation, spec)
     shares = spread(federation.dataset, federation.split, spec, seed=seed)
+    check(federation, spec, defences, shares, seed=seed)
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
     behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
@@ -83,7 +86,7 @@ def simulate(
     budget = Budget(spec, defences, shares, course)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
-    sampler = generator(seed, spec.name, "sampling")
+    sampler = _sampler(spec, seed)
     rounds: list[Round] = []
     rows: dict[tuple[int, int], Tensor] = {}
     parts: dict[str, Participant | Server | Budget | Behaviour] = {f"client {c.number}": c for c in clients}
@@ -154,10 +157,6 @@ def simulate(
     if course.stopped is not None and course.rounds[-1:] != [course.stopped]:
         course.measure(model, federation.setup, drawn.held_out, shares, course.stopped, True)
     budget.end()
-    if not rounds:
-        raise BadInput(
-            f"federation '{spec.name}': the privacy budget was spent before any recorded round; raise epsilon or noise"
-        )
     transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
     transcript.journal = behaviour.journal() if behaviour else {}
     transcript.records = drawn.records
@@ -264,13 +263,72 @@ def hold(
         raise BadInput(f"federation '{spec.name}': {error}") from None
 
 
+def check(
+    federation: Federation, spec: FederationSpec, defences: DefencesSpec, shares: list[Split], *, seed: int
+) -> None:
+    """Refuse what can't work before anything is simulated, not when its turn comes.
+
+    Args:
+        federation: data, model, loss.
+        spec: of the federation.
+        defences: in place.
+        shares: what each client holds.
+        seed: of the scenario.
+
+    Raises:
+        BadInput: a defence, a behaviour, the budget or this machine's memory doesn't fit; the message says what to do.
+    """
+    try:
+        _check_size(federation, spec)
+        aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
+        held = sum(map(len, shares))
+        if (wanted := aggregator.settings.get("root_examples", 0)) > held:
+            raise BadInput(
+                f"root_examples is {wanted}, but the clients hold {held} examples together; "
+                "lower defences.aggregator.root_examples"
+            )
+        settings = check_settings(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
+        if settings.get("level") == "sample" and federation.setup.batch_norm == "train":
+            refuse_batch_norm(has_batch_norm(federation.model))
+        if spec.malicious:
+            behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings())
+            behaviour.check(federation.setup, bool(federation.wanted.records and federation.wanted.in_hand))
+        _check_budget(spec, defences, aggregator, shares, seed)
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
+
+
+def _check_budget(
+    spec: FederationSpec, defences: DefencesSpec, aggregator: BoundAggregator, shares: list[Split], seed: int
+) -> None:
+    """Refuse a privacy budget that ends the federation before the first recorded round."""
+    budget = Budget(spec, defences, shares, Course())
+    first = min(spec.record or [0])
+    if budget.account is None or budget.allowed > first:  # nobody has sent so often by then
+        return
+    sampler = _sampler(spec, seed)
+    for index in range(first + 1):
+        chosen, why = _choose(spec, budget, aggregator, sampler)
+        if why:
+            raise BadInput(
+                f"the privacy budget was spent before any recorded round: after {index} rounds {why}; "
+                "raise epsilon or noise"
+            )
+        budget.count(chosen)
+
+
+def _sampler(spec: FederationSpec, seed: int) -> torch.Generator:
+    """Return what draws the clients of each round."""
+    return generator(seed, spec.name, "sampling")
+
+
 def _check_size(federation: Federation, spec: FederationSpec) -> None:
     """Refuse a transcript that can't fit into memory, and training that would take for ever, before it begins."""
     rounds = spec.rounds if spec.record is None else len(spec.record)
     sent = rounds * (spec.clients_per_round or spec.clients)
     tensors = (sent + rounds) * sum(t.numel() for t in federation.model.state_dict().values())
     pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.setup.input_shape)
-    check_memory(4 * (tensors + pixels), f"federation '{spec.name}' ({sent:,} updates)")
+    check_memory(4 * (tensors + pixels), f"its transcript ({sent:,} updates)")
 
 
 def _root(
@@ -281,11 +339,6 @@ def _root(
         return None
     wanted = aggregator.settings["root_examples"]
     owned = Split(torch.cat([s.inputs for s in shares]), torch.cat([s.targets for s in shares]))
-    if wanted > len(owned):
-        raise BadInput(
-            f"federation '{spec.name}': root_examples is {wanted}, but the clients hold {len(owned)} examples "
-            "together; lower defences.aggregator.root_examples"
-        )
     rows = torch.randperm(len(owned), generator=generator(seed, spec.name, "root"))[:wanted]
     return Participant(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())
 

@@ -18,7 +18,7 @@ from fedaudit.attacks.target import whole
 from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.federation.behaviour import BEHAVIOURS, Turn
 from fedaudit.threat import LooksAt, Observation
-from fedaudit.update import Tensors
+from fedaudit.update import Setup, Tensors
 from fedaudit.validation import Number, Positive, Whole
 
 _LOSSES = "agrevader/losses"
@@ -61,10 +61,8 @@ class AgrEvaderClient:
         """Return the honest update, turned towards a higher loss of the records."""
         if turn.round < self.start:
             return turn.train(turn.batches)
-        if turn.records is None:
-            raise BadInput(
-                "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.records"
-            )
+        self.check(turn.setup, records=turn.records is not None)
+        assert turn.records is not None
         inputs, labels = turn.records
         model = copy.deepcopy(turn.model).eval()
         labels = labels.double() if labels.is_floating_point() else labels
@@ -81,6 +79,17 @@ class AgrEvaderClient:
         if all(p.equal(turn.weights[n]) for n, p in turn.model.named_parameters()):
             up = {name: -grad for name, grad in up.items()}  # honest training returned a gradient, which is descended
         return turned(honest, up, norm=self.norm, cosine=self.cosine)
+
+    def check(self, setup: Setup, records: bool) -> None:  # noqa: ARG002 (any model will do)
+        """Refuse to begin without records.
+
+        Raises:
+            BadInput: there are none.
+        """
+        if not records:
+            raise BadInput(
+                "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.records"
+            )
 
     def journal(self) -> Tensors:
         """Return the notes: (r, n) losses under the model of each round of the attack."""

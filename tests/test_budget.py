@@ -1,0 +1,63 @@
+"""A privacy budget: who may still send, and what happens when few or none may."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fedaudit.auditing import run_audit
+from fedaudit.defences.privacy import Account
+from fedaudit.federation.course import Course
+from fedaudit.federation.simulator import simulate
+from fedaudit.federation.transcript import Transcript
+from fedaudit.preparation import prepare_federation
+from fedaudit.scenario import Scenario
+from tests.federation_cases import same, scenario
+
+DP = {"name": "dp", "noise": 1.0, "epsilon": 8.0}
+ALLOWED = Account(1.0, 1e-5, 1.0, 1).rounds(8.0)
+SAMPLED = {"clients": 10, "clients_per_round": 1, "examples": 20, "rounds": 30}
+
+
+def play(made: Scenario) -> tuple[Transcript, Course]:
+    federation, _, _ = prepare_federation(made)
+    course = Course()
+    (run,) = made.runs()
+    return simulate(federation, run.federation, run.defences, seed=made.seed, course=course)[0], course
+
+
+@pytest.mark.parametrize(("per_round", "rounds"), [(1, 30), (3, 30), (10, 30), (3, 6)])
+def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds: int) -> None:
+    made = scenario({**SAMPLED, "clients_per_round": per_round, "rounds": rounds}, defences={"sanitiser": DP})
+    _, course = play(made)
+    sent = [client for round_ in course.sent for client in round_]
+    counts = {client: sent.count(client) for client in range(10)}
+    assert ALLOWED >= 1
+    assert max(counts.values()) <= ALLOWED
+    if course.stopped is None:
+        assert len(course.sent) == rounds
+    else:
+        assert set(counts.values()) == {ALLOWED}
+        assert course.why == "the privacy budget is spent"
+    assert len(course.sent) >= min(rounds, math.ceil(10 * ALLOWED / per_round))
+
+
+def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped() -> None:
+    spec = {**SAMPLED, "clients_per_round": 4, "rounds": ALLOWED}
+    _, limited = play(scenario(spec, defences={"sanitiser": DP}))
+    free, unlimited = play(scenario(spec, defences={"sanitiser": {**DP, "epsilon": None}}))
+    assert limited.sent == unlimited.sent
+    assert same(play(scenario(spec, defences={"sanitiser": DP}))[0], free)
+
+
+def test_where_too_few_are_left_for_the_rule_the_federation_ends_and_is_kept() -> None:
+    defences: dict[str, Any] = {"sanitiser": DP, "aggregator": "krum"}
+    made = scenario({**SAMPLED, "clients": 6, "clients_per_round": 5}, defences=defences)
+    course = run_audit(made).result.federations[0].course
+    assert course is not None
+    assert course.stopped is not None
+    assert course.stopped >= ALLOWED
+    assert course.why_stopped is not None
+    assert "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round" in course.why_stopped
