@@ -26,6 +26,7 @@ HEAD, _, TAIL = SCENARIO.partition("federations:")
 
 # --- scenarios, by --set -------------------------------------------------------------------------------------------
 
+REGRESSION = ["data.name=diabetes", "model.name=linear"]
 SETTINGS = [
     ("unknown key at the top", ["modell.name=lenet"], "unknown key 'modell'; did you mean 'model'?"),
     ("unknown key in data", ["data.nmae=x"], "data: unknown key 'nmae'; did you mean 'name'?"),
@@ -101,7 +102,12 @@ SETTINGS = [
     ("image size 0", ["data.image_size=0"], "data.image_size: 0 isn't allowed"),
     ("image size 3", ["data.image_size=3"], "give 4 to 1024 pixels"),
     ("mse for classes", ["model.loss=mse"], "the loss 'mse' doesn't fit targets that are 10 classes"),
-    ("classes for regression", ["data.name=diabetes", "model.name=linear", "model.loss=cross-entropy"], "use mse"),
+    ("classes for regression", [*REGRESSION, "model.loss=cross-entropy"], "use mse"),
+    (
+        "lacks without classes",
+        [*REGRESSION, "federations.sgd.malicious={name: gan, lacks: [1]}"],
+        "'diabetes' has none",
+    ),
     (
         "diverging training",
         ["model.name=mlp", "model.training.epochs=1", "model.training.learning_rate=1e30"],

@@ -210,6 +210,10 @@ def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> 
         raise BadInput(f"federation '{spec.name}': {error}") from None
     shares = [held[share] for share in rows]
     if spec.malicious and spec.malicious.lacks:
+        if dataset.num_classes is None:
+            raise BadInput(
+                f"federation '{spec.name}': malicious.lacks names classes, and '{dataset.name}' has none; leave it out"
+            )
         first = spec.clients - spec.malicious.clients
         without = torch.tensor(spec.malicious.lacks)
         shares[first:] = [share[~torch.isin(share.targets, without)] for share in shares[first:]]
