@@ -126,6 +126,20 @@ SETTINGS = [
     ("BatchNorm of one", ["model.name=resnet18", "model.width=2", "model.batch_norm=train"], "use a larger batch_size"),
     ("missing checkpoint", ["model.checkpoint=nowhere.safetensors"], "no checkpoint at 'nowhere.safetensors'"),
     ("checkpoint is a number", ["model.checkpoint=3"], "it should be a path"),
+    (
+        "BatchNorm trained on single examples",
+        ["model.name=resnet18", "model.width=2", "model.training={epochs: 1, batch_size: 1}"],
+        "model.training.batch_size is 1",
+    ),
+    (
+        "signs alone as a change of weights",
+        [
+            "federations.sgd.algorithm=fedavg",
+            "federations.sgd.local_steps=1",
+            "defences.sanitiser={name: sign, scale: one}",
+        ],
+        "the server would add 1 or -1 to every weight: use scale: mean",
+    ),
     ("a user's own model", ["model.name=custom"], "run it from Python"),
     ("a missing data set", ["data.name=cifar10"], "data set 'cifar10' not found"),
     ("into a plain value", ["attacks.invg.iterations.x=1"], "'x' can't be set inside of a plain value"),

@@ -83,6 +83,11 @@ def _resolve_defences(defences: DefencesSpec, scenario: Scenario) -> DefencesSpe
             raise BadInput(
                 f"federation '{federation.name}': sample-level dp with central noise is for fedsgd; use local"
             )
+        if (sanitiser.name, sanitising.get("scale")) == ("sign", "one") and federation.algorithm != "fedsgd":
+            raise BadInput(
+                f"federation '{federation.name}': sign with scale: one is for fedsgd, whose learning rate shortens it; "
+                f"under {federation.algorithm} the server would add 1 or -1 to every weight: use scale: mean"
+            )
         try:
             aggregator.rehearse(federation.clients_per_round or federation.clients)
         except BadInput as error:
