@@ -123,7 +123,12 @@ def test_values_of_settings(text: str, value: Any) -> None:
 
 
 VALUES = {
-    "federations": [{"name": "first", "clients": 1}, {"name": "second", "clients": 2}, {"name": "0", "clients": 3}],
+    "federations": [
+        {"name": "first", "clients": 1},
+        {"name": "second", "clients": 2},
+        {"name": "0", "clients": 3, "malicious": "gan"},
+    ],
+    "defences": [{}, {"sanitiser": "dp"}],
     "attacks": ["invg", {"name": "agic", "iterations": 5}],
 }
 
@@ -137,6 +142,9 @@ VALUES = {
         ("federations.first.partition.alpha=0.5", ("federations", 0, "partition", "alpha"), 0.5),
         ("attacks.invg.iterations=9", ("attacks", 0, "iterations"), 9),
         ("attacks.1.iterations=9", ("attacks", 1, "iterations"), 9),
+        ("defences.1.sanitiser.noise=2", ("defences", 1, "sanitiser"), {"name": "dp", "noise": 2}),
+        ("defences.0.sanitiser=sign", ("defences", 0, "sanitiser"), "sign"),
+        ("federations.0.malicious.start=2", ("federations", 2, "malicious"), {"name": "gan", "start": 2}),
         ("model.training.epochs=3", ("model", "training", "epochs"), 3),
         ("seed=7", ("seed",), 7),
         ("attacks=[agic]", ("attacks",), ["agic"]),

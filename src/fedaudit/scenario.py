@@ -228,6 +228,9 @@ def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
     return dict(_set(values, key.split("."), value, key))
 
 
+_SHORT = ("aggregator", "sanitiser", "malicious")  # keys whose value may be a plain name
+
+
 def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
     if not path:
         return value
@@ -246,4 +249,5 @@ def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
         node = {}
     if not isinstance(node, dict):
         raise BadInput(f"--set {key}: '{head}' can't be set inside of a plain value")
-    return {**node, head: _set(node.get(head), rest, value, key)}
+    inner = from_name(node.get(head)) if head in _SHORT and rest else node.get(head)
+    return {**node, head: _set(inner, rest, value, key)}
