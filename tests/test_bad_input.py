@@ -301,6 +301,8 @@ def test_checkpoint(content: bytes, suffix: str, scenario_file: Path, tmp_path: 
 # --- from Python ---------------------------------------------------------------------------------------------------
 
 IMAGES, ANSWERS = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
+FLAT = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+TEN = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("unknown attack", {"attacks": ["agik"]}, "did you mean 'agic'?"),
     ("unknown key", {"scenario": {"dta": {}}}, "did you mean 'data'?"),
@@ -308,7 +310,15 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("negative seed", {"seed": -1}, "seed: -1 isn't allowed"),
     ("unknown adversary", {"threat": {"adversary": "hacker"}}, "'hacker' isn't allowed"),
     ("unknown limit", {"fail_above": {"pnsr": 1.0}}, "there is no limit for 'pnsr'"),
+    ("limit of text", {"fail_above": {"psnr": "20"}}, "the limit for 'psnr' is '20'; give a number"),
+    ("limits in a list", {"fail_above": ["psnr"]}, "limits are a mapping of metrics to numbers"),
     ("data of text", {"data": "digits"}, "data"),
+    ("short form of a model", {"scenario": {"model": "lenet"}, "model": FLAT}, "model: 'lenet' isn't allowed; it"),
+    ("short form of data", {"scenario": {"data": "digits"}, "data": (IMAGES, ANSWERS)}, "data: 'digits' isn't allowed"),
+    ("model by name", {"model": "resnet20"}, "model is 'resnet20'; give a torch.nn.Module"),
+    ("model that isn't made", {"model": torch.nn.Linear}, "model is the class Linear; give a torch.nn.Module"),
+    ("labels that end early", {"data": (IMAGES, ANSWERS), "model": TEN}, "Dataset.from_tensors(…, num_classes=10)"),
+    ("out can't be made", {"out": "/proc/x"}, "can't write to '/proc/x'"),
     ("targets too few", {"data": (IMAGES, ANSWERS[:3])}, "10 inputs but 3 targets"),
     ("pixels to 255", {"data": (IMAGES * 255, ANSWERS)}, "not in [0, 1]"),
     ("model without parameters", {"data": (IMAGES, ANSWERS), "model": torch.nn.Flatten()}, "the model"),
@@ -328,8 +338,12 @@ def test_python(arguments: dict[str, Any], fragment: str, tmp_path: Path, monkey
     [
         (lambda out, _: out, "must return one number"),
         (lambda out, _: float(out.detach().sum()), "must return one number"),
+        (
+            lambda out, _: out.sum() * float("no number"),
+            "the model or the loss can't take inputs of shape .*: ValueErr",
+        ),
     ],
-    ids=["not reduced", "not a tensor"],
+    ids=["not reduced", "not a tensor", "raises"],
 )
 def test_own_loss_must_be_a_number(loss: Any, fragment: str) -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))

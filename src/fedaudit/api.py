@@ -65,6 +65,11 @@ def audit(
         BadInput: something can't be used; the message says what and what to do.
     """
     values = _values(scenario)
+    for part in ("model", "data"):
+        if not isinstance(values.get(part, {}), dict):
+            raise BadInput(
+                f"scenario: {part}: {values[part]!r} isn't allowed; it should be a mapping of keys to values"
+            )
     changes: dict[str, Any] = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
     values |= {key: value for key, value in changes.items() if value is not None}
     if model is not None:

@@ -124,6 +124,7 @@ def prepare_federation(
         BadInput: the data aren't there, the model doesn't fit them, or a user's own part is missing.
     """
     spec = scenario.model
+    own = dataset is not None
     if dataset is None:
         if scenario.data.name == "custom":
             raise BadInput(
@@ -160,7 +161,7 @@ def prepare_federation(
         model = build_model(spec.name, input_shape=setup.input_shape, outputs=setup.outputs, width=spec.width)
         initialise(model, spec.initialisation, generator(scenario.seed, "model"))
     else:
-        model = copy.deepcopy(model)
+        model = _copied(model)
     if spec.checkpoint is not None:
         load_checkpoint(model, spec.checkpoint)
     federation = Federation(
@@ -175,7 +176,7 @@ def prepare_federation(
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
-    _check_outputs(federation)  # what doesn't fit is found before the training
+    _check_outputs(federation, own)  # what doesn't fit is found before the training
     measured = scenario.evaluation.accuracy_every is not None
     for one in scenario.federations:
         shares = spread(dataset, scenario.data.split, one, seed=scenario.seed)
@@ -201,10 +202,19 @@ def prepare_federation(
     return federation, data_record, model_record
 
 
-def _check_outputs(federation: Federation) -> None:
+def _copied(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        raise BadInput(
+            f"model is {got}; give a torch.nn.Module that is made, or name one of fedaudit's own in the scenario"
+        )
+    return copy.deepcopy(model)
+
+
+def _check_outputs(federation: Federation, own: bool) -> None:
     sample = federation.setup.normalise(federation.dataset.test.inputs[:2])
-    own = dict(federation.model.named_parameters())
-    if len(dict(federation.model.named_parameters(remove_duplicate=False))) > len(own):
+    parameters = dict(federation.model.named_parameters())
+    if len(dict(federation.model.named_parameters(remove_duplicate=False))) > len(parameters):
         raise BadInput("two parameters of the model are one tensor (tied weights), which isn't supported; untie them")
     federation.model.eval()
     try:
@@ -215,8 +225,23 @@ def _check_outputs(federation: Federation) -> None:
     expected = (len(sample), federation.setup.outputs)
     if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise BadInput(f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}")
+        more = ""
+        if own and isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > expected[1]:
+            more = _fewer_classes(federation.dataset, outputs.shape[1])
+        raise BadInput(
+            f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}{more}"
+        )
     layer_groups(federation.model, sample)
+
+
+def _fewer_classes(dataset: Dataset, outputs: int) -> str:
+    """Return why a user's own data may have fewer classes than the model, and what to do."""
+    if dataset.num_classes is None:
+        return ""
+    return (
+        f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "
+        f"don't show every class, say how many there are, Dataset.from_tensors(…, num_classes={outputs})"
+    )
 
 
 def _pretrain(federation: Federation, scenario: Scenario, report: Report | None) -> str:

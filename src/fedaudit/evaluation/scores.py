@@ -191,13 +191,15 @@ def check_limits(limits: dict[str, float]) -> None:
     Raises:
         BadInput: naming the ones that do.
     """
+    if not isinstance(limits, dict):
+        raise BadInput(f"limits are a mapping of metrics to numbers, such as {{'psnr': 20}}, not {limits!r}")
     for name, limit in limits.items():
         if name not in limitable():
             facts = metric(name)
             why = f"there is no limit for '{name}'" if facts is None else f"of '{name}' less is more leakage"
             raise BadInput(f"{why}; known: {', '.join(limitable())}")
-        if not math.isfinite(limit):
-            raise BadInput(f"the limit for '{name}' is {limit}; give a number")
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+            raise BadInput(f"the limit for '{name}' is {limit!r}; give a number")
 
 
 def check_thresholds(

@@ -114,9 +114,10 @@ def _loss(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
     inputs, targets = batch
     try:
         value = loss(model(inputs), targets)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
         if "Expected more than 1 value per channel" not in str(error):
-            raise
+            given = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"
+            raise BadInput(f"the model or the loss can't take {given}: {type(error).__name__}: {error}") from error
         raise BadInput(
             "BatchNorm in training mode can't normalise a single value per channel: "
             "use a larger batch_size or larger images, or model.batch_norm: eval"
