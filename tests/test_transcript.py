@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pickle
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.preparation import resolve
 from fedaudit.scenario import scenario_from
-from fedaudit.threat import observe
+from fedaudit.threat import ThreatModel, observe
 from fedaudit.update import Setup
 
 
@@ -273,3 +274,49 @@ def test_pixels_are_normalised_channel_by_channel_and_back(data, kind, channels)
     if not image:
         assert torch.equal(seen, pixels)
     torch.testing.assert_close(setup.denormalise(seen), pixels)
+
+
+# --- made in Python ------------------------------------------------------------------------------------------------
+
+Changes = dict[str, Any]
+WRONG: dict[str, tuple[Changes, Changes, str]] = {
+    "shape": ({"fc.bias": torch.zeros(3)}, {}, r"client 0: tensor 'fc.bias' has shape \(3,\), the model needs \(10,\)"),
+    "precision": ({"fc.bias": torch.zeros(10, dtype=torch.float64)}, {}, "is torch.float64, the model needs torch.fl"),
+    "NaN": ({"fc.bias": torch.full((10,), math.nan)}, {}, "client 0: tensor 'fc.bias' has NaN or infinite values"),
+    "a stranger": ({"x": torch.zeros(1)}, {}, "the model has no tensor 'x'"),
+    "missing weights": ({}, {"fc.bias": None}, "round 0, global weights: tensor 'fc.bias' is missing"),
+    "infinite weights": (
+        {},
+        {"fc.bias": torch.full((10,), math.inf)},
+        "global weights: tensor 'fc.bias' has NaN or inf",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sent", "weights", "words"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_made_in_python_is_checked_as_what_is_loaded(sent: Changes, weights: Changes, words: str) -> None:
+    made = recording(**KINDS["gradients"]).transcript
+    first = made.rounds[0]
+    update = dataclasses.replace(first.updates[0], tensors={**first.updates[0].tensors, **sent})
+    given = {name: value for name, value in {**first.weights, **weights}.items() if value is not None}
+    rounds = [Round(first.index, given, [update, *first.updates[1:]])]
+    wrong = Transcript(made.name, made.setup, made.module, made.loss, rounds)
+    with pytest.raises(BadInput, match=words):
+        observe(wrong, ThreatModel())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rounds: [], "there must be a round"),
+        (lambda rounds: [dataclasses.replace(rounds[0], updates=[])], "and an update in every one"),
+        (lambda rounds: [rounds[0], rounds[0]], "are not in order, each once"),
+        (lambda rounds: [dataclasses.replace(rounds[0], updates=rounds[0].updates[:1] * 2)], "sent two updates in rou"),
+    ],
+    ids=["no round", "no update", "a round twice", "a client twice"],
+)
+def test_a_transcript_that_contradicts_itself_is_refused(change: Any, words: str) -> None:
+    made = recording(**KINDS["gradients"]).transcript
+    wrong = Transcript(made.name, made.setup, made.module, made.loss, change(made.rounds))
+    with pytest.raises(BadInput, match=words):
+        observe(wrong, ThreatModel())

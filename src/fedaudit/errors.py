@@ -22,7 +22,7 @@ class MissingData(BadInput):
 
 
 class CorruptTranscript(BadInput):
-    """A transcript on disk cannot be trusted: something is missing, misshapen, not finite or truncated."""
+    """A transcript cannot be trusted: something is missing, misshapen, not finite or truncated."""
 
 
 class NotApplicable(FedAuditError):

@@ -193,7 +193,11 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
     """Return what the adversary of ``threat`` sees of ``transcript``.
 
     Labels are in the observation only where the threat model grants them *and* they travelled with the transcript.
+
+    Raises:
+        BadInput: the transcript contradicts itself, or isn't one of its model.
     """
+    transcript.check()
     messages = []
     for record in transcript.rounds:
         for update in record.updates:

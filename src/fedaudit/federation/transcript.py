@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,11 +79,35 @@ class Transcript:
         self.rounds = rounds
         self.journal = journal or {}
         self.records = records
+        self._checked = False
 
     @property
     def updates(self) -> int:
         """Number of updates in all rounds."""
         return sum(len(r.updates) for r in self.rounds)
+
+    def check(self) -> None:
+        """Refuse, once, what :meth:`load` refuses: one that was made in Python may hold anything.
+
+        Raises:
+            CorruptTranscript: something is missing, misshapen, not finite, or contradicts something else.
+        """
+        if self._checked:
+            return
+        where = f"transcript '{self.name}'"
+        if not self.rounds or not all(r.updates for r in self.rounds):
+            raise CorruptTranscript(f"{where}: there must be a round, and an update in every one")
+        _check_order(where, self.rounds)
+        state, parameters, buffers = _expected(self.module)
+        for record in self.rounds:
+            place = f"{where}, round {record.index}"
+            _check(record.weights, state, f"{place}, global weights")
+            for update in record.updates:
+                own = f"{place}, client {update.client}"
+                _check_update(update.tensors, update.buffers, update.sanitised, parameters, buffers, own)
+                if update.labels is not None:
+                    _check_labels(update.labels, self.setup, own)
+        self._checked = True
 
     def fingerprint(self) -> str:
         """Return a hash of all updates and records, by which a ground truth knows the transcript it belongs to."""
@@ -146,9 +171,7 @@ class Transcript:
                 )
         except BadInput as error:
             raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
-        state = module.state_dict()
-        parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-        buffers = {name: b for name, b in module.named_buffers() if name in state}
+        state, parameters, buffers = _expected(module)
         rounds = []
         for entry in index.rounds:
             weights = _read_tensors(folder, entry.weights, state)
@@ -156,7 +179,9 @@ class Transcript:
             rounds.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
         journal = _read_file(folder, JOURNAL) if (folder / JOURNAL).is_file() else {}
         records = _read_records(folder, setup) if (folder / RECORDS).is_file() else None
-        return cls(index.name, setup, module, loss, rounds, journal, records)
+        loaded = cls(index.name, setup, module, loss, rounds, journal, records)
+        loaded._checked = True
+        return loaded
 
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
@@ -249,7 +274,7 @@ def _read_index(folder: Path) -> _Index:
         raise
     except BadInput as error:  # from the training facts of an update
         raise CorruptTranscript(f"{path}: {error}") from None
-    _check_order(path, index)
+    _check_order(path, index.rounds)
     return index
 
 
@@ -267,13 +292,13 @@ def _check_version(path: Path, text: str) -> None:
         raise CorruptTranscript(f"{path}: version {header.version} can't be read by this fedaudit, only {VERSION}")
 
 
-def _check_order(path: Path, index: _Index) -> None:
-    numbers = [r.index for r in index.rounds]
+def _check_order(path: Path | str, rounds: Sequence[_RoundEntry | Round]) -> None:
+    numbers = [r.index for r in rounds]
     if any(b <= a for a, b in itertools.pairwise(numbers)):
         raise CorruptTranscript(f"{path}: rounds {numbers} are not in order, each once")
-    if len({u.kind for r in index.rounds for u in r.updates}) > 1:
+    if len({u.kind for r in rounds for u in r.updates}) > 1:
         raise CorruptTranscript(f"{path}: some updates are gradients and some are weights; a federation has one kind")
-    for entry in index.rounds:
+    for entry in rounds:
         clients = [u.client for u in entry.updates]
         if len(set(clients)) < len(clients):
             raise CorruptTranscript(f"{path}: a client sent two updates in round {entry.index}; it sends one")
@@ -303,7 +328,14 @@ def _read_file(folder: Path, file: str) -> Tensors:
         raise CorruptTranscript(f"{path} is truncated or not a safetensors file ({error})") from None
 
 
-def _check(tensors: Tensors, wanted: Tensors, path: Path) -> None:
+def _expected(module: nn.Module) -> tuple[Tensors, Tensors, Tensors]:
+    """Return the whole state of ``module``, its trainable parameters, and the buffers that travel."""
+    state = module.state_dict()
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    return state, parameters, {name: b for name, b in module.named_buffers() if name in state}
+
+
+def _check(tensors: Tensors, wanted: Tensors, path: Path | str) -> None:
     for name, own in wanted.items():
         if name not in tensors:
             raise CorruptTranscript(f"{path}: tensor '{name}' is missing")
@@ -331,17 +363,13 @@ def _read_update(folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers
     path = folder / entry.file
     moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
     own = {k: v for k, v in tensors.items() if not k.startswith("buffers/")}
-    # a sanitiser may hold tensors back, but then says that it was there
-    sent = {k: v for k, v in parameters.items() if entry.sanitised is None or f"parameters/{k}" in own}
-    if not sent:
-        raise CorruptTranscript(f"{path}: there is no parameter of the model in it")
-    _check(own, {f"parameters/{k}": v for k, v in sent.items()}, path)
-    _check(moved, {k: v for k, v in buffers.items() if k in moved}, path)
+    filed = {f"parameters/{k}": v for k, v in parameters.items()}
+    sent = _check_update(own, moved, entry.sanitised, filed, buffers, path)
     try:
         return Update(
             client=entry.client,
             kind=entry.kind,
-            tensors={name: own[f"parameters/{name}"] for name in sent},  # in the model's order
+            tensors={name.removeprefix("parameters/"): own[name] for name in sent},  # in the model's order
             num_examples=entry.num_examples,
             facts=entry.facts,
             buffers=moved,
@@ -350,6 +378,24 @@ def _read_update(folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers
         )
     except BadInput as error:
         raise CorruptTranscript(f"{path}: {error}") from None
+
+
+def _check_update(
+    own: Tensors,
+    moved: Tensors,
+    sanitised: Sanitised | None,
+    parameters: Tensors,
+    buffers: Tensors,
+    path: Path | str,
+) -> Tensors:
+    """Return those of ``parameters`` that were sent in ``own``, and refuse what isn't as the model has it."""
+    # a sanitiser may hold tensors back, but then says that it was there
+    sent = {k: v for k, v in parameters.items() if sanitised is None or k in own}
+    if not sent:
+        raise CorruptTranscript(f"{path}: there is no parameter of the model in it")
+    _check(own, sent, path)
+    _check(moved, {k: v for k, v in buffers.items() if k in moved}, path)
+    return sent
 
 
 def _read_records(folder: Path, setup: Setup) -> Records:
@@ -384,13 +430,17 @@ def check_examples(inputs: Tensor, labels: Tensor, setup: Setup, count: int, wha
         raise CorruptTranscript(f"{what}: the inputs must be finite float32 numbers")
     if setup.kind == "image" and bool((inputs < 0).any() | (inputs > 1).any()):
         raise CorruptTranscript(f"{what}: a pixel lies outside of [0, 1]")
+    _check_labels(labels, setup, what)
+
+
+def _check_labels(labels: Tensor, setup: Setup, where: str) -> None:
     classes = setup.num_classes
     if classes is None:
-        wrong = labels.shape != (count, 1) or not torch.isfinite(labels).all()
+        wrong = labels.ndim != 2 or labels.shape[1] != 1 or not bool(torch.isfinite(labels).all())
     else:
         wrong = labels.dtype != torch.int64 or labels.ndim != 1 or bool(((labels < 0) | (labels >= classes)).any())
     if wrong:
-        raise CorruptTranscript(f"{what}: the labels are none of this model's")
+        raise CorruptTranscript(f"{where}: the labels are none of this model's")
 
 
 def _labels(values: list[int] | list[float], classes: int | None) -> Tensor:
