@@ -23,7 +23,7 @@ from fedaudit.preparation import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.update import Loss
 from tests.conftest import Command
-from tests.federation_cases import add_counting
+from tests.federation_cases import Counting, add_counting
 
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -212,6 +212,13 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="can't write the checkpoint"):
         simulated(scenario({}), Checkpoint(tmp_path / "file" / "f.simulation", every=0))
+
+
+def test_a_memory_that_a_checkpoint_cannot_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_counting(monkeypatch)
+    monkeypatch.setattr(Counting, "__init__", lambda self: self.__dict__.update(rounds=0, own=lambda: 0))
+    with pytest.raises(BadInput, match="keep tensors and plain values only"):
+        simulated(scenario({"sanitiser": "counting"}), Checkpoint(tmp_path / "f.simulation", every=0))
 
 
 def test_short_simulations_leave_nothing(tmp_path: Path, command: Command) -> None:

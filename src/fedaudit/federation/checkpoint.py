@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from pickle import UnpicklingError
+from pickle import PicklingError, UnpicklingError
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -63,6 +63,11 @@ class Checkpoint:
             draft.replace(self.path)
         except (OSError, RuntimeError) as error:  # torch's own, on a full disk
             raise BadInput(f"can't write the checkpoint '{self.path}': {error}") from None
+        except (PicklingError, AttributeError, TypeError) as error:
+            raise BadInput(
+                f"a part of the simulation remembers what a checkpoint can't hold ({error}): "
+                "keep tensors and plain values only, in dicts, lists and tuples"
+            ) from error
         self.written = time.monotonic()
 
     def remove(self) -> None:
