@@ -40,7 +40,7 @@ def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds
         assert len(course.sent) == rounds
     else:
         assert set(counts.values()) == {ALLOWED}
-        assert course.why == "the privacy budget is spent"
+        assert course.why == "the privacy budget was spent"
     assert len(course.sent) >= min(rounds, math.ceil(10 * ALLOWED / per_round))
 
 
@@ -55,9 +55,11 @@ def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped(
 def test_where_too_few_are_left_for_the_rule_the_federation_ends_and_is_kept() -> None:
     defences: dict[str, Any] = {"sanitiser": DP, "aggregator": "krum"}
     made = scenario({**SAMPLED, "clients": 6, "clients_per_round": 5}, defences=defences)
-    course = run_audit(made).result.federations[0].course
+    federation = run_audit(made).result.federations[0]
+    course = federation.course
     assert course is not None
     assert course.stopped is not None
     assert course.stopped >= ALLOWED
     assert course.why_stopped is not None
     assert "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round" in course.why_stopped
+    assert f"rounds (then {course.why_stopped}" in federation.description

@@ -67,7 +67,7 @@ def test_found_first(place: str, value: Any, words: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_runs")
-@pytest.mark.parametrize(("record", "words"), [([4], "after 4 rounds the privacy budget is spent"), ([3], "")])
+@pytest.mark.parametrize(("record", "words"), [([4], "after 4 rounds the privacy budget was spent"), ([3], "")])
 def test_whether_a_budget_lasts_to_a_recorded_round(record: list[int], words: str) -> None:
     values = changed("federations.1.record", record, defences={"sanitiser": {"name": "dp", "noise": 1.0}})
     if words:

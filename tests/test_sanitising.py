@@ -380,7 +380,7 @@ def test_central_noise_is_the_server_s():
         ({"name": "ffl", "ratio": 1.5}, {}, "less than or equal to 1"),
         ({"name": "ffl", "rato": 1}, {}, "unknown key 'rato'; did you mean 'ratio'"),
         ({"name": "dp", "delta": 1}, {}, "less than 1"),
-        ({"name": "dp", "noise": 0.01}, {}, "budget was spent before any"),
+        ({"name": "dp", "noise": 0.01}, {}, "no recorded round is reached: after 0 rounds the privacy budget"),
         ({"name": "dp", "where": "central"}, {"aggregator": "median"}, "made for the aggregator 'mean'"),
     ],
 )

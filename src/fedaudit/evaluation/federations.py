@@ -30,7 +30,9 @@ def federation_record(transcript: Transcript, course: Course | None, scenario: S
     rounds = _many(spec.rounds, "round")
     stopped = _stopped(transcript, course, spec)
     if stopped is not None:
-        rounds = f"{stopped} of {rounds} (then the privacy budget was spent)"
+        rounds = (
+            f"{stopped} of {rounds} (then {course.why if course and course.why else 'the privacy budget was spent'})"
+        )
     per_round = spec.clients_per_round or spec.clients
     who = (
         f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else _many(spec.clients, "client")

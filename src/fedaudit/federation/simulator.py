@@ -177,12 +177,12 @@ def _choose(
     order = torch.randperm(spec.clients, generator=sampler).tolist()
     chosen = sorted(budget.admit(order)[:per_round])
     if not chosen:
-        return [], "the privacy budget is spent"
+        return [], "the privacy budget was spent"
     if len(chosen) < per_round:
         try:
             aggregator.rehearse(len(chosen))
         except BadInput as error:
-            return [], f"the privacy budget of all but {len(chosen)} clients is spent: {error}"
+            return [], f"the privacy budget of all but {len(chosen)} clients was spent: {error}"
     return chosen, ""
 
 
@@ -314,10 +314,7 @@ def _check_budget(
     for index in range(first + 1):
         chosen, why = _choose(spec, budget, aggregator, sampler)
         if why:
-            raise BadInput(
-                f"the privacy budget was spent before any recorded round: after {index} rounds {why}; "
-                "raise epsilon or noise"
-            )
+            raise BadInput(f"no recorded round is reached: after {index} rounds {why}; raise epsilon or noise")
         budget.count(chosen)
 
 
