@@ -48,7 +48,8 @@ def print_summary(result: AuditResult) -> None:
         console.print(_price(result))
     for f in result.federations:
         if f.course and f.course.stopped is not None:
-            print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds were played, then the privacy budget was spent")
+            why = f.course.why_stopped or "the privacy budget was spent"
+            print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds were played, then {why}")
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
             print(row.verdict_text)
