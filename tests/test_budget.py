@@ -18,6 +18,7 @@ from tests.federation_cases import same, scenario
 
 DP = {"name": "dp", "noise": 1.0, "epsilon": 8.0}
 ALLOWED = Account(1.0, 1e-5, 1.0, 1).rounds(8.0)
+ONE = [{"name": "invg", "iterations": 1}]
 SAMPLED = {"clients": 10, "clients_per_round": 1, "examples": 20, "rounds": 30}
 
 
@@ -54,7 +55,7 @@ def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped(
 
 def test_where_too_few_are_left_for_the_rule_the_federation_ends_and_is_kept() -> None:
     defences: dict[str, Any] = {"sanitiser": DP, "aggregator": "krum"}
-    made = scenario({**SAMPLED, "clients": 6, "clients_per_round": 5}, defences=defences)
+    made = scenario({**SAMPLED, "clients": 6, "clients_per_round": 5}, defences=defences, attacks=ONE)
     federation = run_audit(made).result.federations[0]
     course = federation.course
     assert course is not None
