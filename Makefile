@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= audit
 
-.PHONY: audit setup test test-slow lint format bench bench-peers schema clean
+.PHONY: audit setup test test-slow lint format bench bench-peers schema same-numbers clean
 
 audit: $(READY)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -47,6 +47,10 @@ bench-peers: .venv-bench/.ready  ## all benchmarks in full, beside breaching, Fl
 schema: $(READY)  ## write the JSON Schema of results.json
 	$(BIN)/python -c "import json; from fedaudit.results import AuditResult; \
 	print(json.dumps(AuditResult.model_json_schema(), indent=2))" > docs/results.schema.json
+
+same-numbers: $(READY)  ## compare this version's numbers with another commit's, bit for bit: make same-numbers OLD=v0.1
+	rm -rf .old && git worktree prune && git worktree add --quiet --detach .old $(OLD)
+	$(BIN)/python -m tests.same_numbers .old; code=$$?; git worktree remove --force .old; exit $$code
 
 clean:
 	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache

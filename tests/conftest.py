@@ -89,8 +89,8 @@ def scenario_file(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the transcript and the truth of ``SCENARIO``; copy it before changing anything."""
-    from fedaudit.auditing import record
     from fedaudit.federation.truth import save_recording
+    from fedaudit.pipeline.run import record
     from fedaudit.scenario import load_scenario
 
     folder = tmp_path_factory.mktemp("recorded")

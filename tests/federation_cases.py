@@ -13,7 +13,7 @@ from fedaudit.federation.participant import Federation
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.update import Update
 

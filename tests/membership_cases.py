@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from fedaudit.attacks import MembershipFinding, make_attack
-from fedaudit.auditing import record
 from fedaudit.federation.records import Records
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.preparation import resolve
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Message, Observation, ThreatModel
 from fedaudit.update import Setup, Update
+from fedaudit.utils.seeds import generator
 
 FEDERATION = {
     "name": "f",

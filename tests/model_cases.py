@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 
 def generator(seed: int = 0) -> torch.Generator:

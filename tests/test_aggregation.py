@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedaudit.defences import vectors
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, make_aggregator
-from fedaudit.errors import BadInput
-from fedaudit.machine import make_torchvision_importable
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.machine import make_torchvision_importable
 
 Array = np.ndarray[Any, Any]
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.membership.agrevader import turned
-from fedaudit.auditing import run_audit
-from fedaudit.errors import BadInput, NotApplicable
+from fedaudit.attacks.records.agrevader import turned
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
-from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import ThreatModel, observe
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.seeds import generator
 from tests.membership_cases import logistic, play, recorded, scenario
 
 CLIENT = {"adversary": "client"}

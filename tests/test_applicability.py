@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, make_attack
-from fedaudit.auditing import plan, record
-from fedaudit.errors import NotApplicable
-from fedaudit.preparation import resolve
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import plan, record
 from fedaudit.scenario import scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import ThreatModel
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.seeds import generator
 
 UPDATES: dict[str, dict[str, Any]] = {
     "one gradient": {"clients": 1, "examples": 1},

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Finding, ImageFinding, make_attack
 from fedaudit.attacks.inversion.template import GradientInversion, prepare
-from fedaudit.auditing import Recording, assess, plan, play, record
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.errors import BadInput, NotApplicable
-from fedaudit.generators import TrainingPlan, train_generator
-from fedaudit.preparation import resolve
-from fedaudit.progress import Quiet
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import Recording, assess, plan, play, record
+from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.progress import Quiet
+from fedaudit.utils.seeds import generator
 
 # gias needs a generator; it has tests of its own
 INVERSIONS = [

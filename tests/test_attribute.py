@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, AttributeFinding, Finding, make_attack
-from fedaudit.auditing import run_audit
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.dataset import with_column
-from fedaudit.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.attributes import most_frequent
 from fedaudit.federation.records import Records
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
-from fedaudit.preparation import resolve
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import Setup
+from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
+from fedaudit.utils.seeds import generator
 from tests.conftest import Command
 from tests.membership_cases import recorded
 

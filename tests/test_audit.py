@@ -247,12 +247,12 @@ def test_a_user_s_own_model_loss_and_data(tmp_path):
     assert finished.result.model.name == "custom"
     assert not finished.exceeded
     assert (tmp_path / "report.html").is_file()
-    with pytest.raises(fedaudit.errors.BadInput, match="user's own"):
+    with pytest.raises(fedaudit.utils.errors.BadInput, match="user's own"):
         fedaudit.audit(tmp_path / "scenario.yaml", progress=False)
 
 
 def test_a_model_whose_outputs_do_not_fit_is_refused():
-    with pytest.raises(fedaudit.errors.BadInput, match=r"\(1, 4\)"):
+    with pytest.raises(fedaudit.utils.errors.BadInput, match=r"\(1, 4\)"):
         fedaudit.audit(model=Own(), data=(torch.rand(8, 1, 8, 8), torch.arange(8) % 4), progress=False)
 
 
@@ -341,12 +341,12 @@ def test_an_example_that_an_update_used_several_times_counts_once():
 def test_tied_weights_are_refused():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 3))
     model[2].weight = model[1].weight
-    with pytest.raises(fedaudit.errors.BadInput, match="tied"):
+    with pytest.raises(fedaudit.utils.errors.BadInput, match="tied"):
         fedaudit.audit(model=model, data=(torch.rand(20, 1, 8, 8), torch.arange(20) % 3), progress=False)
 
 
 def test_a_model_that_cannot_take_the_data_is_refused():
-    with pytest.raises(fedaudit.errors.BadInput, match="can't take examples"):
+    with pytest.raises(fedaudit.utils.errors.BadInput, match="can't take examples"):
         fedaudit.audit(model=Own(), data=(torch.rand(20, 3, 8, 8), torch.arange(20) % 3), progress=False)
 
 

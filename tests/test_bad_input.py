@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fedaudit
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 from tests.conftest import SCENARIO, Command, Outcome, refused
 
 HEAD, _, TAIL = SCENARIO.partition("federations:")

@@ -137,7 +137,9 @@ def test_a_torchvision_that_does_not_fit_torch_is_made_importable(tmp_path):
         "if not hasattr(torch.ops.torchvision, 'nms'):\n"
         "    raise RuntimeError('operator torchvision::nms does not exist')\n"
     )
-    script = "from fedaudit.machine import make_torchvision_importable as make\nmake(); make()\nimport torchvision\n"
+    script = (
+        "from fedaudit.utils.machine import make_torchvision_importable as make\nmake(); make()\nimport torchvision\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )

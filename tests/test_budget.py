@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fedaudit.auditing import run_audit
 from fedaudit.defences.privacy import Account
-from fedaudit.federation.course import Course
+from fedaudit.federation.history import Course
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
-from fedaudit.preparation import prepare_federation
+from fedaudit.pipeline.prepare import prepare_federation
+from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario
 from tests.federation_cases import same, scenario
 

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaudit.data import load_dataset
-from fedaudit.errors import BadInput
 from fedaudit.federation.checkpoint import Checkpoint
-from fedaudit.federation.course import Course
+from fedaudit.federation.history import Course
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.update import Loss
+from fedaudit.utils.errors import BadInput
 from tests.conftest import Command
 from tests.federation_cases import Counting, add_counting
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from fedaudit.data import DATASETS, Dataset, Split, find_dataset, how_to_get, load_dataset
 from fedaudit.data.photos import PHOTOS, load_photo, plan_crops
-from fedaudit.errors import BadInput, MissingData
+from fedaudit.utils.errors import BadInput, MissingData
 from tests.data_cases import RNG, as_bytes, one_line, pictures
 
 REAL = os.environ.get("FEDAUDIT_DATA")

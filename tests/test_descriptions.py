@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedaudit.auditing import Audit, run_audit
+from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import scenario_from
 from tests.conftest import Command

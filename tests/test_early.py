@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import fedaudit
-from fedaudit import auditing
-from fedaudit.errors import BadInput
+from fedaudit.pipeline import run as auditing
+from fedaudit.utils.errors import BadInput
 
 VALUES: dict[str, Any] = {
     "data": {"name": "digits"},

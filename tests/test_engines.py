@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedaudit.attacks.inversion.engines import AGREEMENT, make_engine
-from fedaudit.attacks.inversion.frozen import frozen
-from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference, unrolled
+from fedaudit.attacks.inversion.engines.first_order import frozen
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
+from fedaudit.attacks.inversion.engines.passes import Passes, Traced, eager
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, SquaredL2, WeightedCosine
-from fedaudit.attacks.inversion.passes import Passes, Traced, eager
 from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
+from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.seeds import generator
 from fedaudit.update import TrainingFacts
+from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.epochs import chain, match
-from fedaudit.auditing import Recording, record, run_audit
-from fedaudit.errors import NotApplicable
-from fedaudit.preparation import resolve
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import Recording, record, run_audit
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Observation, observe
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.seeds import generator
 
 EPOCHS = {"name": "f", "clients": 1, "examples": 3, "batch_size": 1, "rounds": 6, "learning_rate": 1e-3}
 

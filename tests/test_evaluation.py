@@ -14,17 +14,17 @@ from scipy import stats
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 
 from fedaudit.attacks import ImageFinding, Trace
-from fedaudit.attacks.label_inference import LabelFinding
+from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.evaluation import check_thresholds, compare, evaluate, interval, paired_interval, summarise
+from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missing, mse, psnr, ssim
 from fedaudit.evaluation.images import assign, judge, rank
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
-from fedaudit.machine import make_torchvision_importable
-from fedaudit.metrics import _lpips_network, lpips, lpips_missing, mse, psnr, ssim
 from fedaudit.results import FindingResult, ImageResult
-from fedaudit.seeds import generator
 from fedaudit.threat import Message, Observation, ThreatModel
 from fedaudit.update import Setup, Update
+from fedaudit.utils.machine import make_torchvision_importable
+from fedaudit.utils.seeds import generator
 
 
 def pictures(count: int, channels: int = 3, size: int = 16, seed: int = 0) -> torch.Tensor:

@@ -18,11 +18,11 @@ from torch.nn import functional
 from fedaudit.data import Dataset
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.errors import BadInput
 from fedaudit.federation.participant import Federation
 from fedaudit.federation.simulator import simulate, spread
 from fedaudit.federation.truth import Truth
-from fedaudit.preparation import prepare_federation
+from fedaudit.pipeline.prepare import prepare_federation
+from fedaudit.utils.errors import BadInput
 from tests.federation_cases import run, same, scenario
 
 Loss = Callable[[Tensor, Tensor], Tensor]

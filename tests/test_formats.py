@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from fedaudit.data import find_dataset, load_dataset
-from fedaudit.errors import BadInput, MissingData
+from fedaudit.utils.errors import BadInput, MissingData
 from tests.data_cases import RNG, as_bytes, one_line, pictures
 
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.layer_weights import Shape, layer_weights, shape_values, zero_modifier
-from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import SquaredL2, WeightedCosine, flatten
 from fedaudit.attacks.inversion.priors import total_variation
-from fedaudit.attacks.inversion.template import one_batch_gradient
+from fedaudit.attacks.victim import Victim, one_batch_gradient
 from fedaudit.federation.client import gradient, train
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
-from fedaudit.seeds import generator
 from fedaudit.update import TrainingFacts, Update
+from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)
 SHAPES: list[Shape] = ["linear", "logarithmic", "exponential"]

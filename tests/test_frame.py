@@ -17,15 +17,15 @@ from torch import Tensor
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, register
 from fedaudit.attacks.base import ATTACK_CONFIG
-from fedaudit.auditing import Audit, plan, record, run_audit
-from fedaudit.errors import BadInput
 from fedaudit.evaluation import KINDS, Judged, Kind, Metric, compare, evaluate, summarise
 from fedaudit.evaluation.kinds import by_leaks, done
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
+from fedaudit.pipeline.run import Audit, plan, record, run_audit
+from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import EvaluationSpec, scenario_from
 from fedaudit.threat import LooksAt, Observation, ThreatModel, observe
-from fedaudit.trials import Trial
+from fedaudit.utils.errors import BadInput
 
 ROOT = Path(__file__).parent.parent
 DRIFT = Metric("drift", "norm of all updates together", "units")

@@ -15,16 +15,16 @@ from torch import Tensor
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.generative import from_codes, from_weights, through
 from fedaudit.attacks.inversion.objectives import flatten
-from fedaudit.auditing import Recording, check_public_examples, record, run_audit
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.errors import BadInput, MissingData, NotApplicable
-from fedaudit.generators import TrainingPlan, public_examples, sample_sheet, train_generator
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, fingerprints, trunk
-from fedaudit.preparation import resolve
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import Recording, check_public_examples, record, run_audit
+from fedaudit.pipeline.train_generator import TrainingPlan, public_examples, sample_sheet, train_generator
+from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Observation, observe
-from fedaudit.trials import Trial
+from fedaudit.utils.errors import BadInput, MissingData, NotApplicable
+from fedaudit.utils.seeds import generator
 from tests.conftest import Command
 
 OBJECTIVES = ["autoencoder", "gan"]
@@ -89,7 +89,7 @@ def test_a_generator_makes_images_of_any_shape(channels, height, breadth, width)
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_training_goes_on_where_it_stopped_to_the_same_bits(tmp_path, digits, objective, monkeypatch):
-    monkeypatch.setattr("fedaudit.generators._KEEP_EVERY", 3)
+    monkeypatch.setattr("fedaudit.pipeline.train_generator._KEEP_EVERY", 3)
     plan = TrainingPlan(objective, steps=7, batch_size=8)
     whole = train_generator(digits, tmp_path / "whole.safetensors", latent=4, width=4, plan=plan)
 

@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 from torch import nn
 
-from fedaudit.errors import BadInput
 from fedaudit.models import INITIALISATIONS, initialise
+from fedaudit.utils.errors import BadInput
 from tests.model_cases import generator, one_line
 
 

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, Evidence, infer_labels, last_layer
-from fedaudit.auditing import record, run_audit
-from fedaudit.errors import NotApplicable
+from fedaudit.attacks.labels.inference import LABEL_INFERENCES, Evidence, infer_labels, last_layer
+from fedaudit.attacks.victim import Victim
 from fedaudit.federation.client import gradient, train, trainable
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
+from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import observe
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)
 
@@ -42,7 +43,13 @@ def evidence(name: str, labels: Tensor, seed: int, classes: int = 10, steps: int
         sent = {n: (state[n] - p.detach()) / (1e-3 * steps) for n, p in trainable(model).items()}
     else:
         sent = gradient(model, nn.functional.cross_entropy, (images, labels))
-    return last_layer(model, state, layer_groups(model, torch.zeros(2, *SHAPE)), sent, classes, SHAPE)
+    return last_layer(
+        Victim(model, nn.functional.cross_entropy, state, {}),
+        layer_groups(model, torch.zeros(2, *SHAPE)),
+        sent,
+        classes,
+        SHAPE,
+    )
 
 
 def counts(labels: Tensor) -> list[int]:
@@ -152,8 +159,16 @@ def test_probing_leaves_running_statistics_and_global_randomness_alone():
     model.train()
     state = {n: t.detach().clone() for n, t in model.state_dict().items()}
     sent = {n: torch.ones_like(p) for n, p in trainable(model).items()}
+    parameters = {n: state[n] for n in sent}
+    buffers = {n: t for n, t in state.items() if n not in sent}
     before = torch.get_rng_state()
-    last_layer(model, state, layer_groups(model, torch.zeros(2, *SHAPE)), sent, 10, SHAPE).probe()
+    last_layer(
+        Victim(model, nn.functional.cross_entropy, parameters, buffers),
+        layer_groups(model, torch.zeros(2, *SHAPE)),
+        sent,
+        10,
+        SHAPE,
+    ).probe()
     assert all(state[n].equal(t) for n, t in model.state_dict().items())
     assert torch.get_rng_state().equal(before)
 

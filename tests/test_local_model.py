@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding, make_attack
-from fedaudit.auditing import record, run_audit
 from fedaudit.data import load_dataset
 from fedaudit.data.synthetic import leaf_synthetic
-from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.local_models import least_loss
 from fedaudit.federation.truth import Truth
+from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario import scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Message, Observation, ThreatModel, observe
 from fedaudit.update import Setup, TrainingFacts, Update
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.seeds import generator
 
 RATE = 0.3  # of the largest learning rate at which plain gradient descent still converges
 

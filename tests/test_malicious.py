@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding, make_attack
-from fedaudit.auditing import run_audit
-from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.class_images import likeness
 from fedaudit.federation.behaviour import BEHAVIOURS, Turn
@@ -21,13 +19,15 @@ from fedaudit.federation.simulator import simulate
 from fedaudit.federation.spec import DefencesSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.run import run_audit
 from fedaudit.report import courses, frontier
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import Setup, Tensors
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.seeds import generator
 
 QUICK = {"name": "gan", "start": 1, "images": 6, "steps": 3, "batch_size": 4, "width": 8, "keep": 3, "every": 2}
 

@@ -14,18 +14,18 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Finding, MembershipFinding, make_attack
-from fedaudit.auditing import run_audit
-from fedaudit.errors import BadInput, NotApplicable
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.membership import auc, roc, tpr_at
 from fedaudit.federation.records import NOBODY, Records
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.preparation import resolve
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import run_audit
+from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.trials import Trial
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.seeds import generator
 from tests.conftest import Command
 from tests.membership_cases import PUBLIC, logistic, play, recorded, scenario
 

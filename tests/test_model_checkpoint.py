@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedaudit.errors import BadInput, MissingData
 from fedaudit.models import build_model, initialise, load_checkpoint, save_checkpoint
+from fedaudit.utils.errors import BadInput, MissingData
 from tests.model_cases import Tokens, generator, one_line
 
 

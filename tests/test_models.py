@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedaudit.errors import BadInput
 from fedaudit.models import MODELS, build_model, has_batch_norm, set_training_mode
+from fedaudit.utils.errors import BadInput
 from tests.model_cases import generator, one_line
 
 IMAGE_MODELS = [entry.name for entry in MODELS if entry.info["input"] == "image"]

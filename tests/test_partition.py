@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedaudit.data.partition import PARTITIONS, partition
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 SCHEMES: list[tuple[str, dict[str, Any]]] = [
     ("iid", {}),

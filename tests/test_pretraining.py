@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.auditing import run_audit
-from fedaudit.errors import BadInput
 from fedaudit.federation.simulator import hold, spread
-from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.utils.errors import BadInput
 
 VALUES: dict[str, Any] = {
     "data": {"name": "digits"},

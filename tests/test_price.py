@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedaudit.auditing import Audit, run_audit
-from fedaudit.errors import BadInput
-from fedaudit.federation.course import Course
+from fedaudit.federation.history import Course
 from fedaudit.federation.simulator import simulate, spread
-from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.report import frontier
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import load_scenario, scenario_from
@@ -23,6 +22,7 @@ from fedaudit.studies.drawing import frontier as study_frontier
 from fedaudit.studies.drawing import markdown
 from fedaudit.studies.spec import load_study
 from fedaudit.studies.store import Row
+from fedaudit.utils.errors import BadInput
 
 FEDERATION = {"name": "fed", "clients": 3, "examples": 30, "rounds": 2, "batch_size": 4, "record": [1]}
 VALUES: dict[str, Any] = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedaudit.attacks.inversion.matching import Victim, with_soft_labels
+from fedaudit.attacks.inversion.engines.reference import with_soft_labels
 from fedaudit.attacks.inversion.objectives import LayerL2, flatten
 from fedaudit.attacks.inversion.priors import (
     Prior,
@@ -24,8 +24,9 @@ from fedaudit.attacks.inversion.priors import (
     smoothness,
 )
 from fedaudit.attacks.inversion.reconstruct import Optimisation, descent, reconstruct
+from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.seeds import generator
+from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)
 RANGE = (torch.full((1, 3, 1, 1), -1.0, dtype=torch.float64), torch.full((1, 3, 1, 1), 2.0, dtype=torch.float64))

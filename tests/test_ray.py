@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fedaudit.errors import BadInput
-from fedaudit.progress import Quiet
 from fedaudit.studies.backends import ray as on_ray
 from fedaudit.studies.running import run_study
 from fedaudit.studies.spec import expand
 from fedaudit.studies.store import Store
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.progress import Quiet
 from tests.test_studies import run, tiny
 
 ray = pytest.importorskip("ray")

@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedaudit.auditing import record
 from fedaudit.data.dataset import Split
-from fedaudit.errors import BadInput, CorruptTranscript
 from fedaudit.evaluation.membership import judged
 from fedaudit.federation.checkpoint import Checkpoint
-from fedaudit.federation.drawing import Drawn, draw
+from fedaudit.federation.draw_records import Drawn, draw
 from fedaudit.federation.records import NOBODY, UNUSED, Wanted
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
-from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.run import record
 from fedaudit.scenario import scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import ThreatModel, observe
+from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.seeds import generator
 from tests.membership_cases import PUBLIC, recorded, scenario
 
 

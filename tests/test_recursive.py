@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.chain import chain
-from fedaudit.attacks.inversion.constraints import gradient_constraints, weight_constraints
-from fedaudit.attacks.inversion.rank import rank_analysis
-from fedaudit.auditing import Recording, record
+from fedaudit.attacks.analytic.chain import chain
+from fedaudit.attacks.analytic.constraints import gradient_constraints, weight_constraints
+from fedaudit.attacks.analytic.rank import rank_analysis
 from fedaudit.data import Dataset
-from fedaudit.errors import BadInput, NotApplicable
-from fedaudit.invertibility import load, rank_of
 from fedaudit.models import MODELS, build_model
-from fedaudit.preparation import resolve
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.rank import load, rank_of
+from fedaudit.pipeline.run import Recording, record
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.seeds import generator
 from fedaudit.threat import Observation, observe
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.seeds import generator
 from tests.conftest import Command
 
 SGD = {"name": "fedsgd", "clients": 1, "examples": 1}

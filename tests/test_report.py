@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedaudit.errors import BadInput, MissingData
 from fedaudit.report import figures, write_report
 from fedaudit.report.page import comparison_text, headline, threshold_text
 from fedaudit.report.wording import duration, number, sentence
 from fedaudit.results import AuditResult, Comparison, Curve, Interval, Threshold, Verdict
+from fedaudit.utils.errors import BadInput, MissingData
 from tests.report_cases import CASES, empty, refused, sample, save
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "base", "source", "col", "wbr", "area", "embed", "track"}

@@ -15,20 +15,20 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.defended import SmoothSigns, distance_to
-from fedaudit.auditing import run_audit
 from fedaudit.defences.aggregation import make_aggregator
 from fedaudit.defences.privacy import Account, DifferentialPrivacy, account
 from fedaudit.defences.sanitising import SANITISERS, Received, make_sanitiser
-from fedaudit.errors import BadInput, CorruptTranscript
-from fedaudit.federation.course import Course
 from fedaudit.federation.encoding import decode, encode
+from fedaudit.federation.history import Course
 from fedaudit.federation.server import Server
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
-from fedaudit.preparation import prepare_federation, resolve
+from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.update import Sanitised, TrainingFacts, Update
+from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (5, 4), "c.weight": (2, 5), "c.bias": (2,)}
 LAYERS = (("a.weight", "a.bias"), ("b.weight",), ("c.weight", "c.bias"))

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedaudit.errors import BadInput
 from fedaudit.scenario import Scenario, apply_override, load_scenario, parse_setting, scenario_from
+from fedaudit.utils.errors import BadInput
 
 positive = st.floats(min_value=1e-12, max_value=1e12, allow_nan=False)
 counts = st.integers(1, 10**6)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, make_aggregator
-from fedaudit.errors import BadInput
 from fedaudit.federation.server import Server
 from fedaudit.update import TrainingFacts, Update
+from fedaudit.utils.errors import BadInput
 from tests.federation_cases import run, same
 
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from fedaudit import plain_yaml
-from fedaudit.errors import BadInput
-from fedaudit.progress import Quiet
 from fedaudit.studies.analysis import analyse, values
 from fedaudit.studies.backends import processes
 from fedaudit.studies.drawing import markdown, write
 from fedaudit.studies.running import run_study
 from fedaudit.studies.spec import StudySpec, builtin_studies, expand, load_study, study_from, trial_key
 from fedaudit.studies.store import FILE, Row, Store
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.progress import Quiet
 
 TINY: dict[str, Any] = {
     "version": 1,

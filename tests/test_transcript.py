@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaudit.auditing import Recording, record
-from fedaudit.errors import BadInput, CorruptTranscript
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs, save_recording
-from fedaudit.preparation import resolve
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import Recording, record
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.update import Setup
+from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 
 def recording(**changes: Any) -> Recording:

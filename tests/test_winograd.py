@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedaudit.attacks.inversion import winograd
-from fedaudit.attacks.inversion.engines import AGREEMENT
-from fedaudit.attacks.inversion.frozen import frozen
-from fedaudit.attacks.inversion.matching import Victim, one_gradient, reference
+from fedaudit.attacks.inversion.engines import winograd
+from fedaudit.attacks.inversion.engines.first_order import frozen
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
+from fedaudit.attacks.inversion.engines.passes import Traced
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.objectives import WeightedCosine
-from fedaudit.attacks.inversion.passes import Traced
+from fedaudit.attacks.victim import Victim
 from fedaudit.models import initialise
-from fedaudit.seeds import generator
+from fedaudit.utils.seeds import generator
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 CONVOLVE, BACKWARD = torch.ops.fedaudit.convolve.default, torch.ops.fedaudit.convolve_backward.default

@@ -14,9 +14,9 @@ from fedaudit.version import __version__
 if TYPE_CHECKING:
     from fedaudit.api import audit
     from fedaudit.attacks import Attack, Finding, make_attack
-    from fedaudit.auditing import Audit
     from fedaudit.data import Dataset, load_dataset
     from fedaudit.federation.transcript import Transcript
+    from fedaudit.pipeline.run import Audit
     from fedaudit.results import AuditResult
     from fedaudit.scenario import Scenario, load_scenario
     from fedaudit.threat import Observation, ThreatModel, observe
@@ -28,7 +28,7 @@ _HOMES = {
     "Attack": "fedaudit.attacks",
     "Finding": "fedaudit.attacks",
     "make_attack": "fedaudit.attacks",
-    "Audit": "fedaudit.auditing",
+    "Audit": "fedaudit.pipeline.run",
     "Dataset": "fedaudit.data",
     "load_dataset": "fedaudit.data",
     "Transcript": "fedaudit.federation.transcript",

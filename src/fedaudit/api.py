@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedaudit.auditing import Audit, run_audit
 from fedaudit.data import Dataset
-from fedaudit.errors import BadInput
 from fedaudit.evaluation import check_limits
-from fedaudit.folders import check_folder
-from fedaudit.preparation import resolve
-from fedaudit.progress import live_display
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.update import Loss
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.folders import check_folder
+from fedaudit.utils.progress import live_display
 
 Array = Tensor | np.ndarray[Any, Any]
 

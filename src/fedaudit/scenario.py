@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from fedaudit import plain_yaml
-from fedaudit.errors import BadInput, unknown_name
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.threat import ThreatModel
-from fedaudit.validation import (
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.validation import (
     Count,
     Fraction,
     NamedSpec,

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from fedaudit.errors import NotApplicable
 from fedaudit.federation.records import Records, Wanted
 from fedaudit.federation.transcript import Transcript
 from fedaudit.update import Loss, Setup, Update, UpdateKind
-from fedaudit.validation import Count
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count
 
 Adversary = Literal["server", "eavesdropper", "client"]
 # What one run of an attack receives: one update, all messages of one client, or all that the adversary sees.

@@ -11,7 +11,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
-from fedaudit.errors import BadInput, unknown_name
+from fedaudit.utils.errors import BadInput, unknown_name
 
 UpdateKind = Literal["gradient", "weights"]
 Tensors = dict[str, Tensor]

@@ -13,10 +13,10 @@ from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from fedaudit.attacks.findings import Finding
-from fedaudit.errors import BadInput
-from fedaudit.registry import Registry
 from fedaudit.threat import LooksAt, Observation
-from fedaudit.validation import explain
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import Registry
+from fedaudit.utils.validation import explain
 
 # An attack's hyper-parameters are checked when it is made; an unknown one is refused.
 ATTACK_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 _TENSOR = "tensor"
 _KINDS: dict[str, type[Finding]] = {}

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.aggregation import Cohort, make_aggregator
-from fedaudit.errors import BadInput
-from fedaudit.machine import (
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.machine import (
     keep_freed_memory,
     make_torchvision_importable,
     one_thread,
@@ -24,7 +24,7 @@ from fedaudit.machine import (
     proc_field,
     start_measuring_memory,
 )
-from fedaudit.progress import Display, Quiet
+from fedaudit.utils.progress import Display, Quiet
 
 RULES = ("mean", "fedavg", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "afa", "fltrust", "inferguard")
 PEERS = {"byzfl": "byzfl", "flower": "flwr"}

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.bench.cases import SHAPE, Prepared, Tool
-from fedaudit.errors import BadInput
-from fedaudit.machine import make_torchvision_importable
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.machine import make_torchvision_importable
 
 
 def load() -> Any:

@@ -9,14 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.engines import EngineName, make_engine
-from fedaudit.attacks.inversion.matching import Engine, Victim, one_gradient
+from fedaudit.attacks.inversion.engines.guarded import EngineName, make_engine
+from fedaudit.attacks.inversion.engines.reference import Engine, one_gradient
 from fedaudit.attacks.inversion.objectives import WeightedCosine
 from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import Optimisation, descent, with_priors
+from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.seeds import generator
 from fedaudit.update import TrainingFacts, loss_function
+from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 32, 32)
 TOTAL_VARIATION = 1e-4

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from fedaudit.errors import BadInput
 from fedaudit.federation.client import train
 from fedaudit.federation.participant import Federation
 from fedaudit.federation.simulator import spread
 from fedaudit.federation.spec import FederationSpec
 from fedaudit.models import set_training_mode
+from fedaudit.utils.errors import BadInput
 
 
 def load() -> dict[str, Any]:

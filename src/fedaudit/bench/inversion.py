@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedaudit.attacks.inversion import winograd
-from fedaudit.attacks.inversion.engines import AGREEMENT
+from fedaudit.attacks.inversion.engines import winograd
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
 from fedaudit.bench.cases import (
     FULL,
     FULL_FEDAVG,
@@ -26,8 +26,8 @@ from fedaudit.bench.cases import (
     our_tool,
     prepare,
 )
-from fedaudit.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
-from fedaudit.progress import Display, Quiet
+from fedaudit.utils.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
+from fedaudit.utils.progress import Display, Quiet
 
 ToolName = Literal["reference", "frozen", "compiled", "breaching"]
 _MATRIX = 1024

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from fedaudit.attacks.local_model.affine import zero_of_affine_map
-from fedaudit.machine import one_thread
-from fedaudit.progress import Display, Quiet
-from fedaudit.seeds import generator
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.progress import Display, Quiet
+from fedaudit.utils.seeds import generator
 
 _SIZES = (10, 30, 100, 300, 1000)
 _QUICK = (10, 30, 100)

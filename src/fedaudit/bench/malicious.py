@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedaudit.errors import MissingData
 from fedaudit.federation.simulator import simulate
-from fedaudit.machine import keep_freed_memory, one_thread
-from fedaudit.preparation import prepare_federation, resolve
-from fedaudit.progress import Display, Quiet
+from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.utils.errors import MissingData
+from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.progress import Display, Quiet
 
 _EXAMPLES = {"mnist": 100, "digits": 30}  # a client holds
 _ROUNDS = 3

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedaudit.errors import BadInput
-from fedaudit.progress import wide_console
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.progress import wide_console
 
 _WIDTH = 150
 

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.matching import one_gradient
+from fedaudit.attacks.inversion.engines.reference import one_gradient
 from fedaudit.attacks.inversion.reconstruct import descent, with_priors
 from fedaudit.attacks.inversion.template import GradientInversion, prepare
-from fedaudit.auditing import record
 from fedaudit.bench.cases import Prepared
-from fedaudit.errors import BadInput
-from fedaudit.machine import keep_freed_memory, one_thread
-from fedaudit.metrics import mse, psnr
-from fedaudit.progress import Display, Quiet
+from fedaudit.evaluation.image_metrics import mse, psnr
+from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario
-from fedaudit.seeds import generator
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import Setup
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.progress import Display, Quiet
+from fedaudit.utils.seeds import generator
 
 # Chosen on images of CIFAR-10's training split, which are never among the measured ones.
 PRESET: dict[str, Any] = {"iterations": 800, "learning_rate": 0.2}

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from fedaudit.attacks import make_attack
-from fedaudit.auditing import assess, plan, play, record
 from fedaudit.federation.simulator import simulate
-from fedaudit.machine import keep_freed_memory, one_thread
-from fedaudit.preparation import prepare_federation
-from fedaudit.progress import Display, Quiet
+from fedaudit.pipeline.prepare import prepare_federation
+from fedaudit.pipeline.run import assess, plan, play, record
 from fedaudit.scenario import Scenario
+from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.progress import Display, Quiet
 
 _MODEL = "convnet-small"
 

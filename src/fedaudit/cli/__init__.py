@@ -18,11 +18,11 @@ from fedaudit.cli.bench import bench
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, check_folder, folder, number_of_workers
 from fedaudit.cli.study import study
-from fedaudit.errors import BadInput, FedAuditError, unknown_name
+from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
 from fedaudit.version import __version__
 
 if TYPE_CHECKING:
-    from fedaudit.auditing import Audit
+    from fedaudit.pipeline.run import Audit
 
 INTERRUPTED = 130
 HUNG_UP = 141  # what a shell reports of a program whose reader went away
@@ -70,15 +70,15 @@ def audit(
     fail_above: Limits = None,
 ) -> None:
     """Simulate a federation, attack what the adversary sees, and write a report."""
-    from fedaudit.preparation import resolve
+    from fedaudit.pipeline.prepare import resolve
     from fedaudit.scenario import load_scenario
 
     loaded = resolve(load_scenario(scenario, settings, seed))
     limits = _limits(fail_above)
     check_data_dir(data_dir)
     check_folder(out)
-    from fedaudit.auditing import run_audit  # after the checks: it takes seconds to import
-    from fedaudit.progress import live_display
+    from fedaudit.pipeline.run import run_audit  # after the checks: it takes seconds to import
+    from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         finished = run_audit(
@@ -105,12 +105,12 @@ def simulate(
     workers: Workers = None,
 ) -> None:
     """Simulate one federation and write what travelled; the ground truth goes to a file of its own."""
-    from fedaudit.auditing import record
     from fedaudit.federation.transcript import check_new
     from fedaudit.federation.truth import FILE, save_recording
-    from fedaudit.preparation import resolve
-    from fedaudit.progress import live_display
+    from fedaudit.pipeline.prepare import resolve
+    from fedaudit.pipeline.run import record
     from fedaudit.scenario import load_scenario
+    from fedaudit.utils.progress import live_display
 
     loaded = resolve(load_scenario(scenario, settings, seed))
     names = [run.name for run in loaded.runs()]
@@ -160,9 +160,9 @@ def attack(
     fail_above: Limits = None,
 ) -> None:
     """Attack a transcript on disk; evaluate afterwards, if the ground truth is there."""
-    from fedaudit.offline import attack_transcript
-    from fedaudit.progress import live_display
+    from fedaudit.pipeline.offline import attack_transcript
     from fedaudit.scenario import parse_setting
+    from fedaudit.utils.progress import live_display
 
     limits = _limits(fail_above)
     check_folder(out)
@@ -197,7 +197,7 @@ def list_command(
     json_output: Annotated[bool, typer.Option("--json", help="For programs: one array per kind.")] = False,
 ) -> None:
     """Show the attacks, defences, models, data sets and studies that there are."""
-    from fedaudit.catalogue import catalogue, print_catalogue
+    from fedaudit.cli.catalogue import catalogue, print_catalogue
 
     shown = catalogue([kind.value] if kind else [k.value for k in Kind])
     if json_output:
@@ -220,7 +220,7 @@ def rank(
 ) -> None:
     """Tell before any attack whether a network's gradient gives away its input: unknowns and equations by layer."""
     check_data_dir(data_dir)
-    from fedaudit.invertibility import for_programs, load, rank_of, show
+    from fedaudit.pipeline.rank import for_programs, load, rank_of, show
 
     analysis = rank_of(load(scenario, settings or [], seed), data_dir=data_dir)
     if json_output:
@@ -234,7 +234,7 @@ def rank(
 @app.command()
 def doctor(data_dir: DataDir = None) -> None:
     """Show versions, threads, GPU, and which data sets and weights are found."""
-    from fedaudit.doctor import examine
+    from fedaudit.cli.doctor import examine
 
     examine(data_dir)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedaudit.cli.options import DataDir, Workers, check_folder, number_of_workers
-from fedaudit.errors import BadInput, unknown_name
+from fedaudit.utils.errors import BadInput, unknown_name
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is here.")
 
@@ -27,7 +27,7 @@ def bench_inversion(
     peers = _peers([versus] if versus else [], "breaching")
     from fedaudit.bench.inversion import time_inversion
     from fedaudit.bench.page import show
-    from fedaudit.progress import live_display
+    from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_inversion(quick=quick, peer=bool(peers), display=display)
@@ -47,7 +47,7 @@ def bench_picture(
     peers = _peers([versus] if versus else [], "breaching")
     from fedaudit.bench.page import show
     from fedaudit.bench.picture import time_to_picture
-    from fedaudit.progress import live_display
+    from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_to_picture(
@@ -66,7 +66,7 @@ def bench_simulator(
     peers = _peers([versus] if versus else [], "flower")
     from fedaudit.bench.page import show
     from fedaudit.bench.simulator import time_simulator
-    from fedaudit.progress import live_display
+    from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_simulator(quick=quick, peer=bool(peers), display=display)
@@ -87,7 +87,7 @@ def bench_aggregators(
     peers = _peers(versus or [], "byzfl", "flower")
     from fedaudit.bench.aggregators import time_aggregators
     from fedaudit.bench.page import show
-    from fedaudit.progress import live_display
+    from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_aggregators(quick=quick, peers=peers, cap=cap, largest=largest, display=display)
@@ -99,7 +99,7 @@ def bench_local_model(quick: _QUICK = False, json_output: _JSON = False) -> None
     """Time the exact local model reconstruction up to 1,000 parameters, and see how exact it stays."""
     from fedaudit.bench.local_model import time_local_model
     from fedaudit.bench.page import show
-    from fedaudit.progress import live_display
+    from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_local_model(quick=quick, display=display)
@@ -113,7 +113,7 @@ def bench_malicious(
     """Time a round in which a malicious client draws pictures, with 10 to 40 clients, and with worker processes."""
     from fedaudit.bench.malicious import time_malicious
     from fedaudit.bench.page import show
-    from fedaudit.progress import live_display
+    from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_malicious(quick=quick, data_dir=data_dir, workers=number_of_workers(workers), display=display)
@@ -139,7 +139,7 @@ def bench_all(
     from fedaudit.bench.page import save, show
     from fedaudit.bench.picture import time_to_picture
     from fedaudit.bench.simulator import time_simulator
-    from fedaudit.progress import live_display
+    from fedaudit.utils.progress import live_display
 
     breaching = "breaching" in peers
     with live_display() as display:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedaudit.cli.options import DataDir, check_data_dir, check_folder
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 
 def train_generator(
@@ -30,11 +30,11 @@ def train_generator(
     if not out.name:
         raise BadInput("--out is empty; give a file, for example generator.safetensors")
     check_folder(out.parent)
-    from fedaudit.auditing import save_png
     from fedaudit.data import load_dataset
-    from fedaudit.generators import TrainingPlan, plan_for, sample_sheet
-    from fedaudit.generators import train_generator as train
-    from fedaudit.progress import live_display
+    from fedaudit.pipeline.run import save_png
+    from fedaudit.pipeline.train_generator import TrainingPlan, plan_for, sample_sheet
+    from fedaudit.pipeline.train_generator import train_generator as train
+    from fedaudit.utils.progress import live_display
 
     plan: TrainingPlan = plan_for(objective, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
     dataset = load_dataset(data, image_size=image_size, data_dir=data_dir, limit=limit)

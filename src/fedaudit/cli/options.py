@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.errors import BadInput
-from fedaudit.folders import check_folder as check_folder
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.folders import check_folder as check_folder
 
 
 def folder(given: str | Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
-from fedaudit.errors import FedAuditError
+from fedaudit.utils.errors import FedAuditError
 
 study = typer.Typer(no_args_is_help=True, help="Grids of audits: tables and figures that resume.")
 
@@ -16,7 +16,7 @@ study = typer.Typer(no_args_is_help=True, help="Grids of audits: tables and figu
 @study.command("list")
 def study_list(json_output: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """List the built-in studies."""
-    from fedaudit.catalogue import catalogue, print_catalogue
+    from fedaudit.cli.catalogue import catalogue, print_catalogue
 
     found = catalogue(["studies"])
     if json_output:
@@ -30,7 +30,7 @@ def study_list(json_output: Annotated[bool, typer.Option("--json", help="For pro
 @study.command("show")
 def study_show(name: Annotated[str, typer.Argument(help="A built-in study, or a YAML file.")]) -> None:
     """Show a study: its axes, what each scale changes, its claims."""
-    from fedaudit.studies.face import describe
+    from fedaudit.cli.study_commands import describe
 
     describe(name)
 
@@ -57,7 +57,7 @@ def study_run(
 ) -> None:
     """Run a study, or go on with it: what the folder holds already isn't played again."""
     check_data_dir(data_dir)
-    from fedaudit.studies.face import run
+    from fedaudit.cli.study_commands import run
 
     failed = run(
         name,
@@ -83,7 +83,7 @@ def study_report(
     metric: Annotated[str | None, typer.Option(help="Another one than the study's.", show_default=False)] = None,
 ) -> None:
     """Draw a study's table, figure and page from what the folder holds."""
-    from fedaudit.studies.face import report
+    from fedaudit.cli.study_commands import report
 
     report(folder, metric)
 
@@ -94,6 +94,6 @@ def study_log(
     trial: Annotated[str | None, typer.Argument(help="The start of a trial's key; all trials if absent.")] = None,
 ) -> None:
     """Show every trial's state, or one trial's scenario, result and error."""
-    from fedaudit.studies.face import log
+    from fedaudit.cli.study_commands import log
 
     log(folder, trial)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedaudit.data.dataset import Dataset
-from fedaudit.errors import BadInput, MissingData
-from fedaudit.registry import Registry
+from fedaudit.utils.errors import BadInput, MissingData
+from fedaudit.utils.registry import Registry
 
 DATA_DIR_VARIABLE = "FEDAUDIT_DATA"
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 Kind = Literal["image", "table"]
 Task = Literal["classification", "regression"]

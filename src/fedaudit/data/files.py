@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.errors import BadInput, MissingData
+from fedaudit.utils.errors import BadInput, MissingData
 
 Numbers = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import torch
 from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.images import IMAGE_SUFFIXES, balanced, image_dataset, read_image, resize
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 MAX_BYTES = 8 * 2**30  # of decoded pixels held in memory
 

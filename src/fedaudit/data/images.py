@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaudit.data.catalogue import Request
 from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, channel_statistics, within_class_rank
 from fedaudit.data.files import reading
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _CHUNK = 1024  # images resized at a time, so that large sets don't need several copies in memory

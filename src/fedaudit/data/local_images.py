@@ -13,7 +13,7 @@ from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files import Numbers, read_idx, read_mat, read_npz, read_parquet, read_pickled_batch, reading
 from fedaudit.data.images import balanced, decode, image_dataset, read_image
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 _CIFAR = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; no formal licence"
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from fedaudit.errors import BadInput, unknown_name
-from fedaudit.registry import Registry
+from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.registry import Registry
 
 Scheme = Callable[..., list[Tensor]]
 

@@ -19,7 +19,7 @@ from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files import read_parquet
 from fedaudit.data.images import IMAGE_SUFFIXES, decode, image_dataset, read_image, resize
-from fedaudit.errors import BadInput, MissingData
+from fedaudit.utils.errors import BadInput, MissingData
 
 Pixels = np.ndarray[Any, Any]
 

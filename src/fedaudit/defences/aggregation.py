@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.settings import arguments, check_settings
-from fedaudit.errors import BadInput
-from fedaudit.registry import Registry
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import Registry
 
 State = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, check_matrix, uniform
 from fedaudit.defences.vectors import gram, inner_products, weighted_sum
-from fedaudit.errors import BadInput
-from fedaudit.validation import Count, Number, Positive
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import Count, Number, Positive
 
 _SMALL = 10_000_000  # numbers of the matrix
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedaudit.defences.sanitising import SANITISERS, Received, changed, flat, norm, unflat
 from fedaudit.update import Sanitised, Tensors, Update
-from fedaudit.validation import Fraction, Number, Positive, Whole
+from fedaudit.utils.validation import Fraction, Number, Positive, Whole
 
 Ratio = Annotated[Number, Field(gt=0, le=1)]
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, check_matrix, uniform
 from fedaudit.defences.vectors import middle, sorted_columns
-from fedaudit.validation import Whole
+from fedaudit.utils.validation import Whole
 
 
 @AGGREGATORS.register(

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedaudit.defences.sanitising import SANITISERS, Received, changed, norm
-from fedaudit.errors import BadInput
 from fedaudit.update import Loss, Sanitised, Update
-from fedaudit.validation import Number, Positive
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import Number, Positive
 
 Level = Literal["client", "sample"]
 Where = Literal["local", "central"]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.settings import arguments, check_settings
-from fedaudit.registry import Registry
 from fedaudit.update import Sanitised, Tensors, Update
+from fedaudit.utils.registry import Registry
 
 
 @dataclass(frozen=True)

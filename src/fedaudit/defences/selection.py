@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, check_matrix, uniform
 from fedaudit.defences.vectors import distances_to, middle, sorted_columns, squared_distances, weighted_sum
-from fedaudit.errors import BadInput
-from fedaudit.validation import Count, Positive, Whole
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import Count, Positive, Whole
 
 
 @AGGREGATORS.register(

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from fedaudit.errors import BadInput
-from fedaudit.registry import Entry, Registry
-from fedaudit.validation import explain
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import Entry, Registry
+from fedaudit.utils.validation import explain
 
 
 def check_settings(registry: Registry[Any], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def _from_products(updates: Tensor, reference: int) -> tuple[Tensor, Tensor]:
     for block in blocks(updates):
         part = updates[:, block] - updates[reference, block]
         products += part @ part.T
+    products = (products + products.T) / 2  # some processors' matrix products aren't symmetric, and ties would break
     squares = products.diagonal()
     sums = squares[:, None] + squares[None, :]
     result = (sums - 2 * products).clamp_(min=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.attribute import AttributeFinding
+from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, entry, evaluate
 from fedaudit.evaluation.membership import judged
 from fedaudit.evaluation.scores import interval

@@ -9,12 +9,12 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding
-from fedaudit.errors import BadInput
+from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, evaluate
 from fedaudit.federation.truth import Truth
-from fedaudit.metrics import lpips, mse, psnr, ssim
 from fedaudit.results import Chart, Line, MetricResult, Sheet
 from fedaudit.threat import Observation
+from fedaudit.utils.errors import BadInput
 
 RECOGNISED = Metric(
     "recognised",

@@ -6,14 +6,14 @@ from typing import Any
 
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.federation.course import Course
+from fedaudit.federation.history import Course
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Transcript
-from fedaudit.registry import Registry
 from fedaudit.results import CourseRecord, CourseTiming, FederationRecord
 from fedaudit.scenario import Scenario
 from fedaudit.threat import observe
-from fedaudit.validation import NamedSpec
+from fedaudit.utils.registry import Registry
+from fedaudit.utils.validation import NamedSpec
 
 
 def federation_record(transcript: Transcript, course: Course | None, scenario: Scenario) -> FederationRecord:

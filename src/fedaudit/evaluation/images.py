@@ -12,13 +12,13 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
+from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, done, evaluate
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
-from fedaudit.metrics import lpips, mse, psnr, ssim
 from fedaudit.results import Curve, ImageResult, Verdict
-from fedaudit.seeds import derive_seed
 from fedaudit.threat import Message, Observation
+from fedaudit.utils.seeds import derive_seed
 
 RECOGNISABLE_SSIM = 0.5
 BY_CHANCE = 0.05  # how often guessing may identify as many images as an attack that is said to tell them apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.label_inference import LabelFinding
+from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, evaluate
 from fedaudit.federation.truth import Truth
 from fedaudit.threat import Observation

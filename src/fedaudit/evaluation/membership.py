@@ -6,7 +6,7 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from fedaudit.attacks.membership.finding import MembershipFinding
+from fedaudit.attacks.records.membership_finding import MembershipFinding
 from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, entry, evaluate
 from fedaudit.federation.records import NOBODY, UNUSED
 from fedaudit.federation.truth import Truth

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from scipy.stats import bootstrap, ttest_1samp
 
-from fedaudit.errors import BadInput
 from fedaudit.evaluation.kinds import KINDS, metric
 from fedaudit.results import (
     AttackSummary,
@@ -22,7 +21,8 @@ from fedaudit.results import (
     Threshold,
     Timing,
 )
-from fedaudit.seeds import derive_seed
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.seeds import derive_seed
 
 Over = Callable[[Sequence[float]], Interval | None]
 

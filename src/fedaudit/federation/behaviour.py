@@ -12,8 +12,8 @@ from torch import nn
 from fedaudit.defences.settings import arguments, check_settings
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.client import Batch
-from fedaudit.registry import Registry
 from fedaudit.update import Loss, Setup, Tensors
+from fedaudit.utils.registry import Registry
 
 
 class LocalTraining(Protocol):

@@ -9,7 +9,7 @@ from fedaudit.defences.privacy import Account, account, central_noise
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.defences.settings import check_settings
 from fedaudit.federation.checkpoint import State
-from fedaudit.federation.course import Course
+from fedaudit.federation.history import Course
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.errors import BadInput
 from fedaudit.federation.transcript import Round
 from fedaudit.update import Sanitised, TrainingFacts, Update
+from fedaudit.utils.errors import BadInput
 from fedaudit.version import __version__
 
 # Tensors, numbers, strings and None in dicts, lists and tuples: what torch reads without running any code.

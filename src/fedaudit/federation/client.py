@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedaudit.errors import BadInput
 from fedaudit.update import Loss, Tensors
+from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

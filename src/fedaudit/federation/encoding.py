@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.errors import CorruptTranscript
 from fedaudit.update import Tensors
+from fedaudit.utils.errors import CorruptTranscript
 
 _DENSE, _SPARSE, _BITMAP, _SIGNS = range(4)
 _HEADER = struct.Struct("<HB")  # position in the list of names that both sides know; form

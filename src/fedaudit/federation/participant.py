@@ -17,17 +17,17 @@ from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import Received, make_sanitiser
-from fedaudit.errors import BadInput
 from fedaudit.federation.behaviour import Behaviour, Turn
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.client import Batch, Gradients, gradient, local_randomness, train, trainable
-from fedaudit.federation.course import Course
 from fedaudit.federation.encoding import decode, encode
+from fedaudit.federation.history import Course
 from fedaudit.federation.records import Records, Wanted
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
-from fedaudit.seeds import derive_seed, generator
 from fedaudit.update import Loss, Setup, Tensors, TrainingFacts, Update
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.seeds import derive_seed, generator
 
 Layers = tuple[tuple[str, ...], ...]
 

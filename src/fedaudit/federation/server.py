@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.aggregation import Aggregate, BoundAggregator, Cohort
-from fedaudit.errors import BadInput
 from fedaudit.federation.checkpoint import State
 from fedaudit.update import Tensors, Update
+from fedaudit.utils.errors import BadInput
 
 
 class Server:

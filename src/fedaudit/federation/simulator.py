@@ -18,21 +18,21 @@ from fedaudit.defences.aggregation import BoundAggregator, make_aggregator
 from fedaudit.defences.privacy import refuse_batch_norm
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.defences.settings import check_settings
-from fedaudit.errors import BadInput
 from fedaudit.federation.behaviour import Behaviour, make_behaviour
 from fedaudit.federation.budget import Budget
 from fedaudit.federation.checkpoint import Checkpoint, State, identity, pack, unpack
-from fedaudit.federation.course import Course
-from fedaudit.federation.crew import Crew
-from fedaudit.federation.drawing import Drawn, draw
+from fedaudit.federation.draw_records import Drawn, draw
+from fedaudit.federation.history import Course
 from fedaudit.federation.participant import Federation, Layers, Participant
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
+from fedaudit.federation.worker_pool import Crew
 from fedaudit.models import has_batch_norm, layer_groups
-from fedaudit.seeds import generator
-from fedaudit.validation import check_memory
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.seeds import generator
+from fedaudit.utils.validation import check_memory
 
 Report = Callable[[float], None]
 

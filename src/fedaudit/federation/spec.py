@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from fedaudit.data.partition import PARTITIONS
-from fedaudit.errors import unknown_name
-from fedaudit.validation import Count, Fraction, Name, NamedSpec, NonNegative, Positive, Spec, Whole, from_name
+from fedaudit.utils.errors import unknown_name
+from fedaudit.utils.validation import Count, Fraction, Name, NamedSpec, NonNegative, Positive, Spec, Whole, from_name
 
 
 class PartitionSpec(Spec):

@@ -17,11 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedaudit.errors import BadInput, CorruptTranscript
 from fedaudit.federation.records import Records
 from fedaudit.models import build_model
 from fedaudit.update import Loss, Sanitised, Setup, Tensors, TrainingFacts, Update, UpdateKind, loss_function
-from fedaudit.validation import Name, Number, explain
+from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.validation import Name, Number, explain
 
 FORMAT = "fedaudit-transcript"
 VERSION = 1

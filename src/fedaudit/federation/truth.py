@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedaudit.errors import BadInput, CorruptTranscript
 from fedaudit.federation.records import UNUSED
 from fedaudit.federation.transcript import Transcript, check_examples, check_new
+from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 FILE = "truth.safetensors"
 

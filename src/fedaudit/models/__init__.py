@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedaudit.errors import BadInput
 from fedaudit.models import convnet, resnet, small  # noqa: F401  (they fill the registry)
 from fedaudit.models.checkpoint import load_checkpoint, save_checkpoint
 from fedaudit.models.families import MODELS, ModelBuilder
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
-from fedaudit.validation import check_memory
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import check_memory
 
 __all__ = [
     "INITIALISATIONS",

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedaudit.errors import BadInput, MissingData
+from fedaudit.utils.errors import BadInput, MissingData
 
 _NESTED = ("state_dict", "model_state_dict")  # where training scripts put the tensors in a larger dictionary
 

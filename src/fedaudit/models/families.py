@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedaudit.registry import Registry
+from fedaudit.utils.registry import Registry
 
 ModelBuilder = Callable[[tuple[int, ...], int, int | None], nn.Module]
 

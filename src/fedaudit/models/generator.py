@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedaudit.errors import BadInput, MissingData
+from fedaudit.utils.errors import BadInput, MissingData
 
 _FORMAT = 1
 _EXAMPLES = "examples"  # the fingerprints' name in the file

@@ -12,8 +12,8 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from fedaudit.errors import BadInput
-from fedaudit.registry import Registry
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import Registry
 
 Fill = Callable[[nn.Module, torch.Generator], None]
 Scheme = Callable[[nn.Module], Fill | None]

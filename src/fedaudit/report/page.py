@@ -16,7 +16,6 @@ import jinja2
 import yaml
 from PIL import Image
 
-from fedaudit.errors import BadInput, MissingData
 from fedaudit.report import courses, figures, frontier
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
 from fedaudit.results import (
@@ -32,6 +31,7 @@ from fedaudit.results import (
     Verdict,
     pictured,
 )
+from fedaudit.utils.errors import BadInput, MissingData
 
 CHARTS = 8  # figures about single findings, a federation
 SHOWN = 16  # victims whose pictures are shown, a federation

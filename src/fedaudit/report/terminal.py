@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from fedaudit.progress import wide_console
 from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
 from fedaudit.results import AuditResult, Interval, pictured
+from fedaudit.utils.progress import wide_console
 
 
 def print_summary(result: AuditResult) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
-from fedaudit.errors import BadInput
+from fedaudit.utils.errors import BadInput
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import jinja2
 
-from fedaudit.errors import BadInput
 from fedaudit.results import Interval
 from fedaudit.studies.analysis import Analysis, Cell
 from fedaudit.studies.spec import IMAGE_METRICS, measure
+from fedaudit.utils.errors import BadInput
 
 _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"}
 _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0} | {

@@ -13,17 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedaudit import plain_yaml
 from fedaudit.attacks import make_attack
-from fedaudit.auditing import Audit, run_audit
-from fedaudit.errors import BadInput, FedAuditError
-from fedaudit.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
-from fedaudit.progress import Display
+from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, apply_override, scenario_from
 from fedaudit.studies.backends import Backend
 from fedaudit.studies.spec import IMAGE_METRICS, StudySpec, StudyTrial
 from fedaudit.studies.store import Store
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
+from fedaudit.utils.progress import Display
 
 _METRICS = (*IMAGE_METRICS, "rank")
 _MOST_PROBED = 24

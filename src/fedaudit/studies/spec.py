@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from fedaudit import plain_yaml
 from fedaudit.attacks import make_attack
-from fedaudit.errors import BadInput, unknown_name
 from fedaudit.evaluation.kinds import KINDS, Metric, metric
 from fedaudit.scenario import Scenario, apply_override, scenario_from
-from fedaudit.validation import Count, Number, Spec, Whole, explain, no_boolean
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.validation import Count, Number, Spec, Whole, explain, no_boolean
 
 SCALES = ("smoke", "cpu", "paper")
 # Metrics of pictures, each with whether a higher value is the attack's success.

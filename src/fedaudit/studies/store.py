@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedaudit.errors import BadInput
 from fedaudit.studies.spec import FORMAT, Point, StudyTrial
+from fedaudit.utils.errors import BadInput
 
 FILE = "study.sqlite"
 _LOCK = "running.lock"

@@ -21,10 +21,10 @@ from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
 from fedaudit.attacks.inversion.priors import Prior
 from fedaudit.attacks.inversion.reconstruct import Objective, Reconstruction, reconstruct
 from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Task
-from fedaudit.errors import NotApplicable
 from fedaudit.federation.client import local_randomness
 from fedaudit.threat import LooksAt, Message, Observation
-from fedaudit.validation import Count, NonNegative
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count, NonNegative
 
 _POOL = 2  # side and stride of the average pooling before pictures are compared (Section V-A)
 

@@ -21,12 +21,12 @@ from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.objectives import flatten, unflatten
 from fedaudit.attacks.inversion.reconstruct import Objective, Optimisation, Reconstruction, Schedule, reconstruct
 from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion
-from fedaudit.errors import MissingData, NotApplicable
 from fedaudit.federation.client import local_randomness
 from fedaudit.models.generator import Generator, TrainedGenerator
 from fedaudit.threat import Observation
 from fedaudit.update import Setup
-from fedaudit.validation import Fraction, NonNegative, Positive
+from fedaudit.utils.errors import MissingData, NotApplicable
+from fedaudit.utils.validation import Fraction, NonNegative, Positive
 
 Decode = Callable[[Tensor], Tensor]
 

@@ -18,10 +18,11 @@ from fedaudit.attacks.inversion.priors import (
     registered_mean,
 )
 from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, Schedule, with_priors
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, LabelMethod, Prepared, Task
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Task
+from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.threat import Message
 from fedaudit.update import Update
-from fedaudit.validation import Count, NonNegative
+from fedaudit.utils.validation import Count, NonNegative
 
 
 @register

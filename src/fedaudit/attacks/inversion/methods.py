@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
 from fedaudit.attacks.inversion.defended import distance_to
-from fedaudit.attacks.inversion.matching import with_soft_labels
+from fedaudit.attacks.inversion.engines.reference import with_soft_labels
 from fedaudit.attacks.inversion.priors import (
     Prior,
     label_regulariser,
@@ -18,19 +18,12 @@ from fedaudit.attacks.inversion.priors import (
     outside_range,
 )
 from fedaudit.attacks.inversion.reconstruct import OptimiserName, Reconstruction, Schedule
-from fedaudit.attacks.inversion.template import (
-    FedAvgWay,
-    GradientInversion,
-    LabelMethod,
-    Prepared,
-    Start,
-    Task,
-    prepare,
-)
-from fedaudit.errors import NotApplicable
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Start, Task, prepare
+from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.threat import Message, Observation
 from fedaudit.update import Update
-from fedaudit.validation import Count, Fraction, NonNegative, Positive
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 
 _COARSE_RATE = 1e-2  # Xu et al. 2022, Section IV-A
 _IMAGES = "images and a classifier"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.inversion.matching import Victim
+from fedaudit.attacks.victim import Victim
 
 # (n, C, H, W) normalised images -> (value, its gradient on the images)
 Prior = Callable[[Tensor], tuple[Tensor, Tensor]]

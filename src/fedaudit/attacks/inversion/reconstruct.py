@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Progress
 from fedaudit.attacks.findings import Trace
-from fedaudit.attacks.inversion.matching import Engine
+from fedaudit.attacks.inversion.engines.reference import Engine
 from fedaudit.attacks.inversion.priors import Prior
 
 _SNAPSHOTS = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -10,18 +9,17 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.defended import distance_to
-from fedaudit.attacks.inversion.engines import Checked, EngineName, make_engine
-from fedaudit.attacks.inversion.labels import LABEL_INFERENCES, infer_labels, last_layer
+from fedaudit.attacks.inversion.engines.guarded import Checked, EngineName, make_engine
+from fedaudit.attacks.inversion.engines.reference import one_gradient
 from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
-from fedaudit.attacks.inversion.matching import Victim, one_gradient
 from fedaudit.attacks.inversion.objectives import DISTANCES
 from fedaudit.attacks.inversion.priors import Prior, smoothness
 from fedaudit.attacks.inversion.reconstruct import (
@@ -33,31 +31,19 @@ from fedaudit.attacks.inversion.reconstruct import (
     reconstruct,
     with_priors,
 )
-from fedaudit.errors import NotApplicable, unknown_name
+from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
+from fedaudit.attacks.victim import Victim, load_victim, one_batch_gradient
 from fedaudit.federation.client import local_randomness
-from fedaudit.models import Layer, layer_groups, set_training_mode
+from fedaudit.models import Layer
 from fedaudit.threat import Message, Observation
 from fedaudit.update import Setup, TrainingFacts, Update
-from fedaudit.validation import Count, Fraction, NonNegative, Positive
-
-
-def check_label_inference(name: str) -> str:
-    """Return ``name`` if it is a label inference.
-
-    Raises:
-        ValueError: it isn't; the message says what is.
-    """
-    known = ["auto", *LABEL_INFERENCES.names()]
-    if name not in known:
-        raise ValueError(unknown_name("label inference", name, known))
-    return name
-
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 
 # How a method uses a FedAvg update: local training replayed; all mini-batches as one; the same full batch in every
 # step; only if there was a single step.
 FedAvgWay = Literal["simulation", "one-batch", "full-batch", "single-step"]
 Start = Literal["noise", "patterned"]
-LabelMethod = Annotated[str, AfterValidator(check_label_inference)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,22 +349,7 @@ def prepare(
     setup = observation.setup
     update = message.update
     wanted = num_examples or update.num_examples
-    module = copy.deepcopy(observation.module).to(device)
-    set_training_mode(module, setup.batch_norm)
-    for part in module.modules():
-        if isinstance(part, _DropoutNd):
-            part.eval()  # the client's masks are unknown; without them is the expectation
-    state = {name: t.to(device) for name, t in message.weights.items()}
-    module.load_state_dict(state)
-    used = _used_parameters(module, observation, device)
-    names = [name for name in used if name in update.tensors]  # in the model's order, not a file's
-    victim = Victim(
-        module,
-        observation.loss,
-        {name: state[name] for name in names},
-        {name: t for name, t in state.items() if name not in names},
-    )
-    layers = layer_groups(module, torch.zeros(2, *setup.input_shape, device=device))
+    victim, layers = load_victim(observation, message, device)
     gradient = one_batch_gradient(update, device)
     if label_inference is None:
         labels, source = torch.zeros(wanted, dtype=torch.int64, device=device), "optimised"
@@ -386,23 +357,9 @@ def prepare(
         labels, source = update.labels[:wanted].to(device), "given"
     else:
         assert setup.num_classes is not None  # check() saw to it
-        evidence = last_layer(module, state, layers, gradient, setup.num_classes, setup.input_shape)
+        evidence = last_layer(victim, layers, gradient, setup.num_classes, setup.input_shape)
         labels, source = infer_labels(label_inference, evidence, wanted)
     return Prepared(setup=setup, victim=victim, layers=layers, gradient=gradient, labels=labels, label_source=source)
-
-
-def _used_parameters(module: nn.Module, observation: Observation, device: str) -> list[str]:
-    """Return the parameters that the loss depends on; local training leaves the others as they are."""
-    setup = observation.setup
-    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    with local_randomness(0):
-        before = {name: b.clone() for name, b in module.named_buffers()}
-        inputs = torch.zeros((2, *setup.input_shape), device=device)
-        value = observation.loss(module(inputs), torch.zeros(2, dtype=torch.int64, device=device))
-        grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-        for name, buffer in module.named_buffers():
-            buffer.copy_(before[name])
-    return [name for name, grad in zip(parameters, grads, strict=True) if grad is not None]
 
 
 def _undefended(message: Message) -> Message:
@@ -410,21 +367,6 @@ def _undefended(message: Message) -> Message:
     update = message.update
     sent = {name: update.tensors.get(name, torch.zeros_like(t)) for name, t in message.weights.items()}
     return dataclasses.replace(message, update=dataclasses.replace(update, tensors=sent))
-
-
-def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]:
-    """Return the gradient that an update stands for: itself, or g = ΔW / (−μ·T) for T local steps.
-
-    AGIC's one-batch approximation (Xu et al. 2022, Eq. 4), with the division by T that the paper leaves out: with it
-    g is the gradient of the mean loss over all examples, where the model barely moves between the steps (the paper: at
-    μ = 1e-4, not at 1e-2). What momentum, weight decay and FedProx's term add stays in g. Without the training facts
-    −ΔW is returned, which has the same direction.
-    """
-    scale = 1.0
-    if update.kind == "weights":
-        facts = update.facts
-        scale = -1.0 / (facts.learning_rate * facts.local_steps) if facts else -1.0
-    return {name: scale * t.to(device) for name, t in update.tensors.items()}
 
 
 def _common_notes(prepared: Prepared) -> list[str]:

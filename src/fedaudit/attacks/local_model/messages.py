@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedaudit.errors import NotApplicable
 from fedaudit.threat import Message, Observation
+from fedaudit.utils.errors import NotApplicable
 
 
 @dataclass(frozen=True)

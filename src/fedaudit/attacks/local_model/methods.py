@@ -14,9 +14,9 @@ from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
 from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
 from fedaudit.attacks.local_model.messages import Exchanged, exchanged, is_linear
-from fedaudit.errors import NotApplicable
 from fedaudit.threat import LooksAt, Observation
-from fedaudit.validation import Count, Fraction, Positive
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count, Fraction, Positive
 
 _PAPER = "Xu & Neglia 2021 (What else is leaked when eavesdropping federated learning?)"
 _THREAT = "eavesdropper or server, passive"

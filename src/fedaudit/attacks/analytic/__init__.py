@@ -1,0 +1,1 @@
+"""Attacks in closed form: no optimiser, only linear algebra."""

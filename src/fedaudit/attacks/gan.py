@@ -1,0 +1,265 @@
+"""A malicious client that draws pictures of a class which it doesn't have: a GAN against the global model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
+from torch import Tensor, nn
+
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.findings import Finding
+from fedaudit.federation.behaviour import BEHAVIOURS, Turn
+from fedaudit.federation.client import local_randomness
+from fedaudit.models.generator import Generator, GeneratorSpec
+from fedaudit.threat import LooksAt, Observation
+from fedaudit.update import Setup, Tensors
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.validation import Count, Positive, Whole
+
+_ROUND = "gan/round-"
+_TARGET = "gan/target"
+_PAPER = "Hitaj et al. 2017"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassImagesFinding(Finding, kind="class-images"):
+    """Pictures of one class, drawn in several rounds from the same codes.
+
+    Attributes:
+        images: (r, k, C, H, W) pixels in [0, 1].
+        rounds: (r,) in which they were drawn.
+        target: the class.
+    """
+
+    images: Tensor
+    rounds: tuple[int, ...]
+    target: int
+
+
+@BEHAVIOURS.register(
+    "gan", "draws pictures of a class that it lacks, and trains on them under another label", paper=_PAPER
+)
+@dataclass(kw_only=True, eq=False)
+class GANClient:
+    """Deep models under the GAN (Hitaj et al. 2017, Algorithm 1).
+
+    From round ``start`` on, each round: a generator is trained with the global model as its discriminator, to draw
+    what the model takes for ``target``; as many of its pictures as ``images`` says then join the client's own batches
+    under another ``label``, so that the clients who have the class must tell it apart the better. Departures: the
+    generator is the project's (no batch normalisation), and goes on from round to round; several malicious clients
+    share one.
+
+    Args:
+        target: the class to steal.
+        label: under which the pictures are trained on; the class after the target if None.
+        start: first round of the attack, from 0; before, the client is honest.
+        images: drawn and trained on in each round.
+        steps: of the generator's optimiser a round.
+        batch_size: pictures in each of these steps.
+        learning_rate: of the generator, by Adam.
+        latent: numbers in a code.
+        width: channels of the generator at the picture's own size.
+        keep: pictures that are kept of a round.
+        every: rounds from one kept set to the next; the last is always kept.
+        limit: τ of ‖w − w_global‖_∞ ≤ τ, by projection after each local step; None: no limit.
+    """
+
+    target: Whole = 3
+    label: Whole | None = None
+    start: Whole = 50
+    images: Count = 100
+    steps: Count = 50
+    batch_size: Count = 64
+    learning_rate: Positive = 2e-3
+    latent: Count = 64
+    width: Count = 16
+    keep: Count = 8
+    every: Count = 10
+    limit: Positive | None = None
+
+    generator: Generator | None = field(default=None, init=False)
+    optimiser: torch.optim.Optimizer | None = field(default=None, init=False)
+    codes: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
+    last: int = field(default=-1, init=False)  # round in which the generator was trained
+    kept: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+    def __call__(self, turn: Turn) -> Tensors:
+        """Return what honest training on the poisoned batches gives."""
+        if turn.round < self.start:
+            return turn.train(turn.batches, self.limit)
+        self.check(turn.setup, records=turn.records is not None)
+        if turn.round > self.last:  # colluders who come later in the round find it done
+            self._train(turn)
+            self._keep(turn.round)
+            self.last = turn.round
+        assert self.generator is not None
+        with torch.no_grad():
+            drawn = turn.setup.normalise(self.generator(_codes(self.images, self.latent, turn.generator)))
+        label = (self.target + 1) % turn.setup.outputs if self.label is None else self.label
+        shares = drawn.tensor_split(len(turn.batches))
+        poisoned = [
+            (torch.cat([inputs, share]), torch.cat([targets, targets.new_full((len(share),), label)]))
+            for (inputs, targets), share in zip(turn.batches, shares, strict=True)
+        ]
+        return turn.train(poisoned, self.limit)
+
+    def check(self, setup: Setup, records: bool) -> None:  # noqa: ARG002 (it needs none)
+        """Refuse clients who train no image classifier, and classes that it doesn't have.
+
+        Raises:
+            BadInput: with the reason.
+        """
+        if setup.kind != "image" or setup.num_classes is None:
+            raise BadInput("the behaviour 'gan' draws pictures of a class; these clients train no image classifier")
+        for name, value in (("target", self.target), ("label", self.label or 0)):
+            if value >= setup.num_classes:
+                raise BadInput(f"the behaviour 'gan': {name} is {value}, but classes are 0 to {setup.num_classes - 1}")
+
+    def _train(self, turn: Turn) -> None:
+        """Train the generator to draw what the model of the round takes for the target."""
+        generator, optimiser = self._ready(turn.setup, turn.generator)
+        modes = {part: part.training for part in turn.model.modules()}
+        turn.model.eval()
+        targets = torch.full((self.batch_size,), self.target)
+        for _ in range(self.steps):
+            drawn = generator(_codes(self.batch_size, self.latent, turn.generator))
+            value = nn.functional.cross_entropy(turn.model(turn.setup.normalise(drawn)), targets)
+            parameters = list(generator.parameters())
+            for parameter, grad in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
+                parameter.grad = grad
+            optimiser.step()
+        for part, mode in modes.items():
+            part.training = mode
+
+    def _ready(self, setup: Setup, draws: torch.Generator) -> tuple[Generator, torch.optim.Optimizer]:
+        if self.generator is None or self.optimiser is None:
+            self._build(setup.input_shape, int(torch.randint(2**31, (1,), generator=draws)))
+            self.codes = _codes(self.keep, self.latent, draws)
+        assert self.generator is not None
+        assert self.optimiser is not None
+        return self.generator, self.optimiser
+
+    def _build(self, shape: tuple[int, ...], seed: int) -> None:
+        channels, height, width = shape
+        with local_randomness(seed):
+            self.generator = Generator(GeneratorSpec((channels, height, width), self.latent, self.width))
+        self.optimiser = torch.optim.Adam(self.generator.parameters(), lr=self.learning_rate, betas=(0.5, 0.999))
+
+    def _keep(self, index: int) -> None:
+        assert self.generator is not None
+        if (self.last - self.start) % self.every:
+            self.kept.pop(self.last, None)
+        with torch.no_grad():
+            self.kept[index] = self.generator(self.codes)
+
+    def journal(self) -> Tensors:
+        """Return the pictures that were kept, by round, and the target."""
+        pictures = {f"{_ROUND}{index:05d}": images for index, images in self.kept.items()}
+        return {**pictures, _TARGET: torch.tensor(self.target)} if pictures else {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the generator, its optimiser and the pictures, for a checkpoint."""
+        if self.generator is None or self.optimiser is None:
+            return {}
+        return {
+            "shape": list(self.generator.spec.input_shape),
+            "generator": self.generator.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "codes": self.codes,
+            "last": self.last,
+            "kept": self.kept,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        if not state:
+            return
+        self._build(tuple(state["shape"]), 0)
+        assert self.generator is not None
+        assert self.optimiser is not None
+        self.generator.load_state_dict(state["generator"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.codes, self.last, self.kept = state["codes"], state["last"], state["kept"]
+
+
+@BEHAVIOURS.register(
+    "gan-adaptive",
+    "as gan, but no parameter moves farther than a limit, so that the server suspects nothing",
+    paper=_PAPER,
+)
+@dataclass(kw_only=True, eq=False)
+class AdaptiveGANClient(GANClient):
+    """The GAN client that stays near the global model: ‖w − w_global‖_∞ ≤ τ, by projection after each local step.
+
+    The adaptive attack against InferGuard, of the InferGuard paper's evaluation, which takes τ = 0.0016 on MNIST.
+    """
+
+    limit: Positive | None = 0.0016
+
+
+def _codes(count: int, latent: int, generator: torch.Generator) -> Tensor:
+    return torch.randn((count, latent), generator=generator)
+
+
+@register
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class GAN(Attack):
+    """What a malicious client with a GAN has drawn by the end (Hitaj et al. 2017).
+
+    The drawing is done in the federation, by clients whose behaviour is ``gan`` or ``gan-adaptive``
+    (``federations[].malicious``); this attack hands in what they brought home.
+    """
+
+    name: ClassVar[str] = "gan"
+    summary: ClassVar[str] = "pictures of a class that a malicious client draws with the global model as discriminator"
+    paper: ClassVar[str] = "Hitaj et al. 2017 (Deep Models Under the GAN)"
+    threat_model: ClassVar[str] = "client, active"
+    needs: ClassVar[tuple[str, ...]] = (
+        "images and a classifier",
+        "malicious clients that draw (federations[].malicious: gan or gan-adaptive)",
+    )
+    looks_at: ClassVar[LooksAt] = "federation"
+    recovers: ClassVar[str] = "pictures of a class"
+
+    def check(self, observation: Observation) -> None:
+        """Refuse where nobody has drawn anything.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        observation.need_client(self.name)
+        if _TARGET not in observation.journal:
+            raise NotApplicable(
+                f"no client of this federation draws pictures (until its last round); set malicious: {self.name}, and "
+                "its start below the number of rounds"
+            )
+
+    def run(
+        self,
+        observation: Observation,
+        *,
+        generator: torch.Generator,  # noqa: ARG002 (all was drawn in the federation)
+        device: str = "cpu",  # noqa: ARG002
+        progress: Progress | None = None,
+    ) -> ClassImagesFinding:
+        """Hand in the pictures, round by round.
+
+        Raises:
+            NotApplicable: as :meth:`check`.
+        """
+        self.check(observation)
+        started = time.perf_counter()
+        names = sorted(name for name in observation.journal if name.startswith(_ROUND))
+        if progress:
+            progress(1, 1)
+        return ClassImagesFinding(
+            attack=self.name,
+            images=torch.stack([observation.journal[name] for name in names]),
+            rounds=tuple(int(name.removeprefix(_ROUND)) for name in names),
+            target=int(observation.journal[_TARGET]),
+            seconds=time.perf_counter() - started,
+        )

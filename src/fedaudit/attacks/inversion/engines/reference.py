@@ -1,0 +1,99 @@
+"""The hot loop's step: the distance between dummy and observed update, and its gradient on the dummy images.
+
+The optimiser loop knows engines only as :data:`Engine`; how one gets its gradient is the affair of this module
+(exactly, by double backward) and of ``frozen`` (by first-order passes only). A local training is known by its descent,
+W − W_T = −ΔW: for one step of learning rate 1 that is the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedaudit.attacks.inversion.objectives import Distance, flatten
+from fedaudit.attacks.victim import Victim
+from fedaudit.update import Tensors, TrainingFacts
+
+# (n, C, H, W) normalised images -> (distance, its gradient on the images)
+Engine = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def one_gradient(num_examples: int) -> TrainingFacts:
+    """Return the local training whose descent *is* the gradient of one batch: a single step of learning rate 1."""
+    return TrainingFacts(1.0, 1, (num_examples,))
+
+
+def reference(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance) -> Engine:
+    """Return the exact engine: double backward through the client's local steps.
+
+    With :func:`one_gradient` it matches the gradient of one batch; with a FedAvg client's facts the images are cut into
+    its mini-batches in order and its SGD steps are replayed (InvG, Geiping et al. 2020, Section 6).
+
+    Args:
+        victim: the model.
+        labels: (n,) of the images, in the order of use.
+        facts: the local training.
+        distance: of the descent W − W_T to the observed one.
+    """
+    start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
+    sizes = list(facts.batch_sizes)
+
+    def step(images: Tensor) -> tuple[Tensor, Tensor]:
+        images = images.detach().requires_grad_()
+        descent = unrolled(victim, start, images.split(sizes), labels.split(sizes), facts)
+        value = distance(flatten(descent))
+        (grad,) = torch.autograd.grad(value, images)
+        return value.detach(), grad
+
+    return step
+
+
+def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
+    """Return the exact step of one batch whose labels are optimised, too (DLG, Zhu et al. 2019, Algorithm 1).
+
+    Args:
+        victim: the model; its loss must take class probabilities as targets.
+        distance: of the gradient to the observed one.
+
+    Returns:
+        A function of (n, C, H, W) images and (n, classes) label logits: the distance and its gradients on both.
+    """
+    start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
+
+    def step(images: Tensor, logits: Tensor) -> tuple[Tensor, list[Tensor]]:
+        leaves = [images.detach().requires_grad_(), logits.detach().requires_grad_()]
+        value = victim.value(start, leaves[0], leaves[1].softmax(dim=1))
+        own = torch.autograd.grad(value, list(start.values()), create_graph=True, materialize_grads=True)
+        result = distance(flatten(own))
+        return result.detach(), list(torch.autograd.grad(result, leaves))
+
+    return step
+
+
+def unrolled(
+    victim: Victim, start: Tensors, images: Sequence[Tensor], labels: Sequence[Tensor], facts: TrainingFacts
+) -> list[Tensor]:
+    """Return the descent W − W_T of local SGD from ``start``, one step a batch, as a differentiable function.
+
+    Follows ``torch.optim.SGD``: weight decay is added to the gradient, then momentum without dampening. FedProx's
+    term pulls towards ``start``.
+    """
+    origin = list(start.values())
+    descent: list[Tensor] = []
+    velocity: list[Tensor] = []
+    for x, y in zip(images, labels, strict=True):
+        current = [w - d for w, d in zip(origin, descent, strict=True)] if descent else origin
+        value = victim.value(dict(zip(start, current, strict=True)), x, y)
+        grads = list(torch.autograd.grad(value, current, create_graph=True, materialize_grads=True))
+        if facts.proximal_mu and descent:
+            grads = [g - facts.proximal_mu * d for g, d in zip(grads, descent, strict=True)]
+        if facts.weight_decay:
+            grads = [g + facts.weight_decay * w for g, w in zip(grads, current, strict=True)]
+        if facts.momentum and velocity:
+            grads = [facts.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
+        velocity = grads
+        steps = [facts.learning_rate * g for g in grads]
+        descent = [d + s for d, s in zip(descent, steps, strict=True)] if descent else steps
+    return descent

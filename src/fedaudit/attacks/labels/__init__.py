@@ -1,0 +1,1 @@
+"""Which labels an update was made from."""

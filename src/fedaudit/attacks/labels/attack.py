@@ -1,0 +1,104 @@
+"""Label inference as an attack of its own: which labels an update was made from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
+from torch import Tensor
+
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.findings import Finding
+from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
+from fedaudit.attacks.victim import load_victim, one_batch_gradient
+from fedaudit.threat import Observation
+from fedaudit.utils.errors import NotApplicable
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFinding(Finding, kind="labels"):
+    """Labels.
+
+    Attributes:
+        labels: (n,) inferred, in no order.
+        method: that inferred them.
+        num_classes: of the model.
+    """
+
+    labels: Tensor
+    method: str
+    num_classes: int
+
+
+@register
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class Labels(Attack):
+    """The label inferences of the gradient-inversion attacks, without the images.
+
+    A FedAvg update is taken as one batch, as by AGIC (Xu et al. 2022, Section V-A).
+
+    Args:
+        method: ``auto``, ``idlg``, ``yin``, ``geng`` or ``bias-corrected``.
+    """
+
+    name: ClassVar[str] = "labels"
+    summary: ClassVar[str] = "which labels an update was made from, and how often each"
+    paper: ClassVar[str] = "Zhao et al. 2020 (iDLG); Yin et al. 2021; Geng et al. 2021"
+    threat_model: ClassVar[str] = "server or eavesdropper, passive"
+    needs: ClassVar[tuple[str, ...]] = ("a classifier that ends in a fully connected layer",)
+    recovers: ClassVar[str] = "labels"
+
+    method: LabelMethod = "auto"
+
+    def check(self, observation: Observation) -> None:
+        """Raise where there is nothing to find out.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        message = observation.single()
+        if observation.setup.num_classes is None:
+            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
+        if message.update.labels is not None:
+            raise NotApplicable("the adversary is granted the labels; set threat.knows_labels=false")
+        if message.update.kind == "weights" and message.update.facts is None:
+            raise NotApplicable(
+                f"{self.name} needs the learning rate and the local steps to use a FedAvg update; "
+                "set threat.knows_training=true"
+            )
+
+    def run(
+        self,
+        observation: Observation,
+        *,
+        generator: torch.Generator,  # noqa: ARG002 (nothing here is drawn)
+        device: str = "cpu",
+        progress: Progress | None = None,
+    ) -> LabelFinding:
+        """Infer the labels.
+
+        Raises:
+            NotApplicable: as :meth:`check`, or they can't be inferred here.
+        """
+        self.check(observation)
+        started = time.perf_counter()
+        message, setup = observation.single(), observation.setup
+        assert setup.num_classes is not None  # check() saw to it
+        victim, layers = load_victim(observation, message, device)
+        evidence = last_layer(
+            victim, layers, one_batch_gradient(message.update, device), setup.num_classes, setup.input_shape
+        )
+        labels, method = infer_labels(self.method, evidence, message.update.num_examples)
+        if progress:
+            progress(1, 1)
+        return LabelFinding(
+            attack=self.name,
+            labels=labels.cpu(),
+            method=method,
+            num_classes=setup.num_classes,
+            notes=(f"labels inferred by {method}",),
+            seconds=time.perf_counter() - started,
+        )

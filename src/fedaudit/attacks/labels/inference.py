@@ -1,0 +1,270 @@
+"""Label inference: which labels a batch had, from the gradient of the last layer and the global model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import torch
+from pydantic import AfterValidator
+from torch import Tensor, nn
+
+from fedaudit.attacks.victim import Victim
+from fedaudit.models import Layer
+from fedaudit.update import Tensors
+from fedaudit.utils.errors import NotApplicable, unknown_name
+from fedaudit.utils.registry import Registry
+
+_NOTHING = 1e-6  # of the largest entry: below it an entry's sign is rounding error
+_MISLED = 0.02  # of all labels
+_PROBES = 64  # dummy images for what the model expects on average
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a label inference looks at: a classifier's last layer, p = softmax(W·h + b).
+
+    Attributes:
+        rows: (classes, features) gradient of W: the mean over the batch of (p − y)·hᵀ.
+        bias: (classes,) gradient of b, the mean of p − y; None where the layer has no bias.
+        probe: returns (n, classes) probabilities and (n, features) features h of the global model on n dummy images.
+    """
+
+    rows: Tensor
+    bias: Tensor | None
+    probe: Callable[[], tuple[Tensor, Tensor]]
+
+
+LabelInference = Callable[[Evidence, int], Tensor]
+
+LABEL_INFERENCES: Registry[LabelInference] = Registry("label inference")
+
+
+def check_label_inference(name: str) -> str:
+    """Return ``name`` if it is a label inference.
+
+    Raises:
+        ValueError: it isn't; the message says what is.
+    """
+    known = ["auto", *LABEL_INFERENCES.names()]
+    if name not in known:
+        raise ValueError(unknown_name("label inference", name, known))
+    return name
+
+
+LabelMethod = Annotated[str, AfterValidator(check_label_inference)]
+
+
+@LABEL_INFERENCES.register("idlg", "sign of the last layer's gradient rows; one example", paper="Zhao et al. 2020")
+def idlg(evidence: Evidence, num_examples: int) -> Tensor:
+    """Infer the label of a single example (iDLG, Zhao et al. 2020, Eq. 4).
+
+    The gradient's row of class i is (p_i − y_i)·h: with three classes or more the true one is the only class whose
+    row points against all others. The row with the least sum of inner products is taken, which needs no sign of the
+    features h. With two classes the rows are opposite to each other, and the more negative one is taken: right where
+    the features aren't negative on average (after a ReLU or a sigmoid).
+
+    Args:
+        evidence: of the last layer.
+        num_examples: must be 1.
+
+    Returns:
+        (1,) label.
+
+    Raises:
+        NotApplicable: there are several examples.
+    """
+    if num_examples != 1:
+        raise NotApplicable(
+            f"label inference 'idlg' works for one example, the update has {num_examples}; use label_inference=yin"
+        )
+    rows = evidence.rows.double()
+    if len(rows) == 2:
+        return rows.sum(dim=1).argmin().view(1)
+    products = rows @ rows.T
+    return (products.sum(dim=1) - products.diagonal()).argmin().view(1)
+
+
+@LABEL_INFERENCES.register(
+    "yin", "most negative entries of the last layer's gradient; no label twice", paper="Yin et al. 2021"
+)
+def yin(evidence: Evidence, num_examples: int) -> Tensor:
+    """Infer the labels of a batch without duplicates (GradInversion, Yin et al. 2021, Eq. 8).
+
+    Takes the K classes whose gradient row has the most negative minimum over the features. Exact for K = 1 with
+    features that aren't negative (after a ReLU or a sigmoid).
+
+    Args:
+        evidence: of the last layer.
+        num_examples: K.
+
+    Returns:
+        (K,) distinct labels, the surest first.
+
+    Raises:
+        NotApplicable: there are more examples than classes.
+    """
+    if num_examples > len(evidence.rows):
+        raise NotApplicable(
+            f"label inference 'yin' finds each class at most once: {num_examples} examples, {len(evidence.rows)} "
+            "classes; use label_inference=geng or bias-corrected, grant the labels (threat.knows_labels=true), or "
+            "lower batch_size or local_steps"
+        )
+    return evidence.rows.amin(dim=1).argsort(stable=True)[:num_examples]
+
+
+@LABEL_INFERENCES.register(
+    "geng", "counts of every class, with duplicates, from the last layer's weights", paper="Geng et al. 2021"
+)
+def geng(evidence: Evidence, num_examples: int) -> Tensor:
+    """Infer how often each class occurs (Geng et al. 2021, zero-shot label restoration).
+
+    The sum of row i is the mean of (p_i − y_i)·Σh. With p and Σh replaced by their means over dummy images,
+    n_i = K·(p̄_i − Σ row_i / Σh̄). Departures: the dummies are Gaussian noise, fed once; the counts are rounded to whole
+    numbers that sum to K by the largest remainders.
+
+    Args:
+        evidence: of the last layer.
+        num_examples: K.
+
+    Returns:
+        (K,) labels, ascending, with duplicates.
+
+    Raises:
+        NotApplicable: the features of dummy images sum to zero.
+    """
+    probabilities, features = evidence.probe()
+    scale = features.double().sum(dim=1).mean()
+    if not bool(scale.abs() > 1e-12):
+        raise NotApplicable(
+            "label inference 'geng' divides by the mean sum of the last layer's inputs, which is zero here; "
+            "use label_inference=bias-corrected"
+        )
+    return _rounded(probabilities.double().mean(dim=0) - evidence.rows.double().sum(dim=1) / scale, num_examples)
+
+
+@LABEL_INFERENCES.register(
+    "bias-corrected", "counts of every class, with duplicates, from the last layer's bias", paper="this project"
+)
+def bias_corrected(evidence: Evidence, num_examples: int) -> Tensor:
+    """Infer how often each class occurs from the gradient of the bias, which no feature blurs.
+
+    The bias's gradient is the mean of p − y, so n_i = K·(p̄_i − b_i): exact but for p̄, the batch's mean probabilities.
+    They are taken over dummy images. Where the features aren't negative the rows of W tell more: a row with a negative
+    entry belongs to a class that occurs (as in Yin et al. 2021), which is then counted once at least. Where some n_i
+    are clearly negative the dummies mislead, as they do on trained networks: all classes are taken as equally likely,
+    and those without such a row as absent. Our own combination: Wainakh et al. 2021 correct the rows of W by an offset
+    that comes from dummies.
+
+    Args:
+        evidence: of the last layer.
+        num_examples: K.
+
+    Returns:
+        (K,) labels, ascending, with duplicates.
+
+    Raises:
+        NotApplicable: the last layer has no bias.
+    """
+    if evidence.bias is None:
+        raise NotApplicable(
+            "label inference 'bias-corrected' needs a bias in the last layer; use label_inference=geng or yin"
+        )
+    probabilities, features = evidence.probe()
+    expected, bias = probabilities.double().mean(dim=0), evidence.bias.double()
+    present = torch.zeros_like(bias, dtype=torch.bool)
+    if not bool((features < 0).any()):
+        lowest = evidence.rows.amin(dim=1)
+        surest = lowest.argsort(stable=True)[:num_examples]
+        present[surest] = lowest[surest] < -_NOTHING * evidence.rows.abs().max()
+    shares = expected - bias
+    if bool(shares.clamp_max(0).sum() < -_MISLED):
+        shares = (1 / len(bias) - bias).masked_fill(~present & bool(present.any()), 0)
+    return _rounded(shares, num_examples, least=present)
+
+
+def _rounded(shares: Tensor, total: int, least: Tensor | None = None) -> Tensor:
+    """Return ``total`` labels whose counts come nearest to ``shares``, those in ``least`` once at least."""
+    wanted = total * shares.clamp_min(0) / shares.clamp_min(0).sum().clamp_min(1e-30)
+    fixed = torch.zeros_like(wanted) if least is None else least.to(wanted)
+    counts = torch.maximum(wanted.floor(), fixed)
+    while counts.sum() > total:
+        counts[(counts - wanted).masked_fill(counts <= fixed, -torch.inf).argmax()] -= 1
+    missing = total - int(counts.sum())
+    counts[(wanted - counts).argsort(descending=True, stable=True)[:missing]] += 1
+    return torch.repeat_interleave(torch.arange(len(shares), device=shares.device), counts.long())
+
+
+def last_layer(
+    victim: Victim,
+    layers: Sequence[Layer],
+    gradient: Tensors,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+) -> Evidence:
+    """Return the evidence that ``gradient`` gives of the classifier.
+
+    Args:
+        victim: the model, in the mode of the client's training.
+        layers: of the model, in forward order.
+        gradient: by parameter name; for a FedAvg update −ΔW in units of the gradient.
+        num_classes: of the model.
+        input_shape: (C, H, W).
+
+    Raises:
+        NotApplicable: the model doesn't end in a fully connected layer with one row a class, or its gradient wasn't
+            sent.
+    """
+    for layer in reversed(layers):
+        names = [n for n in layer.parameters if layer.kind == "linear" and n in gradient and gradient[n].ndim == 2]
+        if names and len(gradient[names[0]]) == num_classes:
+            bias = next((gradient[n] for n in layer.parameters if n in gradient and gradient[n].ndim == 1), None)
+            classifier = victim.module.get_submodule(layer.name)
+            return Evidence(gradient[names[0]], bias, partial(_probe, victim, classifier, input_shape))
+        if names:
+            break
+    raise NotApplicable(
+        f"labels can't be inferred: the model has no fully connected layer with {num_classes} outputs at its end, "
+        "or its gradient wasn't sent; grant the labels (threat.knows_labels=true)"
+    )
+
+
+def _probe(victim: Victim, classifier: nn.Module, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the probabilities and features of Gaussian noise, always the same."""
+    features: list[Tensor] = []
+    handle = classifier.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].detach()))
+    noise = torch.randn((_PROBES, *input_shape), generator=torch.Generator().manual_seed(0))
+    device = next(iter(victim.parameters.values())).device
+    try:
+        with torch.no_grad():
+            outputs = victim.outputs(noise.to(device))
+    finally:
+        handle.remove()
+    return outputs.softmax(dim=1), features[0].flatten(1)
+
+
+def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Tensor, str]:
+    """Return labels and the name of the inference.
+
+    ``auto`` is ``idlg`` for one example and ``bias-corrected`` for more. Without a bias it is ``yin`` for as many
+    examples as there are classes, and ``geng`` beyond.
+
+    Args:
+        method: a registered name or ``auto``.
+        evidence: of the last layer.
+        num_examples: in the update.
+
+    Raises:
+        NotApplicable: the method can't do it here.
+        BadInput: no such method.
+    """
+    name = method
+    if method == "auto":
+        without = "yin" if num_examples <= len(evidence.rows) else "geng"
+        name = "idlg" if num_examples == 1 else without if evidence.bias is None else "bias-corrected"
+    inference = LABEL_INFERENCES[name].value
+    if not torch.any(evidence.rows):
+        raise NotApplicable("labels can't be inferred: the last layer's gradient is zero")
+    return inference(evidence, num_examples), name

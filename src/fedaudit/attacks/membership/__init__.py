@@ -1,1 +1,0 @@
-"""Membership inference: of each record, whether a client trained on it."""

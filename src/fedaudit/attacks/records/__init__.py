@@ -1,0 +1,1 @@
+"""Attacks on examples that the adversary holds: membership, and attributes that they lack."""

@@ -1,0 +1,183 @@
+"""AgrEvader: a malicious client pushes its records' loss up, and watches which ones the federation pulls down again."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+from torch import Tensor
+
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
+from fedaudit.attacks.records.target import whole
+from fedaudit.federation.behaviour import BEHAVIOURS, Turn
+from fedaudit.threat import LooksAt, Observation
+from fedaudit.update import Setup, Tensors
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.validation import Number, Positive, Whole
+
+_LOSSES = "agrevader/losses"
+_SMALL = 1e-6  # loss below which a record counts as fitted to the last
+_PAPER = "Zhang et al. 2023 (AgrEvader: Poisoning membership inference against Byzantine-robust federated learning)"
+
+
+@BEHAVIOURS.register("agrevader", "pushes the loss of its records up, within what an honest update is", paper=_PAPER)
+@dataclass(kw_only=True, eq=False)
+class AgrEvaderClient:
+    """Poisoning membership inference under robust aggregation (Zhang et al. 2023).
+
+    From round ``start`` on, each round: the client trains honestly on its own data, which gives the update Δ that a
+    rule would expect of it; takes the direction a in which its records' losses l under the global model rise,
+    ∇ Σ log(1 − e⁻ˡ), without its part along Δ, a⊥; and sends ‖Δ‖·``norm``·(c·Δ/‖Δ‖ + √(1 − c²)·a⊥/‖a⊥‖), c being
+    ``cosine``. So neither the update's norm nor its direction is out of the ordinary. Honest clients who have a record
+    pull its loss down again; nobody does that for one that no client has. The client notes every record's loss under
+    the model of each round. (The plain loss of records that the model fits, members above all, has next to no gradient;
+    log(1 − e⁻ˡ), for cross-entropy the logarithm of the chance of being wrong, pushes these hardest.)
+
+    Departures: written from the idea as the InferGuard paper's evaluation uses it, not from the paper's code or
+    settings. The paper searches, by a copy of the server's rule, for a mix of the gradient that raises the loss and of
+    covering ones that passes; here the room that the client's own honest update leaves is computed, for any rule. The
+    settings and the function of the loss that is raised are ours. Several malicious clients share their notes.
+
+    Args:
+        start: first round of the attack, from 0; before, the client is honest.
+        norm: of the update, relative to the honest one.
+        cosine: of the update to the honest one.
+    """
+
+    start: Whole = 20
+    norm: Positive = 1.0
+    cosine: Annotated[Number, Field(ge=0, le=1)] = 0.3
+
+    last: int = field(default=-1, init=False)  # round of the last notes
+    losses: list[Tensor] = field(default_factory=list, init=False)
+
+    def __call__(self, turn: Turn) -> Tensors:
+        """Return the honest update, turned towards a higher loss of the records."""
+        if turn.round < self.start:
+            return turn.train(turn.batches)
+        self.check(turn.setup, records=turn.records is not None)
+        assert turn.records is not None
+        inputs, labels = turn.records
+        model = copy.deepcopy(turn.model).eval()
+        labels = labels.double() if labels.is_floating_point() else labels
+        outputs = model(inputs).double()
+        losses = torch.stack([turn.loss(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
+        if turn.round > self.last:  # colluders who come later in the round find it noted
+            self.last = turn.round
+            self.losses.append(losses.detach())
+        honest = turn.train(turn.batches)
+        parameters = {name: p for name, p in model.named_parameters() if name in honest}
+        fitted = (-losses.clamp(min=_SMALL)).exp()
+        grads = torch.autograd.grad((1 - fitted).log().sum(), list(parameters.values()), allow_unused=True)
+        up = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)}
+        if all(p.equal(turn.weights[n]) for n, p in turn.model.named_parameters()):
+            up = {name: -grad for name, grad in up.items()}  # honest training returned a gradient, which is descended
+        return turned(honest, up, norm=self.norm, cosine=self.cosine)
+
+    def check(self, setup: Setup, records: bool) -> None:  # noqa: ARG002 (any model will do)
+        """Refuse to begin without records.
+
+        Raises:
+            BadInput: there are none.
+        """
+        if not records:
+            raise BadInput(
+                "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.records"
+            )
+
+    def journal(self) -> Tensors:
+        """Return the notes: (r, n) losses under the model of each round of the attack."""
+        return {_LOSSES: torch.stack(self.losses)} if self.losses else {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the notes, for a checkpoint."""
+        return {"last": self.last, "losses": list(self.losses)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.last, self.losses = state["last"], list(state["losses"])
+
+
+def turned(honest: Tensors, towards: Tensors, *, norm: float, cosine: float) -> Tensors:
+    """Return ``honest`` turned towards another direction.
+
+    Args:
+        honest: an update, by name.
+        towards: a direction, by the same names.
+        norm: of the result, relative to that of ``honest``.
+        cosine: of the result to ``honest``; the rest of it is the part of ``towards`` that is orthogonal to that.
+    """
+    h, a = (torch.cat([t[name].flatten().double() for name in honest]) for t in (honest, towards))
+    length = h.norm()
+    unit = h / length.clamp(min=1e-300)
+    for _ in range(2):  # once more for what rounding left of it
+        a = a - (a @ unit) * unit
+    mixed = length * norm * (cosine * unit + (1 - cosine**2) ** 0.5 * a / a.norm().clamp(min=1e-300))
+    parts = mixed.split([t.numel() for t in honest.values()])
+    return {name: part.view_as(t).to(t.dtype) for (name, t), part in zip(honest.items(), parts, strict=True)}
+
+
+@register
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class AgrEvader(Attack):
+    """Which records the federation repaired after a malicious client's pushes (Zhang et al. 2023).
+
+    The pushing is done in the federation, by clients whose behaviour is ``agrevader`` (``federations[].malicious``).
+    A record's score is minus its mean loss over the second half of the attack's rounds: what the others repair stays
+    low. The upper half is taken for members, because the adversary knows that half are. Departures: this score and
+    threshold are ours; see also the behaviour.
+    """
+
+    name: ClassVar[str] = "agrevader"
+    summary: ClassVar[str] = "a malicious client raises its records' loss; the federation repairs members"
+    paper: ClassVar[str] = _PAPER
+    threat_model: ClassVar[str] = "client, active"
+    needs: ClassVar[tuple[str, ...]] = (
+        "records (threat.records)",
+        "malicious clients that push them (federations[].malicious: agrevader)",
+    )
+    looks_at: ClassVar[LooksAt] = "federation"
+    recovers: ClassVar[str] = "membership"
+
+    def check(self, observation: Observation) -> None:
+        """Refuse where nobody has pushed any record, or only in the last round.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        observation.need_client(self.name)
+        whole(observation)
+        if len(observation.journal.get(_LOSSES, ())) < 2:
+            raise NotApplicable(
+                "no client of this federation pushed records in two rounds or more; set malicious: agrevader, and its "
+                "start at least two below the number of rounds"
+            )
+
+    def run(
+        self,
+        observation: Observation,
+        *,
+        generator: torch.Generator,  # noqa: ARG002 (all was done in the federation)
+        device: str = "cpu",  # noqa: ARG002
+        progress: Progress | None = None,
+    ) -> MembershipFinding:
+        """Score every record by what the federation left of the pushes.
+
+        Raises:
+            NotApplicable: as :meth:`check`.
+        """
+        self.check(observation)
+        started = time.perf_counter()
+        losses = observation.journal[_LOSSES][1:]  # the first is from before the first push
+        scores = -losses[len(losses) // 2 :].mean(dim=0)
+        if progress:
+            progress(1, 1)
+        return MembershipFinding(
+            attack=self.name, scores=scores, members=upper_half(scores), seconds=time.perf_counter() - started
+        )

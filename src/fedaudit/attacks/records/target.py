@@ -1,0 +1,176 @@
+"""Which model an attack on records looks at: the global one, the one that a client returned, or that client's own."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
+from torch import Tensor, nn
+
+from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack
+from fedaudit.attacks.findings import LocalModelFinding
+from fedaudit.attacks.local_model.methods import LastReturned
+from fedaudit.federation.records import Records
+from fedaudit.threat import LooksAt, Observation
+from fedaudit.update import Loss, Setup
+from fedaudit.utils.errors import BadInput, NotApplicable
+
+ModelName = Literal["global", "client", "rebuilt"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model to ask about records, in evaluation mode.
+
+    Attributes:
+        module: with its weights.
+        setup: its preprocessing.
+        loss: mean over a batch.
+        notes: what the user should know of how it was got.
+    """
+
+    module: nn.Module
+    setup: Setup
+    loss: Loss
+    notes: tuple[str, ...] = ()
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return what goes into the last linear layer that runs (n, d), float64, for (n, ...) examples.
+
+        Raises:
+            NotApplicable: there is none.
+        """
+        seen: list[Tensor] = []
+        linear = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
+        hooks = [layer.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for layer in linear]
+        parts = []
+        try:
+            for part in inputs.split(250):
+                seen.clear()
+                with torch.no_grad():
+                    self.module(self.setup.normalise(part))
+                if not seen:
+                    raise NotApplicable("the model has no fully connected layer, before which its features would be")
+                parts.append(seen[-1].flatten(1).double())
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat(parts)
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Return the model's outputs (n, k), float64, for (n, ...) examples as in a data set."""
+        with torch.no_grad():
+            parts = [self.module(self.setup.normalise(part)) for part in inputs.split(250)]
+        return torch.cat(parts).double() if parts else torch.zeros(0, self.setup.outputs).double()
+
+    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss (n,) of each example by itself, float64."""
+        labels = labels.double() if labels.is_floating_point() else labels
+        outputs = self.outputs(inputs)
+        each = [self.loss(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]
+        return torch.stack(each) if each else outputs.new_zeros(0)
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class RecordsAttack(Attack):
+    """What the attacks on records share: they hold examples, and look at one model.
+
+    Args:
+        model: ``global``, the last one that every participant received; ``client``, the last one that a client
+            returned, W + ΔW, which a server or an eavesdropper sees; or ``rebuilt``, the one that the client would have
+            trained alone, rebuilt from its messages (Xu & Neglia 2021 warn of just this).
+        rebuild: the attack that rebuilds it: its name and settings.
+    """
+
+    model: ModelName = "global"
+    rebuild: dict[str, Any] = field(default_factory=lambda: {"name": "local-model"})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self._rebuilder, Attack) or self._rebuilder.recovers != "local models":
+            known = [e.name for e in ATTACKS if e.value.recovers == "local models"]
+            raise BadInput(
+                f"attack '{self.name}': rebuild: '{self._rebuilder.name}' rebuilds no model; known: {', '.join(known)}"
+            )
+
+    @cached_property
+    def _rebuilder(self) -> Attack:
+        if self.model == "client":
+            return LastReturned()
+        settings = dict(self.rebuild)
+        name = settings.pop("name", None)
+        if not isinstance(name, str):
+            raise BadInput(f"attack '{self.name}': rebuild: give the name of the attack that rebuilds the model")
+        return make_attack(name, settings)
+
+    def scope(self) -> LooksAt:
+        """Return ``client`` where the model is one client's."""
+        return "federation" if self.model == "global" else "client"
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless there are records, and the model can be had.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        held(observation)
+        if self.model != "global":
+            self._rebuilder.check(observation)
+
+    def target(self, observation: Observation, generator: torch.Generator, progress: Progress | None = None) -> Target:
+        """Return the model that the attack looks at.
+
+        Raises:
+            NotApplicable: it can't be rebuilt.
+        """
+        state = dict(observation.weights[-1])
+        notes: tuple[str, ...] = ()
+        if self.model != "global":
+            found = self._rebuilder.run(observation, generator=generator, progress=progress)
+            assert isinstance(found, LocalModelFinding)
+            last = observation.messages[-1]
+            state = {**last.weights, **last.update.buffers, **found.state}
+            notes = found.notes
+        module = copy.deepcopy(observation.module)
+        module.load_state_dict(state)
+        return Target(module.eval(), observation.setup, observation.loss, notes)
+
+
+def held(observation: Observation) -> Records:
+    """Return the records that the adversary holds.
+
+    Raises:
+        NotApplicable: it has none.
+    """
+    if observation.records is None:
+        raise NotApplicable("the adversary holds no records to ask about; set threat.records, to 300 for example")
+    return observation.records
+
+
+def whole(observation: Observation) -> Records:
+    """Return the records, if nothing is hidden in them.
+
+    Raises:
+        NotApplicable: there are none, or they lack an attribute.
+    """
+    records = held(observation)
+    if len(records.columns):
+        raise NotApplicable("the records lack an attribute; for membership leave threat.hidden_attribute out")
+    return records
+
+
+def public(observation: Observation) -> tuple[Tensor, Tensor]:
+    """Return the public examples that the adversary holds, and their labels.
+
+    Raises:
+        NotApplicable: it has none.
+    """
+    records = held(observation)
+    if not len(records.public_inputs):
+        raise NotApplicable(
+            "the adversary holds no public examples; set threat.knows_public_data: true and threat.public_examples"
+        )
+    return records.public_inputs, records.public_labels

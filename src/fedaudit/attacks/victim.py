@@ -1,0 +1,102 @@
+"""The client's model as the attacker runs it, and the gradient that an update stands for."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedaudit.federation.client import local_randomness
+from fedaudit.models import Layer, layer_groups, set_training_mode
+from fedaudit.threat import Message, Observation
+from fedaudit.update import Loss, Tensors, Update
+
+
+@dataclass(frozen=True)
+class Victim:
+    """The client's model as the attacker runs it: a function of the parameters.
+
+    Attributes:
+        module: architecture, already in the mode (BatchNorm) of the client's local training.
+        loss: mean over the batch, as the client's.
+        parameters: the global model's trainable parameters, by name.
+        constants: all other tensors of the state (buffers, frozen parameters).
+    """
+
+    module: nn.Module
+    loss: Loss
+    parameters: Tensors
+    constants: Tensors
+
+    def outputs(self, images: Tensor, parameters: Tensors | None = None) -> Tensor:
+        """Return the model's outputs at ``parameters`` (or its own); BatchNorm's running statistics stay."""
+        constants = {name: t.clone() for name, t in self.constants.items()} if self.module.training else self.constants
+        state = {**(self.parameters if parameters is None else parameters), **constants}
+        return torch.as_tensor(functional_call(self.module, state, (images,)))
+
+    def value(self, parameters: Tensors, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss at ``parameters``."""
+        return self.loss(self.outputs(images, parameters), labels)
+
+
+def load_victim(observation: Observation, message: Message, device: str) -> tuple[Victim, list[Layer]]:
+    """Return the model as the client ran it, and its layers in forward order.
+
+    BatchNorm is in the mode that clients use; dropout is off, because the client's masks are unknown and without them
+    is the expectation. The parameters are those that local training changes and that arrived.
+
+    Args:
+        observation: for what everybody knows.
+        message: whose global weights are loaded.
+        device: where to compute.
+    """
+    setup = observation.setup
+    module = copy.deepcopy(observation.module).to(device)
+    set_training_mode(module, setup.batch_norm)
+    for part in module.modules():
+        if isinstance(part, _DropoutNd):
+            part.eval()
+    state = {name: t.to(device) for name, t in message.weights.items()}
+    module.load_state_dict(state)
+    used = _used_parameters(module, observation, device)
+    names = [name for name in used if name in message.update.tensors]  # in the model's order, not a file's
+    victim = Victim(
+        module,
+        observation.loss,
+        {name: state[name] for name in names},
+        {name: t for name, t in state.items() if name not in names},
+    )
+    return victim, layer_groups(module, torch.zeros(2, *setup.input_shape, device=device))
+
+
+def _used_parameters(module: nn.Module, observation: Observation, device: str) -> list[str]:
+    """Return the parameters that the loss depends on; local training leaves the others as they are."""
+    setup = observation.setup
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    with local_randomness(0):
+        before = {name: b.clone() for name, b in module.named_buffers()}
+        inputs = torch.zeros((2, *setup.input_shape), device=device)
+        value = observation.loss(module(inputs), torch.zeros(2, dtype=torch.int64, device=device))
+        grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        for name, buffer in module.named_buffers():
+            buffer.copy_(before[name])
+    return [name for name, grad in zip(parameters, grads, strict=True) if grad is not None]
+
+
+def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]:
+    """Return the gradient that an update stands for: itself, or g = ΔW / (−μ·T) for T local steps.
+
+    AGIC's one-batch approximation (Xu et al. 2022, Eq. 4), with the division by T that the paper leaves out: with it
+    g is the gradient of the mean loss over all examples, where the model barely moves between the steps (the paper: at
+    μ = 1e-4, not at 1e-2). What momentum, weight decay and FedProx's term add stays in g. Without the training facts
+    −ΔW is returned, which has the same direction.
+    """
+    scale = 1.0
+    if update.kind == "weights":
+        facts = update.facts
+        scale = -1.0 / (facts.learning_rate * facts.local_steps) if facts else -1.0
+    return {name: scale * t.to(device) for name, t in update.tensors.items()}

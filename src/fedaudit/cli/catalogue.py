@@ -1,0 +1,62 @@
+"""What there is, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedaudit.utils.progress import wide_console
+
+Catalogue = dict[str, list[dict[str, Any]]]
+
+
+def catalogue(kinds: Sequence[str]) -> Catalogue:
+    """Return name, summary and what else is declared of everything of the given kinds, one array per kind."""
+    from fedaudit.attacks import ATTACKS
+    from fedaudit.data import DATASETS
+    from fedaudit.defences.aggregation import AGGREGATORS
+    from fedaudit.defences.sanitising import SANITISERS
+    from fedaudit.models import MODELS
+    from fedaudit.studies.spec import builtin_studies, load_study
+
+    sources: dict[str, list[Any]] = {
+        "attacks": [*ATTACKS],
+        "defences": [*AGGREGATORS, *SANITISERS],
+        "models": [*MODELS],
+        "datasets": [*DATASETS],
+    }
+    found = {name: load_study(name) for name in builtin_studies()} if "studies" in kinds else {}
+    studies = [{"name": n, "summary": s.title, "paper": s.paper, "scales": [*s.scales]} for n, s in found.items()]
+    return {
+        kind: studies
+        if kind == "studies"
+        else [{"name": e.name, "summary": e.summary, **e.info} for e in sources[kind]]
+        for kind in kinds
+    }
+
+
+def print_catalogue(shown: Catalogue) -> None:
+    """Print one line per entry, and under an attack whose it is, who can play it and what it needs."""
+    console = wide_console()
+    for kind, entries in shown.items():
+        console.print(kind, style="bold")
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True, style="cyan")
+        grid.add_column()
+        for entry in entries:
+            grid.add_row("  " + entry["name"], escape(entry["summary"]))
+            if kind == "attacks":
+                for key in ("paper", "threat_model", "needs"):
+                    grid.add_row("", f"[dim]{key.replace('_', ' ')}: {escape(_text(entry[key]))}[/]")
+        console.print(grid if entries else "  none yet")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)

@@ -1,0 +1,185 @@
+"""What the commands ``fedaudit study …`` do: describe, run, report, log."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedaudit.studies.analysis import Analysis, analyse, label
+from fedaudit.studies.backends import processes, ray
+from fedaudit.studies.drawing import cell_text, difference_text, grid, write
+from fedaudit.studies.running import estimate, run_study
+from fedaudit.studies.spec import ScaleName, StudySpec, check_metric, expand, load_study, study_from
+from fedaudit.studies.store import FILE, Store
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.progress import live_display, wide_console
+
+_LONG = 60.0  # seconds from which on a run says beforehand how long it will take
+
+
+def describe(name: str) -> None:
+    """Print what a study is.
+
+    Raises:
+        BadInput: there is no such study.
+    """
+    study = load_study(name)
+    console = wide_console()
+    console.print(
+        f"[bold]{escape(study.name)}[/]: {escape(study.title)}\n{escape(study.paper)}; metric: {study.metric}"
+    )
+    table = Table.grid(padding=(0, 2))
+    for axis, levels in study.axes.items():
+        table.add_row(f"axis {escape(axis)}", escape(", ".join(levels)))
+    for scale, setting in study.scales.items():
+        trials = len(expand(study, scale))
+        table.add_row(f"scale {scale}", f"{trials} trials, {setting.repetitions} repetitions: {escape(setting.states)}")
+    for claim in study.claims:
+        table.add_row("claim", escape(claim.text))
+    console.print(table)
+
+
+def run(
+    name: str,
+    out: Path,
+    *,
+    scale: str,
+    overrides: list[str],
+    only: list[str],
+    workers: int,
+    data_dir: Path | None,
+    estimated: bool = True,
+    ray_address: str | None = None,
+    ray_resources: tuple[float, float] = (1, 0),
+) -> int:
+    """Run a study, write its result, print its table, and return how many trials failed.
+
+    Raises:
+        BadInput: the study, the folder, the data or the cluster can't be used.
+    """
+    study = load_study(name)
+    if scale not in study.scales:
+        expand(study, scale)  # type: ignore[arg-type]  # raises, with what there is
+    chosen: ScaleName = scale  # type: ignore[assignment]
+    trials = expand(study, chosen, overrides=overrides, only=only)
+    store = Store(out)
+    try:
+        with store.exclusively():
+            about = {"name": study.name, "scale": scale, "study": study.model_dump(mode="json"), "overrides": overrides}
+            store.plan(about, trials)
+            backend = (
+                processes(workers)
+                if ray_address is None
+                else ray(ray_address, cpus=ray_resources[0], gpus=ray_resources[1])
+            )
+            with live_display() as display:
+                if estimated and scale != "smoke" and ray_address is None:
+                    seconds = estimate(trials, store, data_dir=data_dir, workers=workers, display=display)
+                    if seconds > _LONG:
+                        print(f"about {seconds / 60:.0f} min with {workers} workers", file=sys.stderr)
+                failed = run_study(study, trials, store, backend=backend, data_dir=data_dir, display=display)
+        _conclude(study, scale, store)
+    finally:
+        store.close()
+    return failed
+
+
+def report(folder: Path, metric: str | None = None) -> None:
+    """Draw what ``folder`` holds, complete or not.
+
+    Args:
+        folder: of the study.
+        metric: instead of the study's own; the files' names then end in it.
+
+    Raises:
+        BadInput: it holds no study; studies can't be about that metric.
+    """
+    store = _open(folder)
+    try:
+        about = store.about()
+        study = study_from(about["study"], f"the study in '{folder}'")
+        if metric is not None and metric != study.metric:
+            try:
+                check_metric(metric)
+            except ValueError as error:
+                raise BadInput(f"--metric: {error}") from None
+            study = study.model_copy(update={"metric": metric, "published": [], "claims": []})
+            _conclude(study, about["scale"], store, f"-{metric}")
+        else:
+            _conclude(study, about["scale"], store)
+    finally:
+        store.close()
+
+
+def log(folder: Path, trial: str | None) -> None:
+    """Print all trials' states, or everything about one.
+
+    Raises:
+        BadInput: the folder holds no study, or no such trial, or several.
+    """
+    store = _open(folder)
+    try:
+        rows = store.rows()
+    finally:
+        store.close()
+    console = wide_console()
+    if trial is None:
+        table = Table("trial", "what", "state", "attempts", "seconds", "error")
+        for row in rows:
+            seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
+            table.add_row(
+                row.key[:8], escape(label(row)), row.status, str(row.attempts), seconds, escape(row.error or "")
+            )
+        console.print(table)
+        return
+    found = [row for row in rows if row.key.startswith(trial)]
+    if len(found) != 1:
+        raise BadInput(
+            f"{len(found)} trials of '{folder}' begin with '{trial}'; fedaudit study log {folder} lists them"
+        )
+    (row,) = found
+    console.print(f"{row.key}  {escape(label(row))}: {row.status}, {row.attempts} attempts")
+    for file in sorted((folder / "trials" / row.key).rglob("*")):
+        if file.is_file():
+            console.print(f"  {file}", highlight=False)
+            if file.name in {"error.txt", "scenario.yaml"}:
+                console.print(escape(file.read_text(encoding="utf-8")), highlight=False)
+
+
+def _open(folder: Path) -> Store:
+    if not (folder / FILE).is_file():
+        raise BadInput(f"'{folder}' holds no study: there is no {FILE} in it")
+    store = Store(folder)
+    if "study" not in store.about():
+        store.close()
+        raise BadInput(f"'{folder}' holds a study that was never planned; run it")
+    return store
+
+
+def _conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
+    analysis = analyse(study, scale, store.rows())
+    paths = write(analysis, store.folder, suffix)
+    _print(analysis)
+    print(f"result: {next(path for path in paths if path.suffix == '.html')}")
+
+
+def _print(analysis: Analysis) -> None:
+    console = wide_console()
+    study = analysis.study
+    down, across, rows = grid(analysis)
+    table = Table(title=f"{study.name}, {analysis.scale}: {study.metric}", title_style="bold", title_justify="left")
+    for head in [*down, *across]:
+        table.add_column(escape(head))
+    for left, cells in rows:
+        texts = ["\n".join([main, *small]) for main, small in (cell_text(study.metric, cell) for cell in cells)]
+        table.add_row(*map(escape, [*left, *texts]))
+    console.print(table)
+    for claim in analysis.claims:
+        where = f" ({claim.where})" if claim.where else ""
+        difference = difference_text(claim.metric, claim.difference)
+        console.print(f"{escape(claim.text + where)}: [bold]{claim.outcome}[/], {escape(difference)}", highlight=False)
+    for name, why in analysis.failures:
+        console.print(f"[red]failed[/] {escape(name)}: {escape(why)}", highlight=False)

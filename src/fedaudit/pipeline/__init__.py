@@ -1,0 +1,1 @@
+"""From a scenario to a finished audit: prepare, simulate, attack, judge."""

@@ -1,0 +1,282 @@
+"""From a scenario to what a simulation needs: the data, the model in its initial state, the public setup."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.attacks import make_attack
+from fedaudit.data import Dataset, load_dataset
+from fedaudit.data.partition import PARTITIONS
+from fedaudit.defences.aggregation import make_aggregator
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.settings import check_settings
+from fedaudit.federation.behaviour import BEHAVIOURS
+from fedaudit.federation.client import local_randomness, train
+from fedaudit.federation.participant import Federation
+from fedaudit.federation.simulator import check, hold, spread
+from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
+from fedaudit.models import (
+    MODELS,
+    build_model,
+    has_batch_norm,
+    initialise,
+    layer_groups,
+    load_checkpoint,
+    set_training_mode,
+)
+from fedaudit.results import DataRecord, ModelRecord
+from fedaudit.scenario import AttackSpec, Scenario
+from fedaudit.update import Loss, Setup, loss_function
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.seeds import derive_seed, generator
+
+Report = Callable[[float], None]
+
+
+def resolve(scenario: Scenario) -> Scenario:
+    """Return the scenario with all attacks' and defences' settings spelled out, after a check of every name.
+
+    Raises:
+        BadInput: a name is unknown, or a setting isn't allowed.
+    """
+    if scenario.model.name != "custom":
+        MODELS[scenario.model.name]
+    if scenario.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
+    attacks = [
+        AttackSpec.model_validate({"name": spec.name, **make_attack(spec.name, spec.settings()).settings()})
+        for spec in scenario.attacks
+    ]
+    federations = []
+    for one in scenario.federations:
+        PARTITIONS[one.partition.scheme]
+        if (malicious := one.malicious) is not None:
+            settings = check_settings(BEHAVIOURS, malicious.name, malicious.settings())
+            spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **settings})
+            one = one.model_copy(update={"malicious": spelt})
+        federations.append(one)
+    first, *others = [_resolve_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)]
+    return scenario.model_copy(
+        update={"attacks": attacks, "federations": federations, "defences": first, "other_defences": others}
+    )
+
+
+def _resolve_defences(defences: DefencesSpec, scenario: Scenario) -> DefencesSpec:
+    aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
+    sanitiser = defences.sanitiser
+    sanitising = check_settings(SANITISERS, sanitiser.name, sanitiser.settings())
+    if sanitising.get("where") == "central" and aggregator.name != "mean":
+        raise BadInput(
+            f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"
+        )
+    for federation in scenario.federations:
+        if (sanitising.get("level"), sanitising.get("where")) == (
+            "sample",
+            "central",
+        ) and federation.algorithm != "fedsgd":
+            raise BadInput(
+                f"federation '{federation.name}': sample-level dp with central noise is for fedsgd; use local"
+            )
+        if (sanitiser.name, sanitising.get("scale")) == ("sign", "one") and federation.algorithm != "fedsgd":
+            raise BadInput(
+                f"federation '{federation.name}': sign with scale: one is for fedsgd, whose learning rate shortens it; "
+                f"under {federation.algorithm} the server would add 1 or -1 to every weight: use scale: mean"
+            )
+        try:
+            aggregator.rehearse(federation.clients_per_round or federation.clients)
+        except BadInput as error:
+            raise BadInput(f"federation '{federation.name}': {error}") from None
+    return DefencesSpec.model_validate(
+        {
+            "name": defences.name,
+            "aggregator": {"name": aggregator.name, **aggregator.settings},
+            "sanitiser": {"name": sanitiser.name, **sanitising},
+        }
+    )
+
+
+def prepare_federation(
+    scenario: Scenario,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    report: Report | None = None,
+) -> tuple[Federation, DataRecord, ModelRecord]:
+    """Load the data and build the model of ``scenario``; ``dataset``, ``model`` and ``loss`` are a user's own.
+
+    Args:
+        scenario: resolved.
+        data_dir: where data sets that aren't embedded lie.
+        dataset: instead of the scenario's.
+        model: instead of the scenario's; it isn't changed.
+        loss: instead of the scenario's; mean over a batch.
+        report: called with the epochs of training done so far.
+
+    Raises:
+        BadInput: the data aren't there, the model doesn't fit them, or a user's own part is missing.
+    """
+    spec = scenario.model
+    own = dataset is not None
+    if dataset is None:
+        if scenario.data.name == "custom":
+            raise BadInput(
+                "the scenario audits a user's own data; run it from Python: fedaudit.audit(scenario, data=…)"
+            )
+        dataset = load_dataset(
+            scenario.data.name,
+            image_size=scenario.data.image_size,
+            data_dir=data_dir,
+            limit=scenario.data.limit,
+            seed=scenario.seed,
+        )
+    loss_name = spec.loss
+    if loss_name == "auto":
+        loss_name = "custom" if loss else "cross-entropy" if dataset.task == "classification" else "mse"
+    if loss is None:
+        if loss_name == "custom":
+            raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
+        loss = loss_function(loss_name)
+    setup = Setup(
+        model=spec.name,
+        width=spec.width,
+        batch_norm=spec.batch_norm,
+        loss=loss_name,
+        kind=dataset.kind,
+        input_shape=dataset.input_shape,
+        num_classes=dataset.num_classes,
+        mean=dataset.mean,
+        std=dataset.std,
+    )
+    if model is None:
+        if spec.name == "custom":
+            raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
+        model = build_model(spec.name, input_shape=setup.input_shape, outputs=setup.outputs, width=spec.width)
+        initialise(model, spec.initialisation, generator(scenario.seed, "model"))
+    else:
+        model = _copied(model)
+    if spec.checkpoint is not None:
+        load_checkpoint(model, spec.checkpoint)
+    federation = Federation(
+        dataset=dataset,
+        split=scenario.data.split,
+        setup=setup,
+        model=model,
+        loss=loss,
+        reveal_labels=scenario.threat.knows_labels,
+        wanted=scenario.threat.wanted(pretrained=spec.training.epochs > 0),
+    )
+    trained = (
+        f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
+    )
+    _check_outputs(federation, own)  # what doesn't fit is found before the training
+    measured = scenario.evaluation.accuracy_every is not None
+    for one in scenario.federations:
+        shares = spread(dataset, scenario.data.split, one, seed=scenario.seed)
+        hold(federation, one, shares, seed=scenario.seed, measured=measured)
+        for defences in (scenario.defences, *scenario.other_defences):
+            check(federation, one, defences, shares, seed=scenario.seed)
+    if spec.training.epochs:
+        trained = _pretrain(federation, scenario, report)
+    data_record = DataRecord(
+        name=dataset.name,
+        summary=f"{dataset.summary}; {dataset.source}",
+        classes=dataset.num_classes,
+        class_names=list(dataset.class_names) if dataset.class_names else None,
+        input_shape=list(dataset.input_shape),
+    )
+    model_record = ModelRecord(
+        name=spec.name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        initialisation="given" if spec.name == "custom" else spec.initialisation,
+        batch_norm=spec.batch_norm if has_batch_norm(model) else "none",
+        trained=trained,
+    )
+    return federation, data_record, model_record
+
+
+def _copied(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        raise BadInput(
+            f"model is {got}; give a torch.nn.Module that is made, or name one of fedaudit's own in the scenario"
+        )
+    return copy.deepcopy(model)
+
+
+def _check_outputs(federation: Federation, own: bool) -> None:
+    sample = federation.setup.normalise(federation.dataset.test.inputs[:2])
+    parameters = dict(federation.model.named_parameters())
+    if len(dict(federation.model.named_parameters(remove_duplicate=False))) > len(parameters):
+        raise BadInput("two parameters of the model are one tensor (tied weights), which isn't supported; untie them")
+    federation.model.eval()
+    try:
+        with torch.no_grad():
+            outputs: Any = federation.model(sample)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise BadInput(f"the model can't take examples of shape {tuple(sample.shape)}: {error}") from error
+    expected = (len(sample), federation.setup.outputs)
+    if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        more = ""
+        if own and isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > expected[1]:
+            more = _fewer_classes(federation.dataset, outputs.shape[1])
+        raise BadInput(
+            f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}{more}"
+        )
+    layer_groups(federation.model, sample)
+
+
+def _fewer_classes(dataset: Dataset, outputs: int) -> str:
+    """Return why a user's own data may have fewer classes than the model, and what to do."""
+    if dataset.num_classes is None:
+        return ""
+    return (
+        f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "
+        f"don't show every class, say how many there are, Dataset.from_tensors(…, num_classes={outputs})"
+    )
+
+
+def _pretrain(federation: Federation, scenario: Scenario, report: Report | None) -> str:
+    """Train the model on the train split and return what was done, in words."""
+    spec = scenario.model.training
+    data = federation.dataset.train
+    least = 2 if has_batch_norm(federation.model) else 1  # BatchNorm can't normalise over a single example
+    if min(spec.batch_size, len(data)) < least:
+        raise BadInput(
+            f"model.training.batch_size is {spec.batch_size}, and there are {len(data)} examples: BatchNorm can't be "
+            "trained on single examples; use batches of 2 or more"
+        )
+    shuffle = generator(scenario.seed, "pretraining")
+    for epoch in range(spec.epochs):
+        set_training_mode(federation.model, "train")
+        order = torch.randperm(len(data), generator=shuffle).split(spec.batch_size)
+        batches = (
+            (federation.setup.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) >= least
+        )
+        with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
+            train(federation.model, federation.loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
+        if report:
+            report(epoch + 1)
+    text = f"{spec.epochs} epoch{'s' if spec.epochs > 1 else ''} on {len(data)} examples"
+    if federation.dataset.task == "classification":
+        text += f", test accuracy {accuracy(federation):.3f}"
+    return text
+
+
+def accuracy(federation: Federation) -> float:
+    """Return the share of the test split that the model classifies correctly."""
+    model, test = federation.model, federation.dataset.test
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
+            right += int((model(federation.setup.normalise(inputs)).argmax(dim=1) == targets).sum())
+    return right / len(test)

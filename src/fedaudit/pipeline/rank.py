@@ -1,0 +1,87 @@
+"""Whether a network can be inverted, before any attack: the rank analysis of a scenario's model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from torch import nn
+
+from fedaudit.attacks.analytic.r_gap import as_trained
+from fedaudit.attacks.analytic.rank import VERDICTS, RankAnalysis, rank_analysis
+from fedaudit.data import Dataset
+from fedaudit.models import MODELS
+from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.scenario import Scenario, load_scenario
+from fedaudit.update import Loss
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.progress import wide_console
+from fedaudit.utils.seeds import generator
+
+
+def load(scenario: str | None, overrides: list[str], seed: int | None) -> Scenario:
+    """Return the scenario that is meant: a YAML file's, or the default one with the model of that name.
+
+    Raises:
+        BadInput: neither.
+    """
+    if scenario is not None and scenario in MODELS and not Path(scenario).exists():
+        return resolve(load_scenario(None, [f"model.name={scenario}", "model.width=null", *overrides], seed))
+    return resolve(load_scenario(Path(scenario) if scenario else None, overrides, seed))
+
+
+@one_thread()
+def rank_of(
+    scenario: Scenario,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+) -> RankAnalysis:
+    """Return the rank analysis of the model of ``scenario``, in the state in which round 0 begins.
+
+    Args:
+        scenario: resolved; its model, its data's shape and classes, and its seed are used, its attacks aren't.
+        data_dir: where data sets that aren't embedded lie.
+        dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.prepare_federation`.
+
+    Raises:
+        BadInput: the model can't be made.
+        NotApplicable: it is no chain of affine layers and invertible activations; the message says why.
+    """
+    federation, _, _ = prepare_federation(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss)
+    setup = federation.setup
+    if setup.num_classes is None:
+        raise NotApplicable("the rank analysis needs a classifier; this model predicts real values")
+    module = as_trained(federation.model, setup, federation.model.state_dict())
+    start = generator(scenario.seed, "rank")
+    return rank_analysis(module, setup.input_shape, federation.loss, setup.num_classes, generator=start)
+
+
+def for_programs(analysis: RankAnalysis) -> dict[str, Any]:
+    """Return the analysis, JSON-serialisable."""
+    layers = [dataclasses.asdict(layer) | {"verdict": layer.verdict} for layer in analysis.layers]
+    return {"verdict": analysis.verdict, "index": analysis.index, "layers": layers}
+
+
+def show(analysis: RankAnalysis) -> None:
+    """Print the table and the verdict."""
+    table = Table()
+    table.add_column("layer", overflow="fold")
+    for title in ("unknowns", "weight constraints", "rank", "gradient constraints", "rank", "together", "missing"):
+        table.add_column(title, justify="right")
+    table.add_column("virtual", justify="right")
+    table.add_column("verdict")
+    for one in analysis.layers:
+        counts = (one.unknowns, one.weight_constraints, one.weight_rank, one.gradient_constraints, one.gradient_rank)
+        cells = [f"{n:,}" for n in (*counts, one.rank, one.missing, one.virtual)]
+        table.add_row(one.layer, *cells, one.verdict)
+    console = wide_console()
+    console.print(table)
+    console.print(
+        f"[bold]{analysis.verdict}[/]: {VERDICTS[analysis.verdict]} (index {analysis.index:g})", soft_wrap=True
+    )

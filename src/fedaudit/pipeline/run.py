@@ -1,0 +1,408 @@
+"""The main job, top to bottom: scenario in, evaluated findings out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
+from fedaudit.data import DATASETS, Dataset
+from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
+from fedaudit.evaluation.federations import federation_record
+from fedaudit.evaluation.image_metrics import lpips_missing
+from fedaudit.federation.checkpoint import Checkpoint
+from fedaudit.federation.history import Course
+from fedaudit.federation.simulator import simulate
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth
+from fedaudit.models.generator import fingerprints
+from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.trials import Trial, run_trials
+from fedaudit.results import (
+    AdversaryRecord,
+    AttackRecord,
+    AuditResult,
+    DataRecord,
+    FindingResult,
+    ModelRecord,
+    Timing,
+)
+from fedaudit.scenario import EvaluationSpec, Scenario
+from fedaudit.threat import Observation, ThreatModel, observe
+from fedaudit.update import Loss
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.progress import Display, Quiet
+from fedaudit.version import __version__
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A finished audit: the result and the pictures that it refers to.
+
+    Attributes:
+        result: JSON-serialisable.
+        pictures: relative path to (C, H, W) pixels in [0, 1].
+        scenario: resolved, as YAML.
+    """
+
+    result: AuditResult
+    pictures: dict[str, Tensor]
+    scenario: str
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether a limit of the user's was exceeded."""
+        return any(threshold.exceeded for threshold in self.result.thresholds)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write results.json, report.html, scenario.yaml and the pictures to ``folder``; return the report's path.
+
+        Raises:
+            BadInput: the folder can't be written.
+        """
+        from fedaudit.report import write_report
+
+        folder = Path(folder)
+        self.save_data(folder)
+        try:
+            write_report(self.result, folder, folder / "report.html")
+        except OSError as error:
+            raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+        return folder / "report.html"
+
+    def save_data(self, folder: Path) -> None:
+        """Write the same without the report.
+
+        Raises:
+            BadInput: the folder can't be written.
+        """
+        try:
+            (folder / "images").mkdir(parents=True, exist_ok=True)
+            for name, pixels in self.pictures.items():
+                save_png(pixels, folder / name)
+            (folder / "scenario.yaml").write_text(self.scenario, encoding="utf-8")
+            self.result.save(folder / "results.json")
+        except OSError as error:
+            raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One federation's transcript with the truth that belongs to it."""
+
+    transcript: Transcript
+    truth: Truth
+    course: Course | None = None
+
+
+def run_audit(
+    scenario: Scenario,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    workers: int = 1,
+    store: Path | None = None,
+    limits: dict[str, float] | None = None,
+    display: Display | None = None,
+) -> Audit:
+    """Simulate the federations of ``scenario``, attack what the adversary sees, and evaluate.
+
+    Args:
+        scenario: what to audit.
+        data_dir: where data sets that aren't embedded lie.
+        dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.prepare_federation`.
+        workers: processes for the simulation and the attacks.
+        store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
+        limits: metric to the value above which the audit counts as failed.
+        display: shows progress.
+
+    Raises:
+        BadInput: something in the scenario, the data or the model can't be used.
+    """
+    started = time.time()
+    display = display or Quiet()
+    scenario = resolve(scenario)
+    recordings, data, model_record = record(
+        scenario,
+        data_dir=data_dir,
+        dataset=dataset,
+        model=model,
+        loss=loss,
+        workers=workers,
+        store=store,
+        display=display,
+    )
+    attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
+    attacked = [r for r in recordings if scenario.attacked(r.transcript.name)]
+    check_public_examples(attacked, attacks)
+    targets = plan([r.transcript for r in attacked], attacks, scenario.threat, scenario.evaluation)
+    outcomes = play(targets, seed=scenario.seed, device=scenario.device, workers=workers, store=store, display=display)
+    audit = assess(
+        recordings,
+        attacks,
+        targets,
+        outcomes,
+        scenario=scenario,
+        data=data,
+        model=model_record,
+        limits=limits or {},
+        workers=workers,
+        started=started,
+    )
+    if store:
+        for run in scenario.runs():
+            simulation_checkpoint(store, run.name).remove()
+    return audit
+
+
+def simulation_checkpoint(store: Path, run: str) -> Checkpoint:
+    """Return where the simulation of the run of that name goes on from when it is killed."""
+    return Checkpoint(store / f"{run}.simulation")
+
+
+@one_thread()
+def record(
+    scenario: Scenario,
+    *,
+    names: Sequence[str] | None = None,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    workers: int = 1,
+    store: Path | None = None,
+    display: Display | None = None,
+) -> tuple[list[Recording], DataRecord, ModelRecord]:
+    """Simulate the scenario's federations (all, or those in ``names``).
+
+    With ``store``, a folder, long ones that are killed go on from there.
+
+    Raises:
+        BadInput: as :func:`run_audit`.
+    """
+    display = display or Quiet()
+    epochs = scenario.model.training.epochs
+    federation, data, model_record = prepare_federation(
+        scenario,
+        data_dir=data_dir,
+        dataset=dataset,
+        model=model,
+        loss=loss,
+        report=display.stage("training the model", epochs) if epochs else None,
+    )
+    recordings = []
+    for run in scenario.runs():
+        spec = run.federation
+        if names is not None and run.name not in names:
+            continue
+        report = display.stage(f"federation {run.name}", spec.rounds * (spec.clients_per_round or spec.clients))
+        course = Course(scenario.evaluation.accuracy_every, scenario.evaluation.accuracy_examples)
+        checkpoint = simulation_checkpoint(store, run.name) if store else None
+        transcript, truth = simulate(
+            federation,
+            spec,
+            run.defences,
+            seed=scenario.seed,
+            report=report,
+            course=course,
+            checkpoint=checkpoint,
+            workers=workers,
+        )
+        transcript.name = run.name
+        about = {
+            "scenario": scenario.model_dump(mode="json"),
+            "data": data.model_dump(mode="json"),
+            "model": model_record.model_dump(mode="json"),
+        }
+        recordings.append(Recording(transcript, dataclasses.replace(truth, about=about), course))
+    return recordings, data, model_record
+
+
+def check_public_examples(recordings: Sequence[Recording], attacks: Sequence[Attack]) -> None:
+    """Raise if an attack's public examples have a victim among them: then it would know what it is to find out.
+
+    Raises:
+        BadInput: they have.
+    """
+    for attack in attacks:
+        public = attack.public_examples()
+        if public is None:
+            continue
+        for recording in recordings:
+            kind = recording.transcript.setup.kind
+            for victims in recording.truth.inputs.values() if kind == "image" else ():
+                shared = int(torch.isin(fingerprints(victims), public).sum())
+                if shared:
+                    raise BadInput(
+                        f"{attack.name}: {shared} of the victims' images are among the public examples that "
+                        f"'{attack.files()[0]}' was trained on; let the clients hold the test split (data.split=test), "
+                        "or train it on other data"
+                    )
+
+
+def assess(
+    recordings: Sequence[Recording],
+    attacks: Sequence[Attack],
+    targets: Sequence[Target],
+    outcomes: Sequence[Finding | NotApplicable],
+    *,
+    scenario: Scenario,
+    data: DataRecord,
+    model: ModelRecord,
+    limits: dict[str, float],
+    workers: int,
+    started: float,
+    repeat: str | None = None,
+) -> Audit:
+    """Open the truth, now that every attack has been played, and judge."""
+    attacked = {observation.federation for observation, _, _ in targets}
+    check_public_examples([r for r in recordings if r.transcript.name in attacked], attacks)
+    truths = {r.transcript.name: r.truth for r in recordings}
+    findings: list[FindingResult] = []
+    pictures: dict[str, Tensor] = {}
+    for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
+        if isinstance(outcome, NotApplicable):
+            findings.append(entry(attack.name, observation, status="not applicable", reason=str(outcome)))
+            continue
+        judged = evaluate(outcome, observation, truths[observation.federation], seed=scenario.seed)
+        findings.append(judged.result)
+        pictures |= judged.pictures
+    resamples = scenario.evaluation.bootstrap
+    summaries = summarise(findings, resamples=resamples, seed=scenario.seed)
+    knows, does_not_know = scenario.threat.knowledge()
+    lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)
+    result = AuditResult(
+        fedaudit_version=__version__,
+        name=scenario.name,
+        scenario=scenario.model_dump(mode="json"),
+        data=data,
+        model=model,
+        adversary=AdversaryRecord(
+            adversary=scenario.threat.adversary,
+            summary=scenario.threat.summary,
+            knows=knows,
+            does_not_know=does_not_know,
+            acts=scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations),
+        ),
+        federations=[federation_record(r.transcript, r.course, scenario) for r in recordings],
+        attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
+        findings=findings,
+        summaries=summaries,
+        comparisons=compare(findings),
+        verdict_rules=verdict_rules(findings),
+        not_tested=_not_tested(scenario, attacks),
+        lpips_missing=None if lpips_used else lpips_missing(),
+        repeat=repeat or _how_to_repeat(scenario),
+        thresholds=check_thresholds(limits, findings, summaries),
+        environment=environment(scenario.device),
+        timing=Timing(
+            seconds=time.time() - started,
+            started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+            workers=workers,
+        ),
+    )
+    return Audit(result, pictures, scenario.to_yaml())
+
+
+# What is attacked, with what, and why not if it can't be.
+Target = tuple[Observation, Attack, NotApplicable | None]
+
+
+def plan(
+    transcripts: Sequence[Transcript],
+    attacks: Sequence[Attack],
+    threat: ThreatModel,
+    limits: EvaluationSpec | None = None,
+) -> list[Target]:
+    """Return every attack on all that it looks at, checked beforehand.
+
+    That is every update that the adversary sees, every client that it sees updates of (or as many of the first as
+    ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the
+    reason.
+    """
+    targets: list[Target] = []
+    for transcript, attack in itertools.product(transcripts, attacks):
+        whole = observe(transcript, threat)
+        most = {"update": limits.updates, "client": limits.clients} if limits else {}
+        scope = attack.scope()
+        for observation in whole.split(scope)[: most.get(scope)] or [whole]:
+            try:
+                if scope != "federation":
+                    observation.need_messages()
+                attack.check(observation)
+                targets.append((observation, attack, None))
+            except NotApplicable as reason:
+                targets.append((observation, attack, reason))
+    return targets
+
+
+def play(
+    targets: Sequence[Target], *, seed: int, device: str, workers: int, store: Path | None, display: Display
+) -> list[Finding | NotApplicable]:
+    """Play what can be played among ``targets`` and return all outcomes in order."""
+    trials = [Trial(attack, seen, seed, device) for seen, attack, reason in targets if reason is None]
+    report = display.stage(f"{len(trials)} attacks", sum(trial.work for trial in trials))
+    outcomes = iter(run_trials(trials, workers=workers, store=store, report=report))
+    return [next(outcomes) if reason is None else reason for _, _, reason in targets]
+
+
+def save_png(pixels: Tensor, path: Path) -> None:
+    """Write (C, H, W) pixels in [0, 1] as an 8-bit PNG."""
+    array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(path)
+
+
+def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
+    played = {attack.name for attack in attacks}
+    others = [name for name in ATTACKS.names() if name not in played]
+    threat: ThreatModel = scenario.threat
+    lines = [f"other adversaries than this one: {threat.summary}"]
+    if others:
+        lines.append(f"attacks that fedaudit has and this audit did not play: {', '.join(others)}")
+    acts = any(f.malicious for f in scenario.federations)
+    lines += [
+        "a server that sends altered models, and clients that poison the training"
+        + (" in another way than here" if acts else ""),
+        f"anything else than the recovery of {' and '.join(dict.fromkeys(attack.recovers for attack in attacks))}",
+    ]
+    if all(attack.scope() == "update" for attack in attacks):
+        lines.append("what several rounds reveal together: every update was attacked on its own")
+    if scenario.evaluation.updates is not None:
+        lines.append(f"updates after the first {scenario.evaluation.updates} of each federation")
+    if scenario.evaluation.clients is not None and any(attack.scope() == "client" for attack in attacks):
+        lines.append(f"clients after the first {scenario.evaluation.clients} of each federation")
+    return lines
+
+
+def _how_to_repeat(scenario: Scenario) -> str:
+    if "custom" in (scenario.data.name, scenario.model.name, scenario.model.loss):
+        return "fedaudit.audit('scenario.yaml', out='DIR', …) from Python, with the same model, data and loss"
+    where = "" if DATASETS[scenario.data.name].info["embedded"] else " --data-dir DATA"
+    return f"fedaudit audit scenario.yaml --out DIR{where}"
+
+
+def environment(device: str) -> dict[str, str]:
+    """Return what the numbers were computed with."""
+    return {
+        "fedaudit": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processors": str(os.cpu_count()),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "threads per worker": "1",
+    }

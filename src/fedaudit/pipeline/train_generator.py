@@ -1,0 +1,266 @@
+"""Training a generator on public data: the prior of attacks that search among plausible images (GIAS)."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from fedaudit.data import Dataset
+from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, fingerprints, trunk
+from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.progress import Display, Quiet
+from fedaudit.utils.seeds import derive_seed, generator
+
+TrainingObjective = Literal["gan", "autoencoder"]
+
+_AVERAGE = 0.995  # of the generator's weights over the steps of adversarial training
+_CODE_NOISE = 0.3  # standard deviation, of codes of standard deviation 1: neighbouring codes give similar images
+_KEEP_EVERY = 200  # steps
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How a generator is trained.
+
+    Attributes:
+        objective: ``gan``: non-saturating adversarial loss, with a discriminator under spectral normalisation
+            (Goodfellow et al. 2014, Miyato et al. 2018), and the running mean of the generator's weights as the result.
+            ``autoencoder``: an encoder's standardised codes, with noise, and the squared error of what is decoded.
+        steps: of the optimiser.
+        batch_size: examples a step.
+        learning_rate: of Adam, with β = (0.5, 0.99) for ``gan``.
+        seed: of everything that is drawn.
+    """
+
+    objective: TrainingObjective = "autoencoder"
+    steps: int = 3000
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch_size < 2 or not 0 < self.learning_rate < 1:
+            raise BadInput("steps must be 1 or more, the batch size 2 or more, the learning rate between 0 and 1")
+
+
+def plan_for(objective: str, **settings: Any) -> TrainingPlan:
+    """Return the plan with this objective.
+
+    Raises:
+        BadInput: no such objective, or a number that isn't allowed.
+    """
+    known: dict[str, TrainingObjective] = {"gan": "gan", "autoencoder": "autoencoder"}
+    if objective not in known:
+        raise BadInput(unknown_name("objective", objective, known))
+    return TrainingPlan(known[objective], **settings)
+
+
+def public_examples(dataset: Dataset) -> Tensor:
+    """Return the train split's images without those that are in the test split, too, (n, C, H, W).
+
+    The clients of a scenario hold the test split (or the audit refuses the generator), so the adversary's public data
+    and the victims have no picture in common.
+
+    Raises:
+        BadInput: these aren't images, or none is left.
+    """
+    if dataset.kind != "image":
+        raise BadInput(f"a generator makes images; data set '{dataset.name}' is a table")
+    victims = fingerprints(dataset.test.inputs)
+    images = dataset.train.inputs[~torch.isin(fingerprints(dataset.train.inputs), victims)]
+    if len(images) < 2:
+        raise BadInput(f"data set '{dataset.name}' has fewer than 2 train examples that aren't in its test split, too")
+    return images
+
+
+@one_thread()
+def train_generator(
+    dataset: Dataset,
+    out: Path,
+    *,
+    latent: int = 128,
+    width: int = 16,
+    plan: TrainingPlan | None = None,
+    display: Display | None = None,
+) -> TrainedGenerator:
+    """Train a generator on the train split of ``dataset`` and write it to ``out``.
+
+    What has been done is kept beside ``out`` now and then: whoever is interrupted goes on from there with the same
+    arguments, to the same bits.
+
+    Args:
+        dataset: of the victims' domain.
+        out: a .safetensors file.
+        latent: numbers in a code.
+        width: channels at the image's own size.
+        plan: how.
+        display: shows progress.
+
+    Raises:
+        BadInput: the data aren't images, a number isn't allowed, or the file can't be written.
+    """
+    plan = plan or TrainingPlan()
+    if out.suffix != ".safetensors":
+        raise BadInput(f"a generator is written as .safetensors, not '{out.name}'; change the name")
+    images = public_examples(dataset)
+    channels, height, breadth = dataset.input_shape
+    spec = GeneratorSpec((channels, height, breadth), latent, width)
+    keep_freed_memory()
+    run = _Run(spec, plan, images)
+    resume = out.with_name(f"{out.name}.resume")
+    run.load(resume)
+    report = (display or Quiet()).stage(f"training a generator ({plan.objective})", plan.steps)
+    while run.done < plan.steps:
+        run.step()
+        report(run.done)
+        if run.done % _KEEP_EVERY == 0 and run.done < plan.steps:
+            run.save(resume)
+    trained = TrainedGenerator(
+        run.result.eval(),
+        dataset.name,
+        f"{plan.objective}, {plan.steps} steps of {plan.batch_size} on {len(images)} train examples, seed {plan.seed}",
+        fingerprints(images).sort().values,
+    )
+    if not all(bool(t.isfinite().all()) for t in run.result.state_dict().values()):
+        raise BadInput(f"the training diverged at learning rate {plan.learning_rate:g}; lower it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    trained.save(out)
+    resume.unlink(missing_ok=True)
+    return trained
+
+
+class _Run:
+    """A training, with all of its state."""
+
+    def __init__(self, spec: GeneratorSpec, plan: TrainingPlan, images: Tensor) -> None:
+        with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator
+            torch.manual_seed(derive_seed(plan.seed, "generator", "weights"))
+            self.generator, self.average = Generator(spec), Generator(spec)
+            self.other = trunk(spec, 1 if plan.objective == "gan" else spec.latent)
+            if plan.objective == "gan":
+                for layer in self.other:
+                    if isinstance(layer, nn.Conv2d | nn.Linear):
+                        spectral_norm(layer)
+        for part in (self.generator, self.other):
+            part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+        self.average.load_state_dict(self.generator.state_dict())
+        self.spec, self.plan = spec, plan
+        self.images = images.contiguous(memory_format=torch.channels_last)
+        self.draw = generator(plan.seed, "generator", "training")
+        betas = (0.5, 0.99) if plan.objective == "gan" else (0.9, 0.999)
+        parts = [self.generator, self.other]
+        self.optimisers = [torch.optim.Adam(p.parameters(), lr=plan.learning_rate, betas=betas) for p in parts]
+        self.done = 0
+
+    @property
+    def result(self) -> Generator:
+        """The generator that the training is for."""
+        return self.average if self.plan.objective == "gan" else self.generator
+
+    def step(self) -> None:
+        """Take one step of the optimisers."""
+        rate = self.plan.learning_rate * 0.5 * (1 + math.cos(math.pi * self.done / self.plan.steps))
+        if self.plan.objective == "autoencoder":
+            for optimiser in self.optimisers:
+                optimiser.param_groups[0]["lr"] = rate
+        rows = torch.randint(len(self.images), (self.plan.batch_size,), generator=self.draw)
+        real = self.images[rows]
+        {"gan": self._adversarial, "autoencoder": self._decoding}[self.plan.objective](real)
+        self.done += 1
+
+    def _codes(self) -> Tensor:
+        return torch.randn((self.plan.batch_size, self.spec.latent), generator=self.draw)
+
+    def _adversarial(self, real: Tensor) -> None:
+        made, judge = self.generator, self.other
+        with torch.no_grad():
+            fake = made(self._codes())
+        _descend(self.optimisers[1], F.softplus(-judge(real)).mean() + F.softplus(judge(fake)).mean())
+        _descend(self.optimisers[0], F.softplus(-judge(made(self._codes()))).mean())
+        with torch.no_grad():
+            for mean, now in zip(self.average.parameters(), made.parameters(), strict=True):
+                mean.lerp_(now, 1 - min(_AVERAGE, (self.done + 1) / (self.done + 10)))
+
+    def _decoding(self, real: Tensor) -> None:
+        codes = F.batch_norm(self.other(real), None, None, training=True)
+        codes = codes + _CODE_NOISE * self._codes()
+        loss = F.mse_loss(self.generator(codes), real)
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        for optimiser in self.optimisers:
+            optimiser.step()
+
+    def _about(self) -> str:
+        data = [len(self.images), int(fingerprints(self.images).sum())]
+        return json.dumps([asdict(self.spec), asdict(self.plan), data, torch.__version__])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the state, each tensor the run's own memory; the optimisers' state exists from the first step on."""
+        found: dict[str, Tensor] = {}
+        for name, part in (("generator", self.generator), ("other", self.other), ("average", self.average)):
+            found |= {f"{name}/{key}": t for key, t in part.state_dict().items()}
+        for i, optimiser in enumerate(self.optimisers):
+            for j, parameter in enumerate(optimiser.param_groups[0]["params"]):
+                found |= {f"adam{i}/{j}/{key}": t for key, t in optimiser.state[parameter].items()}
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write all of the state."""
+        state = {name: t.clone().contiguous() for name, t in self._tensors().items()}
+        state |= {"draw": self.draw.get_state(), "done": torch.tensor(self.done)}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(f"{path.name}.part")
+            save_file(state, draft, metadata={"about": self._about()})
+            draft.replace(path)
+        except (OSError, SafetensorError) as error:
+            raise BadInput(f"can't write '{path}': {error}") from None
+
+    def load(self, path: Path) -> None:
+        """Go on from ``path``, if it is there and of this very training."""
+        if not path.is_file():
+            return
+        try:
+            with safe_open(path, framework="pt") as file:
+                if (file.metadata() or {}).get("about") != self._about():
+                    return
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (SafetensorError, OSError):
+            return  # half-written: from the start
+        for optimiser in self.optimisers:  # a step of nothing makes the optimisers' state
+            for parameter in optimiser.param_groups[0]["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+            optimiser.step()
+        with torch.no_grad():
+            for name, t in self._tensors().items():
+                t.copy_(state[name])
+        self.draw.set_state(state["draw"])
+        self.done = int(state["done"])
+
+
+def _descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    optimiser.step()
+
+
+def sample_sheet(trained: TrainedGenerator, *, count: int = 64, seed: int = 0) -> Tensor:
+    """Return ``count`` images of random codes as one picture, (C, H', W') in [0, 1], eight in a row."""
+    codes = torch.randn((count, trained.network.spec.latent), generator=generator(seed, "generator", "samples"))
+    with torch.no_grad():
+        images = trained.network(codes)
+    images = F.pad(images, (1, 1, 1, 1), value=1.0)
+    rows = [torch.cat(row.unbind(), dim=2) for row in images.split(8) if len(row) == 8]
+    return torch.cat(rows, dim=1)

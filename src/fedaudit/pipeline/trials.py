@@ -1,0 +1,228 @@
+"""Many attacks on many observations, in worker processes, one thread each; what is finished is kept and reused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from fedaudit.attacks import Attack, Finding
+from fedaudit.threat import Observation
+from fedaudit.update import Tensors
+from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
+from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.seeds import generator
+from fedaudit.version import __version__
+
+Report = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack on one observation.
+
+    Attributes:
+        attack: what to play.
+        observation: what the attack looks at: one update, one client, or the federation.
+        seed: of the scenario; the attack's generator derives from it and from *what* is attacked, so that all attacks
+            start from the same dummy image.
+        device: where to compute.
+    """
+
+    attack: Attack
+    observation: Observation
+    seed: int
+    device: str
+
+    @property
+    def work(self) -> float:
+        """Expected cost in arbitrary units, for the progress display."""
+        steps = getattr(self.attack, "iterations", 1) * getattr(self.attack, "restarts", 1)
+        return float(steps * max(1, sum(m.update.num_examples for m in self.observation.messages)))
+
+    def key(self) -> str:
+        """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it."""
+        seen = self.observation
+        digest = hashlib.sha256()
+        facts = [
+            __version__,
+            _code(),
+            torch.__version__,
+            type(self.attack).__name__,
+            self.attack.settings(),
+            [hashlib.sha256(f.read_bytes()).hexdigest() if f.is_file() else None for f in self.attack.files()],
+            str(seen.setup),
+            str(seen.threat),
+            str(seen.module),
+            getattr(seen.loss, "__qualname__", repr(type(seen.loss))),
+            [seen.federation, seen.update_kind, len(seen.weights)],
+            [
+                [
+                    [m.round, m.client, m.update.num_examples, str(m.update.facts)],
+                    None if m.update.labels is None else m.update.labels.tolist(),
+                ]
+                for m in seen.messages
+            ],
+            [self.seed, self.device],
+        ]
+        digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+        hashed: dict[int, bytes] = {}  # the messages of a round share their global weights
+        for weights in (*seen.weights, *(m.weights for m in seen.messages)):
+            if id(weights) not in hashed:
+                hashed[id(weights)] = _digest(weights)
+            digest.update(hashed[id(weights)])
+        for message in seen.messages:
+            digest.update(_digest(message.update.tensors) + _digest(message.update.buffers))
+        digest.update(_digest(seen.journal) + _digest(vars(seen.records) if seen.records else {}))
+        return digest.hexdigest()[:32]
+
+    def play(self, report: Report | None = None) -> Finding | NotApplicable:
+        """Return the finding, or why there is none."""
+        seen, looks_at = self.observation, self.attack.scope()
+        where: tuple[str | int, ...] = ()
+        if looks_at == "update":
+            where = (seen.messages[0].round, seen.messages[0].client)
+        elif looks_at == "client":
+            where = ("client", seen.messages[0].client)
+        start = generator(self.seed, "attack", seen.federation, *where)
+        progress = None if report is None else lambda done, total: report(self.work * done / total)
+        try:
+            return self.attack.run(seen, generator=start, device=self.device, progress=progress)
+        except NotApplicable as reason:
+            return reason
+
+
+def _digest(tensors: Tensors) -> bytes:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
+@cache
+def _code() -> str:
+    """Return a hash of the attacks' and models' source, so that no finding outlives a change of theirs."""
+    home = Path(__file__).parents[1]
+    attacks = [path for kind in ("*.py", "*.cpp") for path in (home / "attacks").rglob(kind)]
+    paths = sorted([*attacks, *(home / "models").rglob("*.py"), home / "update.py"])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
+def run_trials(
+    trials: Sequence[Trial], *, workers: int = 1, store: Path | None = None, report: Report | None = None
+) -> list[Finding | NotApplicable]:
+    """Play all trials and return their outcomes in the same order, whatever the number of workers.
+
+    Args:
+        trials: to play.
+        workers: processes; 1 means this one.
+        store: folder where findings are kept as soon as they are made; those that are there already are not made again.
+        report: called with the work done so far, of the sum of all trials' ``work``.
+
+    Raises:
+        FedAuditError: a worker died; what was finished is kept in ``store``.
+        BadInput: ``store`` can't be written.
+    """
+    outcomes: list[Finding | NotApplicable | None] = [None] * len(trials)
+    paths = [store / f"{trial.key()}.safetensors" if store else None for trial in trials]
+    done = 0.0
+    for i, path in enumerate(paths):
+        if path and path.is_file():
+            outcomes[i] = Finding.load(path)
+            done += trials[i].work
+    if report:
+        report(done)
+    todo = [i for i, outcome in enumerate(outcomes) if outcome is None]
+    if store and todo:
+        _make_folder(store)
+    if workers <= 1 or len(todo) <= 1:
+        keep_freed_memory()
+        with one_thread():
+            for i in todo:
+                outcomes[i] = _play(trials[i], paths[i], _shifted(report, done))
+                done += trials[i].work
+    else:
+        with tempfile.TemporaryDirectory(prefix="fedaudit-") as folder, _watch(Path(folder), todo, done, report):
+            calls = (delayed(_work)(i, trials[i], paths[i], Path(folder) / str(i)) for i in todo)
+            pool = Parallel(n_jobs=min(workers, len(todo)), backend="loky", return_as="generator_unordered")
+            try:
+                for i, outcome in pool(calls):
+                    outcomes[i] = outcome
+                    done += trials[i].work
+            except TerminatedWorkerError:
+                kept = f"; what was finished is kept in {store}" if store else ""
+                raise FedAuditError(
+                    f"a worker process died, perhaps for want of memory: run again with fewer --workers{kept}"
+                ) from None
+    if report:
+        report(done)
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _play(trial: Trial, path: Path | None, report: Report | None) -> Finding | NotApplicable:
+    outcome = trial.play(report)
+    if path and isinstance(outcome, Finding):
+        try:
+            outcome.save(path)
+        except Exception as error:  # safetensors raises its own errors on a full disk
+            raise BadInput(f"can't write {path}: {error}") from None
+    return outcome
+
+
+def _shifted(report: Report | None, before: float) -> Report | None:
+    return None if report is None else lambda done: report(before + done)
+
+
+def _work(index: int, trial: Trial, path: Path | None, beat: Path) -> tuple[int, Finding | NotApplicable]:
+    """Run in a worker: one thread, and how far it is in a small file that the parent reads."""
+    keep_freed_memory()
+    with one_thread():
+        outcome = _play(trial, path, lambda done: _write(beat, done))
+    _write(beat, trial.work)
+    return index, outcome
+
+
+def _write(beat: Path, done: float) -> None:
+    draft = beat.with_suffix(".part")
+    draft.write_text(str(done))
+    draft.replace(beat)
+
+
+@contextmanager
+def _watch(folder: Path, todo: Sequence[int], done: float, report: Report | None) -> Iterator[None]:
+    """Report the sum of all workers' progress while the block runs."""
+    if report is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(0.3):
+            beats = [folder / str(i) for i in todo]
+            report(done + sum(float(beat.read_text()) for beat in beats if beat.is_file()))
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"can't write to {path}: {error.strerror or error}") from None

@@ -1,0 +1,151 @@
+"""What may be given: numbers, names and amounts of memory; and pydantic's errors as one line for the user."""
+
+from __future__ import annotations
+
+import os
+import re
+import reprlib
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from fedaudit.utils.errors import BadInput, unknown_name
+
+
+class Spec(BaseModel):
+    """A part of a scenario: immutable, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NamedSpec(BaseModel):
+    """Something by its registered name; every other key is a setting of it, checked against the thing itself."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that were given."""
+        return dict(self.model_extra or {})
+
+
+def from_name(value: Any) -> Any:
+    """Return a :class:`NamedSpec`'s keys where ``value`` is a plain name."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+def no_boolean(value: Any) -> Any:
+    """Return ``value`` unless it is true or false, which Python takes for 1 and 0.
+
+    Raises:
+        ValueError: it is.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is not a number")
+    return value
+
+
+# A whole number from 1, a whole number from 0, and a finite number.
+Count = Annotated[int, BeforeValidator(no_boolean), Field(ge=1, le=10**9)]
+Whole = Annotated[int, BeforeValidator(no_boolean), Field(ge=0, le=2**63 - 1)]
+Number = Annotated[float, BeforeValidator(no_boolean), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+NonNegative = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, lt=1)]
+
+
+def safe_name(name: str) -> str:
+    """Return ``name`` if it can be part of a file's name everywhere.
+
+    Raises:
+        ValueError: it can't.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+        shown = reprlib.repr(name)
+        raise ValueError(
+            f"the name {shown} can't be used: 1 to 64 letters a-z, digits, - and _, and no - or _ in front"
+        )
+    return name
+
+
+def printable(text: str) -> str:
+    """Return ``text`` if it is one line of 1 to 200 characters that can be shown.
+
+    Raises:
+        ValueError: it isn't.
+    """
+    if not 1 <= len(text) <= 200 or not text.isprintable():
+        raise ValueError("give 1 to 200 characters on one line, without control characters")
+    return text
+
+
+Name = Annotated[str, AfterValidator(safe_name)]
+Title = Annotated[str, AfterValidator(printable)]
+
+
+def check_memory(needed: float, what: str) -> None:
+    """Refuse what can't fit into this machine's memory before it is tried.
+
+    Args:
+        needed: bytes.
+        what: that needs them.
+
+    Raises:
+        BadInput: there isn't so much.
+    """
+    if not hasattr(os, "sysconf"):
+        return
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise BadInput(f"{what} needs {needed / 1e9:,.0f} GB of memory, this machine has {memory / 1e9:,.0f}; ask less")
+
+
+def explain(error: ValidationError, model: type[BaseModel] | None = None, known: list[str] | None = None) -> str:
+    """Return a pydantic error as one line: the key, what is wrong, what is allowed; for a typo the nearest name."""
+    details = error.errors()
+    detail = details[0]
+    parts = [str(part) for part in detail["loc"] if "[" not in str(part)]  # without the branches of a union
+    where = ".".join(parts)
+    at = f"{where}: " if where else ""
+    given = reprlib.repr(detail.get("input"))
+    message = detail["msg"].removeprefix("Value error, ")
+    match detail["type"]:
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            names = known if known is not None else _fields_at(model, detail["loc"][:-1])
+            inside = f"{'.'.join(parts[:-1])}: " if parts[:-1] else ""
+            text = inside + (unknown_name("key", parts[-1], names) if names else f"unknown key '{parts[-1]}'")
+        case "missing":
+            text = f"'{where}' is missing"
+        case "model_type" | "model_attributes_type":
+            text = f"{at}{given} isn't allowed; it should be a mapping of keys to values"
+        case "path_type":
+            text = f"{at}{given} isn't allowed; it should be a path"
+        case "too_short":
+            text = f"{at}at least one is needed"
+        case "int_parsing_size":
+            text = f"{at}that number is too large"
+        case _ if message.startswith("Input should be "):
+            text = f"{at}{given} isn't allowed; it should be {message.removeprefix('Input should be ')}"
+        case _:
+            text = f"{at}{message}"
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return text + more
+
+
+def _fields_at(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that are valid at ``location`` in ``model``."""
+    for part in location:
+        if model is None or isinstance(part, int):
+            continue
+        info = model.model_fields.get(part)
+        model = _model_in(info.annotation) if info else None
+    return list(model.model_fields) if model else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        if found := _model_in(inner):
+            return found
+    return None
