@@ -156,7 +156,9 @@ def shards(targets: Tensor, clients: int, generator: Generator, shards_per_clien
 def label_to_clients(targets: Tensor, clients: int, generator: Generator, m: int = 2) -> list[Tensor]:
     """Give every label to m clients, in turn from a shuffled list of them, and split its examples among these.
 
-    The numbers of labels that two clients have differ by one at most.
+    Where m divides the number of clients, they fall into groups of m with the same labels and none in common with
+    another group: m=5 of ten clients makes two cliques, not ten distributions that differ. The numbers of labels that
+    two clients have differ by one at most.
 
     Raises:
         BadInput: m is not in 1..clients, m * labels leaves a client empty, or a label has fewer than m examples.

@@ -14,25 +14,30 @@ from fedaudit.update import Sanitised, Tensors, Update
 
 
 @SANITISERS.register(
-    "ffl", "sends the layers that point most where the global model went", side="client", paper="Na et al. 2022 (FFL)"
+    "ffl",
+    "sends the layers chosen by cosine to the global model's last move",
+    side="client",
+    paper="Na et al. 2022 (FFL)",
 )
 class Fragmented:
     """Sends the ⌈r·L⌉ layers of highest cosine to the estimated global gradient (Na et al. 2022, Algorithm 1).
 
     Not the other "Fragmented Federated Learning" of that year. The global gradient is estimated by θᵏ − θᵏ⁻¹, the
-    difference of the last two models that this client received. A layer is a module with parameters of its own: its
-    weight, bias and statistics travel together.
+    difference of the last two models that this client received.
 
-    The paper's Eq. 1 (a descent) and Eq. 4 (a difference along it) differ in sign: taken literally the cosine
-    of a gradient to θᵏ − θᵏ⁻¹ prefers the layers that are *least* like the global direction. By default the signs are
-    aligned; ``direction: literal`` doesn't.
+    Algorithm 1 takes the cosine of that difference with ∇L, highest first, and flips no sign. As a gradient ascends and
+    the model descends, this sends what corrects the last move: ``direction: literal``. The default, ``aligned``, is a
+    departure: it flips the sign, so that layers which go on as before are sent. That feeds back on itself and trains
+    badly; what it gives says nothing about the paper's rule. Another departure: a layer is a module with
+    parameters of its own, whose weight, bias and statistics travel together, where the numbers that the paper sends
+    (its Table 2) fit single tensors.
 
     In a client's first round there is no θᵏ⁻¹, which the paper leaves open: random layers are sent, as well as where
     the model has not moved. (If nothing was sent, the model would never begin to move.)
 
     Args:
         ratio: r, the share of layers.
-        direction: ``aligned`` or ``literal``.
+        direction: ``literal``, as published, or ``aligned``, with the sign flipped.
     """
 
     def __init__(self, *, ratio: Ratio = 0.6, direction: Literal["aligned", "literal"] = "aligned") -> None:

