@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedaudit.defences.sanitising import SANITISERS, Received
-from fedaudit.federation.participant import Federation
+from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.federation.client import Federation
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
@@ -24,7 +24,7 @@ class Counting:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         self.rounds += 1
         return dataclasses.replace(update, tensors={n: self.rounds * t for n, t in update.tensors.items()})
 

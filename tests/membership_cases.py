@@ -15,7 +15,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Message, Observation, ThreatModel
-from fedaudit.update import Setup, Update
+from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.seeds import generator
 
 FEDERATION = {
@@ -55,16 +55,16 @@ def play(name: str, seen: Observation, **settings: Any) -> MembershipFinding:
 
 def logistic(n: int = 12, d: int = 5, classes: int = 3) -> Observation:
     """A model and records that nobody simulated."""
-    chance = generator(3, "logistic")
+    rng = generator(3, "logistic")
     model = nn.Linear(d, classes)
-    state = {"weight": torch.randn(classes, d, generator=chance), "bias": torch.randn(classes, generator=chance)}
+    state = {"weight": torch.randn(classes, d, generator=rng), "bias": torch.randn(classes, generator=rng)}
     model.load_state_dict(state)
-    setup = Setup("custom", None, "eval", "cross-entropy", "table", (d,), classes, (0.0,), (1.0,))
-    x = torch.randn(n, d, generator=chance)
-    y = torch.randint(classes, (n,), generator=chance)
+    task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (d,), classes, (0.0,), (1.0,))
+    x = torch.randn(n, d, generator=rng)
+    y = torch.randint(classes, (n,), generator=rng)
     records = Records(x, y, x[:0], y[:0])
     threat = ThreatModel(records=n)
-    moved = {name: torch.randn(t.shape, generator=chance) for name, t in state.items()}
+    moved = {name: torch.randn(t.shape, generator=rng) for name, t in state.items()}
     message = Message(0, 4, state, Update(4, "weights", moved, 5, None))
     loss = nn.functional.cross_entropy
-    return Observation("f", threat, setup, model, loss, "weights", (state,), (message,), {}, records)
+    return Observation("f", threat, task_info, model, loss, "weights", (state,), (message,), {}, records)

@@ -101,7 +101,7 @@ def sample(
             description="Every client takes four local steps and sends the change of its weights.",
         ),
     ]
-    for f, facts in enumerate(federations):
+    for f, record in enumerate(federations):
         for attack, noise in QUALITY.items():
             images: list[ImageResult] = []
             for u in range(updates[f]):
@@ -137,8 +137,8 @@ def sample(
                 findings.append(
                     FindingResult(
                         attack=attack,
-                        federation=facts.name,
-                        update_kind=facts.update_kind,
+                        federation=record.name,
+                        update_kind=record.update_kind,
                         round=0,
                         client=u,
                         num_examples=len(found),
@@ -166,8 +166,8 @@ def sample(
             summaries.append(
                 AttackSummary(
                     attack=attack,
-                    federation=facts.name,
-                    update_kind=facts.update_kind,
+                    federation=record.name,
+                    update_kind=record.update_kind,
                     updates=updates[f],
                     images=len(images),
                     verdict=verdict,
@@ -188,7 +188,7 @@ def sample(
         difference = Interval(mean=3.1, median=3.0, low=1.2 - f * 3, high=4.9, n=4)
         comparisons.append(
             Comparison(
-                federation=facts.name,
+                federation=record.name,
                 metric="psnr",
                 a="agic",
                 b="invg",

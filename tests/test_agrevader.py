@@ -38,9 +38,9 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 @given(seed=st.integers(0, 1000), norm=st.floats(0.1, 5), cosine=st.floats(0, 1))
 def test_an_update_is_turned_by_the_angle_and_to_the_length_that_are_asked_for(seed, norm, cosine):
-    chance = generator(seed, "turn")
-    honest = {n: torch.randn(s, generator=chance).double() for n, s in (("a", (3, 4)), ("b", (5,)))}
-    towards = {n: torch.randn(t.shape, generator=chance).double() for n, t in honest.items()}
+    rng = generator(seed, "turn")
+    honest = {n: torch.randn(s, generator=rng).double() for n, s in (("a", (3, 4)), ("b", (5,)))}
+    towards = {n: torch.randn(t.shape, generator=rng).double() for n, t in honest.items()}
     sent = turned(honest, towards, norm=norm, cosine=cosine)
     h, a, s = flat(honest), flat(towards), flat(sent)
     assert {n: t.shape for n, t in sent.items()} == {n: t.shape for n, t in honest.items()}
@@ -80,7 +80,7 @@ def test_a_push_raises_the_loss_of_records_that_the_model_fits(algorithm):
         module.load_state_dict(moved)
         assert transcript.records is not None
         with torch.no_grad():
-            p = module(transcript.setup.normalise(transcript.records.inputs)).double().softmax(dim=1)
+            p = module(transcript.task_info.normalise(transcript.records.inputs)).double().softmax(dim=1)
         own = p.gather(1, transcript.records.labels[:, None])
         return float((1 - own).log().sum())
 
@@ -90,13 +90,13 @@ def test_a_push_raises_the_loss_of_records_that_the_model_fits(algorithm):
 def test_the_journal_has_the_losses_under_every_round_s_model():
     transcript, _ = recorded(pushing(5))
     assert transcript.records is not None
-    (notes,) = transcript.journal.values()
+    (notes,) = transcript.adversary_log.values()
     assert notes.shape == (3, 60)
     for round_, losses in zip(transcript.rounds[2:], notes, strict=True):
         module = transcript.module.eval()
         module.load_state_dict(round_.weights)
         with torch.no_grad():
-            outputs = module(transcript.setup.normalise(transcript.records.inputs)).double()
+            outputs = module(transcript.task_info.normalise(transcript.records.inputs)).double()
         wanted = nn.functional.cross_entropy(outputs, transcript.records.labels, reduction="none")
         assert torch.allclose(losses, wanted)
 
@@ -104,7 +104,7 @@ def test_the_journal_has_the_losses_under_every_round_s_model():
 def test_what_the_federation_repairs_is_a_member():
     losses = torch.tensor([[9.0, 0.0, 0.0], [5.0, 1.0, 2.0], [1.0, 2.0, 3.0], [1.5, 2.0, 4.0]])
     threat = ThreatModel(adversary="client", records=60)
-    seen = dataclasses.replace(logistic(), threat=threat, messages=(), journal={"agrevader/losses": losses})
+    seen = dataclasses.replace(logistic(), threat=threat, messages=(), adversary_log={"agrevader/losses": losses})
     found = play("agrevader", seen)
     assert found.scores.tolist() == [-1.25, -2.0, -3.5]
     assert found.members.tolist() == [True, False, False]
@@ -118,7 +118,7 @@ def test_pushing_is_found_out_by_an_audit_and_colluders_share_notes(tmp_path):
     assert scores["membership_auc"] > 0.6
     assert "agrevader" in finished.save(tmp_path).read_text()
     transcript, truth = recorded(pushing(malicious={"clients": 2}))
-    assert next(iter(transcript.journal.values())).shape == (4, 60)
+    assert next(iter(transcript.adversary_log.values())).shape == (4, 60)
     assert not {2, 3} & set(truth.owners.tolist())
 
 
@@ -140,7 +140,7 @@ def test_a_killed_simulation_goes_on_with_its_notes(tmp_path):
         simulated(checkpoint, 17)  # in the fifth round
     again = simulated(checkpoint, 10**9)
     assert again.fingerprint() == whole.fingerprint()
-    assert all(again.journal[n].equal(t) for n, t in whole.journal.items())
+    assert all(again.adversary_log[n].equal(t) for n, t in whole.adversary_log.items())
 
 
 def test_pushing_works_for_regressions():

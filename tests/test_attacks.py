@@ -27,7 +27,7 @@ from fedaudit.utils.seeds import generator
 INVERSIONS = [
     entry.name
     for entry in ATTACKS
-    if issubclass(entry.value, GradientInversion) and entry.value.looks_at == "update" and entry.name != "gias"
+    if issubclass(entry.value, GradientInversion) and entry.value.default_scope == "update" and entry.name != "gias"
 ]
 
 BATCH = {"name": "batch", "clients": 1, "examples": 2, "batch_size": 2}
@@ -118,7 +118,7 @@ def test_attack_recovers_what_it_must(name, tmp_path):
         threat={"knows_public_data": True},
     )
     psnr = []
-    for seen in observe(only.transcript, made.threat).split(make_attack(name).looks_at):
+    for seen in observe(only.transcript, made.threat).split(make_attack(name).default_scope):
         found = run(name, seen, **row.settings, **settings)
         key = seen.messages[0].round, seen.messages[0].client
         assert found.labels.equal(only.truth.labels[key])
@@ -134,7 +134,7 @@ def test_attack_refuses_updates_that_it_has_no_answer_to(name, federation, reaso
     made, only = recording(federations=[federation])
     attack = make_attack(name)
     with pytest.raises(NotApplicable, match=reason):
-        attack.check(observe(only.transcript, made.threat).split(attack.looks_at)[0])
+        attack.check(observe(only.transcript, made.threat).split(attack.default_scope)[0])
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def table() -> Observation:
 def test_attack_refuses_rows_of_a_table(name, table):
     attack = make_attack(name)
     with pytest.raises(NotApplicable, match="rows of a table"):
-        attack.check(table.split(attack.looks_at)[0])
+        attack.check(table.split(attack.default_scope)[0])
 
 
 ACCEPTED = [
@@ -283,8 +283,8 @@ def test_a_finding_does_not_change_when_the_ground_truth_does():
             )
         )
     honest, lying = audits
-    for name, pixels in honest.pictures.items():
-        assert pixels.equal(lying.pictures[name]) != name.endswith("-true.png"), name
+    for name, pixels in honest.image_files.items():
+        assert pixels.equal(lying.image_files[name]) != name.endswith("-true.png"), name
     for a, b in zip(honest.result.findings, lying.result.findings, strict=True):
         assert a.objective == b.objective
         assert a.curve is not None
@@ -326,7 +326,7 @@ def test_no_victim_can_be_reached_from_an_observation(knows_labels):
 def test_training_facts_are_hidden_from_who_is_not_told():
     made, only = recording(federations=[FEDAVG])
     seen = observe(only.transcript, ThreatModel(knows_training=False)).split()[0]
-    assert seen.messages[0].update.facts is None
+    assert seen.messages[0].update.training is None
     for name in ("invg", "dlg-adam"):
         with pytest.raises(NotApplicable, match="knows_training"):
             make_attack(name).check(seen)
@@ -339,7 +339,7 @@ def test_training_facts_are_hidden_from_who_is_not_told():
 
 def duplicates(seen: Observation) -> Observation:
     message = seen.messages[0]
-    many = dataclasses.replace(message.update, num_examples=11, facts=None)
+    many = dataclasses.replace(message.update, num_examples=11, training=None)
     return dataclasses.replace(seen, messages=(dataclasses.replace(message, update=many),))
 
 
@@ -467,6 +467,6 @@ def test_parameters_that_the_loss_does_not_use_are_left_alone():
     attack = make_attack("invg", {"iterations": 1})
     assert isinstance(attack, GradientInversion)
     prepared = prepare(seen, seen.messages[0], "auto", "cpu")
-    victims = seen.setup.normalise(only.truth.inputs[0, 0])
+    victims = seen.task_info.normalise(only.truth.inputs[0, 0])
     value, _ = attack.make_engine(prepared, seen.messages[0])(victims)
     assert value.item() == pytest.approx(0, abs=1e-4)

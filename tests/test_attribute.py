@@ -24,7 +24,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import Setup
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.conftest import Command
@@ -120,18 +120,18 @@ def test_what_the_adversary_is_after_it_doesn_t_know():
 
 def logistic(public: bool = False) -> Observation:
     """Records of four columns, of which two say which of two values each has, and a model that nobody trained."""
-    chance = generator(1, "logistic")
-    state = {"weight": torch.randn(3, 4, generator=chance), "bias": torch.randn(3, generator=chance)}
-    x, y = torch.randn(30, 4, generator=chance), torch.randint(3, (30,), generator=chance)
+    rng = generator(1, "logistic")
+    state = {"weight": torch.randn(3, 4, generator=rng), "bias": torch.randn(3, generator=rng)}
+    x, y = torch.randn(30, 4, generator=rng), torch.randint(3, (30,), generator=rng)
     x[:, 1:3] = 0
-    known = torch.randint(2, (40,), generator=chance) if public else torch.zeros(0, dtype=torch.int64)
-    more, labels = torch.randn(len(known), 4, generator=chance), torch.randint(3, (len(known),), generator=chance)
+    known = torch.randint(2, (40,), generator=rng) if public else torch.zeros(0, dtype=torch.int64)
+    more, labels = torch.randn(len(known), 4, generator=rng), torch.randint(3, (len(known),), generator=rng)
     more[:, 1:3] = torch.eye(2)[known]
     records = Records(x, y, more, labels, torch.eye(2), torch.tensor([1, 2]), known)
-    setup = Setup("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
+    task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
     threat = ThreatModel(records=30)
     loss = nn.functional.cross_entropy
-    return Observation("f", threat, setup, nn.Linear(4, 3), loss, "weights", (state,), (), {}, records)
+    return Observation("f", threat, task_info, nn.Linear(4, 3), loss, "weights", (state,), (), {}, records)
 
 
 def losses(seen: Observation) -> Tensor:
@@ -170,13 +170,13 @@ def test_with_a_prior_frequent_values_are_named_more_often():
 
 def test_features_are_what_the_last_linear_layer_receives():
     torch_model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    chance = generator(2, "features")
-    state = {n: torch.randn(t.shape, generator=chance) for n, t in torch_model.state_dict().items()}
+    rng = generator(2, "features")
+    state = {n: torch.randn(t.shape, generator=rng) for n, t in torch_model.state_dict().items()}
     seen = dataclasses.replace(logistic(public=True), module=torch_model, weights=(state,))
     attack: Any = make_attack("attribute-features")
-    x = torch.randn(7, 4, generator=chance)
+    x = torch.randn(7, 4, generator=rng)
     wanted = (x @ state["1.weight"].T + state["1.bias"]).clamp(min=0)
-    assert torch.allclose(attack.target(seen, chance).features(x), wanted.double(), atol=1e-6)
+    assert torch.allclose(attack.target(seen, rng).features(x), wanted.double(), atol=1e-6)
     found = play("attribute-features", seen)
     assert torch.allclose(found.scores.exp().sum(dim=1), torch.ones(30).double())
 
@@ -185,11 +185,11 @@ def test_an_attribute_that_the_features_show_is_found_and_one_that_they_hide_is_
     """The model passes column 0 on; the attribute is its sign, or noise."""
     seen = logistic(public=True)
     assert seen.records is not None
-    chance = generator(5, "signs")
-    x, more = torch.randn(60, 4, generator=chance), torch.randn(200, 4, generator=chance)
-    noise = torch.randint(2, (60,), generator=chance)
+    rng = generator(5, "signs")
+    x, more = torch.randn(60, 4, generator=rng), torch.randn(200, 4, generator=rng)
+    noise = torch.randint(2, (60,), generator=rng)
     for shown, least, most in ((True, 0.9, 1.0), (False, 0.2, 0.8)):
-        known = (more[:, 0] > 0).long() if shown else torch.randint(2, (200,), generator=chance)
+        known = (more[:, 0] > 0).long() if shown else torch.randint(2, (200,), generator=rng)
         truth = (x[:, 0] > 0).long() if shown else noise
         records = Records(x, torch.zeros(60).long(), more, torch.zeros(200).long(), torch.zeros(2, 0),
                           torch.zeros(0).long(), known)  # fmt: skip
@@ -297,8 +297,8 @@ def test_only_what_beats_the_frequencies_is_a_leak(wrong, leak):
     values = truth.values.clone()
     values[members[:wrong]] = 1 - values[members[:wrong]]
     found = AttributeFinding(attack="attribute-loss", values=values, scores=torch.zeros(60, 2))
-    judged = result(found, seen, truth)
-    by_name = {m.name: (m.value, m.baseline) for m in judged.metrics}
+    evaluated = result(found, seen, truth)
+    by_name = {m.name: (m.value, m.baseline) for m in evaluated.metrics}
     usual = max(int((truth.values == v).sum()) for v in range(2))
     common = int(torch.bincount(truth.values).argmax())
     assert by_name["attribute_accuracy"] == pytest.approx(
@@ -306,7 +306,7 @@ def test_only_what_beats_the_frequencies_is_a_leak(wrong, leak):
     )
     assert by_name["attribute_advantage"][0] == pytest.approx(-wrong / 30)
     assert usual < 60
-    assert judged.leak is leak
+    assert evaluated.leak is leak
 
 
 def test_an_audit_says_what_was_found(tmp_path):

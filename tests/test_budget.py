@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedaudit.defences.privacy import Account
-from fedaudit.federation.history import Course
+from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.prepare import prepare_federation
@@ -22,27 +22,27 @@ ONE = [{"name": "invg", "iterations": 1}]
 SAMPLED = {"clients": 10, "clients_per_round": 1, "examples": 20, "rounds": 30}
 
 
-def play(made: Scenario) -> tuple[Transcript, Course]:
+def play(made: Scenario) -> tuple[Transcript, History]:
     federation, _, _ = prepare_federation(made)
-    course = Course()
+    history = History()
     (run,) = made.runs()
-    return simulate(federation, run.federation, run.defences, seed=made.seed, course=course)[0], course
+    return simulate(federation, run.federation, run.defences, seed=made.seed, history=history)[0], history
 
 
 @pytest.mark.parametrize(("per_round", "rounds"), [(1, 30), (3, 30), (10, 30), (3, 6)])
 def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds: int) -> None:
     made = scenario({**SAMPLED, "clients_per_round": per_round, "rounds": rounds}, defences={"sanitiser": DP})
-    _, course = play(made)
-    sent = [client for round_ in course.sent for client in round_]
+    _, history = play(made)
+    sent = [client for round_ in history.sent for client in round_]
     counts = {client: sent.count(client) for client in range(10)}
     assert ALLOWED >= 1
     assert max(counts.values()) <= ALLOWED
-    if course.stopped is None:
-        assert len(course.sent) == rounds
+    if history.stopped is None:
+        assert len(history.sent) == rounds
     else:
         assert set(counts.values()) == {ALLOWED}
-        assert course.why == "the privacy budget was spent"
-    assert len(course.sent) >= min(rounds, math.ceil(10 * ALLOWED / per_round))
+        assert history.why == "the privacy budget was spent"
+    assert len(history.sent) >= min(rounds, math.ceil(10 * ALLOWED / per_round))
 
 
 def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped() -> None:
@@ -57,10 +57,10 @@ def test_where_too_few_are_left_for_the_rule_the_federation_ends_and_is_kept() -
     defences: dict[str, Any] = {"sanitiser": DP, "aggregator": "krum"}
     made = scenario({**SAMPLED, "clients": 6, "clients_per_round": 5}, defences=defences, attacks=ONE)
     federation = run_audit(made).result.federations[0]
-    course = federation.course
-    assert course is not None
-    assert course.stopped is not None
-    assert course.stopped >= ALLOWED
-    assert course.why_stopped is not None
-    assert "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round" in course.why_stopped
-    assert f"rounds (then {course.why_stopped}" in federation.description
+    history = federation.course
+    assert history is not None
+    assert history.stopped is not None
+    assert history.stopped >= ALLOWED
+    assert history.why_stopped is not None
+    assert "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round" in history.why_stopped
+    assert f"rounds (then {history.why_stopped}" in federation.description

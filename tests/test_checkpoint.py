@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedaudit.data import load_dataset
 from fedaudit.federation.checkpoint import Checkpoint
-from fedaudit.federation.history import Course
+from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
@@ -68,9 +68,9 @@ class Killed(Exception):
 
 def simulated(
     made: Scenario, checkpoint: Checkpoint | None, until: int = 10**9, told: list[float] | None = None, **own: Any
-) -> tuple[Transcript, Truth, Course]:
+) -> tuple[Transcript, Truth, History]:
     federation, _, _ = prepare_federation(made, **own)
-    course = Course(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
+    history = History(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
 
     def report(done: float) -> None:
         if told is not None:
@@ -80,9 +80,9 @@ def simulated(
 
     (run,) = made.runs()
     transcript, truth = simulate(
-        federation, run.federation, run.defences, seed=0, report=report, course=course, checkpoint=checkpoint
+        federation, run.federation, run.defences, seed=0, report=report, history=history, checkpoint=checkpoint
     )
-    return transcript, truth, course
+    return transcript, truth, history
 
 
 def same(a: Any, b: Any) -> bool:
@@ -97,17 +97,17 @@ def same(a: Any, b: Any) -> bool:
 def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_counting(monkeypatch)
     made = scenario(DEFENCES[name])
-    whole, truth, course = simulated(made, None)
+    whole, truth, history = simulated(made, None)
     checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
     for until in (5, 11):  # in the midst of the second and of the fourth round
         with pytest.raises(Killed):
             simulated(made, checkpoint, until)
     begun: list[float] = []
     federation, _, _ = prepare_federation(made)
-    own = Course(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
+    own = History(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
     (run,) = made.runs()
     again, truth_again = simulate(
-        federation, run.federation, run.defences, seed=0, report=begun.append, course=own, checkpoint=checkpoint
+        federation, run.federation, run.defences, seed=0, report=begun.append, history=own, checkpoint=checkpoint
     )
     assert min(begun) > 9, "it began anew"
     assert again.fingerprint() == whole.fingerprint()
@@ -115,12 +115,17 @@ def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str, monkeypatch: pyt
         assert same(one.weights, other.weights)
         assert (one.index, one.rejected, one.fallback) == (other.index, other.rejected, other.fallback)
         for a, b in zip(one.updates, other.updates, strict=True):
-            assert (a.client, a.facts, a.sanitised, a.num_examples) == (b.client, b.facts, b.sanitised, b.num_examples)
+            assert (a.client, a.training, a.sanitised, a.num_examples) == (
+                b.client,
+                b.training,
+                b.sanitised,
+                b.num_examples,
+            )
             assert same(a.buffers, b.buffers)
     for part in ("inputs", "labels", "rows"):
         assert same(getattr(truth, part), getattr(truth_again, part))
     for field in ("rounds", "accuracy", "per_client", "bytes", "parameters", "epsilon", "epsilon_pld"):
-        assert getattr(course, field) == getattr(own, field), field
+        assert getattr(history, field) == getattr(own, field), field
 
 
 def test_a_checkpoint_of_something_else_or_half_of_one_is_not_used(tmp_path: Path) -> None:
@@ -191,10 +196,10 @@ def test_a_checkpoint_of_another_loss_model_or_held_out_set_is_not_used(
     checkpoint.path.write_bytes(left)
     assert resumed.fingerprint() == simulated(made, None, **before)[0].fingerprint()
     told: list[float] = []
-    transcript, _, course = simulated(made, checkpoint, told=told, **after)
+    transcript, _, history = simulated(made, checkpoint, told=told, **after)
     assert min(told) == 1, "it went on from another simulation"
     fresh, _, right = simulated(made, None, **after)
-    assert (transcript.fingerprint(), course.accuracy) == (fresh.fingerprint(), right.accuracy)
+    assert (transcript.fingerprint(), history.accuracy) == (fresh.fingerprint(), right.accuracy)
 
 
 def test_a_checkpoint_of_the_same_loss_and_model_is_used(tmp_path: Path) -> None:

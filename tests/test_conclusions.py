@@ -13,8 +13,8 @@ from fedaudit.results import (
     AttackSummary,
     AuditResult,
     Comparison,
-    CourseRecord,
-    CourseTiming,
+    HistoryRecord,
+    HistoryTiming,
     Interval,
     MetricSummary,
     Verdict,
@@ -109,9 +109,9 @@ OF_PICTURES = [
 
 
 def test_what_is_true_of_pictures_is_said_of_pictures_only(tmp_path):
-    pictures = render_report(sample(tmp_path, curve=False), tmp_path)
-    assert [text for text in OF_PICTURES if text not in pictures] == []
-    assert "SSIM <small>up to 1</small>" in pictures
+    image_files = render_report(sample(tmp_path, curve=False), tmp_path)
+    assert [text for text in OF_PICTURES if text not in image_files] == []
+    assert "SSIM <small>up to 1</small>" in image_files
     result = result_with(tmp_path, summary("a", "membership_auc", 0.6), summary("b", "membership_auc", 0.9))
     compared = {"federation": "fedsgd", "metric": "membership_auc", "a": "b", "b": "a", "unit": ""}
     comparison = Comparison.model_validate({**compared, "difference": interval(0.3), "outcome": "a is better"})
@@ -125,8 +125,8 @@ def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
     one = summary("a", "membership_auc", 0.772, n=n)
     two = summary("b", "psnr", 20.0, n=n)
     result = result_with(tmp_path, one, two)
-    course = CourseRecord(bytes=8, parameters=2, epsilon=[1.0], timing=CourseTiming(training=1.0, sanitising=0.1))
-    defended = result.federations[0].model_copy(update={"sanitiser": "dp", "course": course})
+    history = HistoryRecord(bytes=8, parameters=2, epsilon=[1.0], timing=HistoryTiming(training=1.0, sanitising=0.1))
+    defended = result.federations[0].model_copy(update={"sanitiser": "dp", "course": history})
     difference = Comparison(
         federation="fedsgd", metric="psnr", a="b", b="c", difference=interval(1.0, n), outcome="undecided"
     )

@@ -20,7 +20,7 @@ from PIL import Image
 from fedaudit.data import DATASETS, Dataset, Split, find_dataset, how_to_get, load_dataset
 from fedaudit.data.photos import PHOTOS, load_photo, plan_crops
 from fedaudit.utils.errors import BadInput, MissingData
-from tests.data_cases import RNG, as_bytes, one_line, pictures
+from tests.data_cases import RNG, as_bytes, image_files, one_line
 
 REAL = os.environ.get("FEDAUDIT_DATA")
 
@@ -159,7 +159,7 @@ def test_means_and_deviations_are_the_train_split_s(pixels: np.ndarray[Any, Any]
 
 
 def test_own_arrays_in_their_usual_forms() -> None:
-    hwc = pictures(20, 9, 7, 3)
+    hwc = image_files(20, 9, 7, 3)
     y = np.arange(20) % 4
     data = Dataset.from_tensors(hwc, y, test=(hwc[:4], y[:4]), class_names=["a", "b", "c", "d"])
     assert data.input_shape == (3, 9, 7)
@@ -178,7 +178,7 @@ def test_from_torch() -> None:
     x, y = torch.rand(10, 3, 4, 4), torch.arange(10) % 2
     data = Dataset.from_torch(torch.utils.data.TensorDataset(x, y), name="mine")
     assert torch.equal(data.train.inputs, x[:8])
-    images = [(Image.fromarray(p), i % 2) for i, p in enumerate(pictures(10, 4, 4, 3))]
+    images = [(Image.fromarray(p), i % 2) for i, p in enumerate(image_files(10, 4, 4, 3))]
     assert Dataset.from_torch(images, limit=5).input_shape == (3, 4, 4)
     for bad, message in (([], "empty"), ([1, 2], "not an (input, target) pair")):
         with pytest.raises(BadInput) as error:
@@ -225,7 +225,7 @@ def test_what_is_no_data_set_is_one_line(
 
 def test_the_class_itself_checks() -> None:
     good = Dataset.from_tensors(X8, Y8)
-    facts = {name: getattr(good, name) for name in good.__dataclass_fields__}
+    training = {name: getattr(good, name) for name in good.__dataclass_fields__}
     bad: list[tuple[dict[str, Any], str]] = [
         ({"train": Split(good.train.inputs + 1, good.train.targets)}, "scale them to [0, 1]"),
         ({"train": Split(good.train.inputs.double(), good.train.targets)}, "float32"),
@@ -237,7 +237,7 @@ def test_the_class_itself_checks() -> None:
     ]
     for change, message in bad:
         with pytest.raises(BadInput) as error:
-            Dataset(**{**facts, **change})
+            Dataset(**{**training, **change})
         one_line(error, message)
 
 

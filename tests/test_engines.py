@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedaudit.attacks.inversion.engines.first_order import frozen
+from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
 from fedaudit.attacks.inversion.engines.passes import Passes, Traced, eager
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
@@ -19,7 +19,7 @@ from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, SquaredL2
 from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.update import TrainingFacts
+from fedaudit.update import TrainingConfig
 from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)
@@ -36,11 +36,11 @@ def images(count: int, seed: int = 0) -> Tensor:
     return torch.randn((count, *SHAPE), generator=generator(seed, "images"))
 
 
-def target_of(victim: Victim, facts: TrainingFacts) -> list[Tensor]:
-    count = sum(facts.batch_sizes)
+def target_of(victim: Victim, training: TrainingConfig) -> list[Tensor]:
+    count = sum(training.batch_sizes)
     start = {n: p.clone().requires_grad_() for n, p in victim.parameters.items()}
-    sizes = list(facts.batch_sizes)
-    delta = unrolled(victim, start, images(count, 7).split(sizes), (torch.arange(count) % 5).split(sizes), facts)
+    sizes = list(training.batch_sizes)
+    delta = unrolled(victim, start, images(count, 7).split(sizes), (torch.arange(count) % 5).split(sizes), training)
     return [d.detach() for d in delta]
 
 
@@ -57,16 +57,16 @@ def strict(victim: Victim) -> Traced:
     return traced
 
 
-def agreement(victim: Victim, facts: TrainingFacts, distance: Distance, way: str = "traced") -> tuple[float, float]:
+def agreement(victim: Victim, training: TrainingConfig, distance: Distance, way: str = "traced") -> tuple[float, float]:
     """Return the cosine of the two engines' gradients and the difference of their values, relative."""
-    count = sum(facts.batch_sizes)
+    count = sum(training.batch_sizes)
     labels = torch.arange(count) % 5
-    engine = frozen(victim, labels, facts, distance, WAYS[way](victim))
+    engine = first_order(victim, labels, training, distance, WAYS[way](victim))
     value, grad = engine(images(count))
     again_value, again_grad = engine(images(count))
     assert again_value.equal(value), "the second run of a traced pass differs from the first"
     assert again_grad.equal(grad)
-    exact_value, exact = reference(victim, labels, facts, distance)(images(count))
+    exact_value, exact = reference(victim, labels, training, distance)(images(count))
     assert exact.abs().max() > 0
     return F.cosine_similarity(grad.flatten(), exact.flatten(), dim=0).item(), (
         (value - exact_value) / exact_value
@@ -126,8 +126,8 @@ KINKS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("kink", KINKS)
 def test_frozen_agrees_with_double_backward_whatever_the_kink(kink, way):
     victim = victim_of(Functional(KINKS[kink]))
-    facts = one_gradient(2)
-    cosine, error = agreement(victim, facts, WeightedCosine(target_of(victim, facts), [1.0] * 6), way)
+    training = one_gradient(2)
+    cosine, error = agreement(victim, training, WeightedCosine(target_of(victim, training), [1.0] * 6), way)
     assert cosine >= AGREEMENT
     assert abs(error) < 1e-3
 
@@ -144,9 +144,9 @@ def test_prelu_s_slope_is_a_parameter():
     victim = Victim(
         victim.module, victim.loss, {n: p.detach().clone() for n, p in victim.module.named_parameters()}, {}
     )
-    facts = one_gradient(2)
-    target = target_of(victim, facts)
-    assert agreement(victim, facts, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT
+    training = one_gradient(2)
+    target = target_of(victim, training)
+    assert agreement(victim, training, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT
 
 
 @pytest.mark.parametrize("name", ["lenet", "convnet-small", "convnet", "resnet20", "mlp", "resnet18"])
@@ -154,20 +154,20 @@ def test_prelu_s_slope_is_a_parameter():
 def test_frozen_agrees_on_our_models(name, distance):
     width = {"convnet": 8, "resnet18": 8}.get(name)
     victim = victim_of(build_model(name, input_shape=SHAPE, outputs=5, width=width))
-    facts = one_gradient(2)
-    target = target_of(victim, facts)
+    training = one_gradient(2)
+    target = target_of(victim, training)
     weights = [1.0 + i % 3 for i in range(len(target))]
-    cosine, error = agreement(victim, facts, DISTANCES[distance](target, weights))
+    cosine, error = agreement(victim, training, DISTANCES[distance](target, weights))
     assert cosine >= AGREEMENT
     assert abs(error) < 1e-2
 
 
 def test_frozen_agrees_with_batch_statistics():
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5), "train")
-    facts = one_gradient(3)
-    target = target_of(victim, facts)
+    training = one_gradient(3)
+    target = target_of(victim, training)
     before = {n: t.clone() for n, t in victim.constants.items()}
-    assert agreement(victim, facts, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT
+    assert agreement(victim, training, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT
     assert all(t.equal(before[n]) for n, t in victim.constants.items())
 
 
@@ -182,9 +182,9 @@ def test_frozen_agrees_with_batch_statistics():
 )
 def test_frozen_agrees_through_local_training(steps, batch, momentum, decay, proximal, rate):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5, width=6))
-    facts = TrainingFacts(rate, steps, (batch,) * steps, momentum, decay, proximal)
-    target = target_of(victim, facts)
-    cosine, error = agreement(victim, facts, WeightedCosine(target, [1.0] * len(target)))
+    training = TrainingConfig(rate, steps, (batch,) * steps, momentum, decay, proximal)
+    target = target_of(victim, training)
+    cosine, error = agreement(victim, training, WeightedCosine(target, [1.0] * len(target)))
     assert cosine >= AGREEMENT
     assert abs(error) < 1e-3
 
@@ -221,16 +221,16 @@ class Attention(nn.Module):
 
 def test_a_transformer_is_attacked_and_checked():
     victim = victim_of(Attention())
-    facts = one_gradient(2)
+    training = one_gradient(2)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        target = target_of(victim, facts)
+        target = target_of(victim, training)
     distance = WeightedCosine(target, [1.0] * len(target))
-    engine = make_engine("auto", victim, torch.arange(2), facts, distance, 100)
+    engine = make_engine("auto", victim, torch.arange(2), training, distance, 100)
     value, grad = engine(images(2))
     assert torch.isfinite(grad).all()
     assert value > 0
     assert engine.notes == []
-    exact_value, exact_grad = make_engine("reference", victim, torch.arange(2), facts, distance, 100)(images(2))
+    exact_value, exact_grad = make_engine("reference", victim, torch.arange(2), training, distance, 100)(images(2))
     assert exact_value.item() == pytest.approx(value.item(), rel=1e-3)
     assert F.cosine_similarity(exact_grad.flatten(), grad.flatten(), dim=0) >= AGREEMENT
 
@@ -238,9 +238,9 @@ def test_a_transformer_is_attacked_and_checked():
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_the_guard_compares_directions_at_any_scale(scale):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
-    facts = one_gradient(1)
-    target = target_of(victim, facts)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), facts, SquaredL2(target, [scale] * len(target)), 100)
+    training = one_gradient(1)
+    target = target_of(victim, training)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), training, SquaredL2(target, [scale] * len(target)), 100)
     engine(images(1))
     assert engine.notes == []
 
@@ -269,10 +269,10 @@ class Rounding(nn.Module):
 
 def test_a_module_that_the_fast_engine_gets_wrong_falls_back_and_says_so():
     victim = victim_of(Rounding())
-    facts = one_gradient(1)
-    distance = SquaredL2(target_of(victim, facts), [1.0, 1.0])
-    exact = make_engine("reference", victim, torch.zeros(1).long(), facts, distance, 100)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), facts, distance, 100)
+    training = one_gradient(1)
+    distance = SquaredL2(target_of(victim, training), [1.0, 1.0])
+    exact = make_engine("reference", victim, torch.zeros(1).long(), training, distance, 100)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), training, distance, 100)
     value, grad = engine(images(1))
     assert grad.equal(exact(images(1))[1])
     assert value.equal(exact(images(1))[0])
@@ -296,8 +296,8 @@ class Reshaping(nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_that_needs_the_usual_memory_order_gets_it(way):
     victim = victim_of(Reshaping())
-    facts = one_gradient(2)
-    assert agreement(victim, facts, WeightedCosine(target_of(victim, facts), [1.0] * 4), way)[0] >= AGREEMENT
+    training = one_gradient(2)
+    assert agreement(victim, training, WeightedCosine(target_of(victim, training), [1.0] * 4), way)[0] >= AGREEMENT
 
 
 class Deciding(Functional):
@@ -309,10 +309,10 @@ class Deciding(Functional):
 
 def test_a_model_that_cannot_be_traced_is_run_as_written_and_says_so():
     victim = victim_of(Deciding(F.relu))
-    facts = one_gradient(2)
-    distance = WeightedCosine(target_of(victim, facts), [1.0] * 6)
-    engine = make_engine("auto", victim, torch.arange(2), facts, distance, 100)
-    exact = make_engine("reference", victim, torch.arange(2), facts, distance, 100)
+    training = one_gradient(2)
+    distance = WeightedCosine(target_of(victim, training), [1.0] * 6)
+    engine = make_engine("auto", victim, torch.arange(2), training, distance, 100)
+    exact = make_engine("reference", victim, torch.arange(2), training, distance, 100)
     for x in (images(2), -images(2)):
         assert F.cosine_similarity(engine(x)[1].flatten(), exact(x)[1].flatten(), dim=0) >= AGREEMENT
     assert len(engine.notes) == 1
@@ -323,9 +323,9 @@ def test_a_model_that_cannot_be_traced_is_run_as_written_and_says_so():
 def test_batches_of_different_sizes_are_each_traced(name, monkeypatch):
     monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
-    facts = TrainingFacts(0.1, 3, (2, 2, 1))
-    distance = WeightedCosine(target_of(victim, facts), [1.0] * len(victim.parameters))
-    engine, exact = (make_engine(n, victim, torch.arange(5), facts, distance, 100) for n in (name, "reference"))
+    training = TrainingConfig(0.1, 3, (2, 2, 1))
+    distance = WeightedCosine(target_of(victim, training), [1.0] * len(victim.parameters))
+    engine, exact = (make_engine(n, victim, torch.arange(5), training, distance, 100) for n in (name, "reference"))
     assert F.cosine_similarity(engine(images(5))[1].flatten(), exact(images(5))[1].flatten(), dim=0) >= AGREEMENT
     assert engine.notes == []
 
@@ -336,10 +336,10 @@ def test_without_a_compiler_the_compiled_engine_is_the_traced_one_and_says_so(mo
 
     monkeypatch.setattr("torch._inductor.compile", broken)
     victim = victim_of(build_model("lenet", input_shape=SHAPE, outputs=5))
-    facts = one_gradient(1)
-    distance = SquaredL2(target_of(victim, facts), [1.0] * len(victim.parameters))
+    training = one_gradient(1)
+    distance = SquaredL2(target_of(victim, training), [1.0] * len(victim.parameters))
     engine, traced = (
-        make_engine(n, victim, torch.zeros(1).long(), facts, distance, 10_000) for n in ("auto", "frozen")
+        make_engine(n, victim, torch.zeros(1).long(), training, distance, 10_000) for n in ("auto", "frozen")
     )
     assert engine(images(1))[1].equal(traced(images(1))[1])
     assert engine.notes == ["engine: not compiled, which is slower (RuntimeError: No working C++ compiler found)"]
@@ -349,9 +349,11 @@ def test_without_a_compiler_the_compiled_engine_is_the_traced_one_and_says_so(mo
 @pytest.mark.parametrize("batches", [(2,), (1, 1)])
 def test_the_compiled_engine_agrees(batches):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
-    facts = TrainingFacts(0.1, len(batches), batches)
-    distance = WeightedCosine(target_of(victim, facts), [1.0] * len(victim.parameters))
-    engine, exact = (make_engine(n, victim, torch.arange(2), facts, distance, 100) for n in ("compiled", "reference"))
+    training = TrainingConfig(0.1, len(batches), batches)
+    distance = WeightedCosine(target_of(victim, training), [1.0] * len(victim.parameters))
+    engine, exact = (
+        make_engine(n, victim, torch.arange(2), training, distance, 100) for n in ("compiled", "reference")
+    )
     for _ in range(2):
         cosine = F.cosine_similarity(engine(images(2))[1].flatten(), exact(images(2))[1].flatten(), dim=0)
         assert cosine >= AGREEMENT
@@ -363,8 +365,8 @@ def test_the_compiled_engine_agrees(batches):
 @pytest.mark.parametrize("batches", [(2,), (1, 1)])
 def test_the_fast_engines_agree_on_a_gpu(name, batches):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
-    facts = TrainingFacts(0.1, len(batches), batches)
-    target = [t.cuda() for t in target_of(victim, facts)]
+    training = TrainingConfig(0.1, len(batches), batches)
+    target = [t.cuda() for t in target_of(victim, training)]
     on_gpu = Victim(
         victim.module.cuda(),
         victim.loss,
@@ -372,7 +374,9 @@ def test_the_fast_engines_agree_on_a_gpu(name, batches):
         {n: b.cuda() for n, b in victim.constants.items()},
     )
     distance = WeightedCosine(target, [1.0] * len(target))
-    engine, exact = (make_engine(n, on_gpu, torch.arange(2).cuda(), facts, distance, 100) for n in (name, "reference"))
+    engine, exact = (
+        make_engine(n, on_gpu, torch.arange(2).cuda(), training, distance, 100) for n in (name, "reference")
+    )
     x = images(2).cuda()
     assert F.cosine_similarity(engine(x)[1].flatten(), exact(x)[1].flatten(), dim=0) >= AGREEMENT
     assert engine.notes == []

@@ -22,12 +22,12 @@ from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
 from fedaudit.results import FindingResult, ImageResult
 from fedaudit.threat import Message, Observation, ThreatModel
-from fedaudit.update import Setup, Update
+from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.machine import make_torchvision_importable
 from fedaudit.utils.seeds import generator
 
 
-def pictures(count: int, channels: int = 3, size: int = 16, seed: int = 0) -> torch.Tensor:
+def image_files(count: int, channels: int = 3, size: int = 16, seed: int = 0) -> torch.Tensor:
     return torch.rand((count, channels, size, size), generator=generator(seed, "pictures"))
 
 
@@ -49,11 +49,13 @@ def finding(attack: str, images: list[ImageResult], client: int = 0, labels: flo
 
 def seen(rounds: list[int], client: int = 0, examples: int = 2) -> Observation:
     """What an adversary sees of one client; no evaluation of images looks at weights."""
-    setup = Setup("linear", None, "eval", "cross-entropy", "image", (3, 16, 16), 2, (0.0,) * 3, (1.0,) * 3)
+    task_info = TaskInfo("linear", None, "eval", "cross-entropy", "image", (3, 16, 16), 2, (0.0,) * 3, (1.0,) * 3)
     update = Update(client, "gradient", {}, examples, None)
     messages = tuple(Message(r, client, {}, update) for r in rounds)
     module = torch.nn.Identity()
-    return Observation("f", ThreatModel(), setup, module, torch.nn.functional.cross_entropy, "gradient", (), messages)
+    return Observation(
+        "f", ThreatModel(), task_info, module, torch.nn.functional.cross_entropy, "gradient", (), messages
+    )
 
 
 # Metrics ------------------------------------------------------------------------------------------------------------
@@ -62,7 +64,7 @@ def seen(rounds: list[int], client: int = 0, examples: int = 2) -> Observation:
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 1000), noise=st.floats(0.01, 1.0), channels=st.sampled_from([1, 3]))
 def test_mse_psnr_and_ssim_agree_with_scikit_image(seed, noise, channels):
-    a = pictures(2, channels, 96, seed)
+    a = image_files(2, channels, 96, seed)
     b = (a + noise * torch.randn(a.shape, generator=generator(seed, "noise"))).clamp(0, 1)
     errors, structure = mse(a, b), ssim(a, b)
     for i in range(2):
@@ -76,21 +78,21 @@ def test_mse_psnr_and_ssim_agree_with_scikit_image(seed, noise, channels):
 
 
 def test_equal_pictures_reach_the_cap_and_not_infinity():
-    a = pictures(1)
+    a = image_files(1)
     assert psnr(mse(a, a)).item() == 100
     assert ssim(a, a).item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("size", [3, 7, 8, 11])
 def test_ssim_works_on_images_smaller_than_its_window(size):
-    a = pictures(2, 1, size)
+    a = image_files(2, 1, size)
     assert ssim(a, a).tolist() == pytest.approx([1, 1])
     assert (ssim(a, 1 - a) < 0.5).all()
 
 
 def test_lpips_is_a_number_or_says_why_not(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    assert lpips(pictures(1), pictures(1)) is None
+    assert lpips(image_files(1), image_files(1)) is None
     reason = lpips_missing()
     assert reason is not None
     assert "LPIPS" in reason
@@ -105,7 +107,7 @@ def test_lpips_is_that_of_its_authors_package(monkeypatch, tmp_path):
     trunk = tmp_path / "hub" / "checkpoints" / "alexnet-owt-7be5be79.pth"
     torch.save(torchvision.models.alexnet(weights=None).state_dict(), trunk)
     assert lpips_missing() is None
-    a, b = pictures(2, 3, 64), pictures(2, 3, 64, seed=1)
+    a, b = image_files(2, 3, 64), image_files(2, 3, 64, seed=1)
     with torch.no_grad():
         expected = package.LPIPS(net="alex", verbose=False).eval()(2 * a - 1, 2 * b - 1).flatten()
     _lpips_network.cache_clear()
@@ -121,7 +123,7 @@ def test_lpips_is_that_of_its_authors_package(monkeypatch, tmp_path):
 @settings(deadline=None, max_examples=30)
 @given(count=st.integers(1, 5), seed=st.integers(0, 1000))
 def test_pairing_is_the_best_of_all_permutations(count, seed):
-    true, found = pictures(count, 1, 3, seed), pictures(count, 1, 3, seed + 1)
+    true, found = image_files(count, 1, 3, seed), image_files(count, 1, 3, seed + 1)
     order = assign(true, found)
     assert sorted(order.tolist()) == list(range(count))
 
@@ -155,46 +157,46 @@ def test_labels_are_compared_as_multisets(inferred, true, share):
 
 
 def test_evaluation_pairs_scores_and_takes_the_psnr_of_snapshots():
-    true = pictures(2)
-    truth = Truth({(0, 7): true}, {(0, 7): torch.tensor([0, 1])}, pictures(10, seed=5), torch.zeros(10).long(), {})
+    true = image_files(2)
+    truth = Truth({(0, 7): true}, {(0, 7): torch.tensor([0, 1])}, image_files(10, seed=5), torch.zeros(10).long(), {})
     swapped = true.flip(0)
     trace = Trace([0, 5], [1.0, 0.1], torch.stack([torch.zeros_like(true), swapped]))
     found = ImageFinding(
         attack="invg", images=swapped, labels=torch.tensor([1, 0]), label_source="yin", objective=0.1, iterations=5,
         trace=trace,
     )  # fmt: skip
-    judged = evaluate(found, seen([0], client=7), truth, seed=0)
-    assert [i.psnr for i in judged.result.images] == [100, 100]
-    assert [(i.true_label, i.label) for i in judged.result.images] == [(0, 0), (1, 1)]
-    assert [i.rank for i in judged.result.images] == [1, 1]
-    assert judged.pictures["images/f-0-7-1-invg.png"].equal(true[1])
-    assert judged.result.curve is not None
-    assert judged.result.curve.psnr[1] == 100
-    assert judged.result.curve.psnr[0] < 10
-    assert judged.result.label_accuracy == 1
+    evaluated = evaluate(found, seen([0], client=7), truth, seed=0)
+    assert [i.psnr for i in evaluated.result.images] == [100, 100]
+    assert [(i.true_label, i.label) for i in evaluated.result.images] == [(0, 0), (1, 1)]
+    assert [i.rank for i in evaluated.result.images] == [1, 1]
+    assert evaluated.image_files["images/f-0-7-1-invg.png"].equal(true[1])
+    assert evaluated.result.curve is not None
+    assert evaluated.result.curve.psnr[1] == 100
+    assert evaluated.result.curve.psnr[0] < 10
+    assert evaluated.result.label_accuracy == 1
 
 
 def test_images_recovered_over_several_rounds_are_paired_in_each_and_judged_once():
-    a, b, c = pictures(3)
+    a, b, c = image_files(3)
     truth = Truth(
         {(0, 0): torch.stack([a, b]), (2, 0): torch.stack([b, c])},
         {(0, 0): torch.tensor([0, 1]), (2, 0): torch.tensor([1, 0])},
-        pictures(10, seed=5), torch.zeros(10).long(), {},
+        image_files(10, seed=5), torch.zeros(10).long(), {},
     )  # fmt: skip
     found = ImageFinding(
         attack="joint", images=torch.stack([c, b, a]), labels=torch.tensor([0, 1, 0]), label_source="given",
         rounds=((2,), (0, 2), (0,)),
     )  # fmt: skip
-    judged = evaluate(found, seen([0, 1, 2]), truth, seed=0)  # round 1 wasn't covered: not judged
-    assert [i.true_image for i in judged.result.images] == [
+    evaluated = evaluate(found, seen([0, 1, 2]), truth, seed=0)  # round 1 wasn't covered: not judged
+    assert [i.true_image for i in evaluated.result.images] == [
         "images/f-0-0-0-true.png", "images/f-0-0-1-true.png", "images/f-2-0-1-true.png",
     ]  # fmt: skip
-    assert [i.psnr for i in judged.result.images] == [100] * 3
-    assert [i.rounds for i in judged.result.images] == [[0], [0, 2], [2]]
-    assert [i.uses for i in judged.result.images] == [1, 2, 1]
-    assert judged.result.label_accuracy == 1
-    assert (judged.result.round, judged.result.client, judged.result.rounds) == (None, 0, [0, 1, 2])
-    assert judged.result.curve is None
+    assert [i.psnr for i in evaluated.result.images] == [100] * 3
+    assert [i.rounds for i in evaluated.result.images] == [[0], [0, 2], [2]]
+    assert [i.uses for i in evaluated.result.images] == [1, 2, 1]
+    assert evaluated.result.label_accuracy == 1
+    assert (evaluated.result.round, evaluated.result.client, evaluated.result.rounds) == (None, 0, [0, 1, 2])
+    assert evaluated.result.curve is None
     with pytest.raises(ValueError, match="1 images for the 2 examples of round 0"):
         evaluate(dataclasses.replace(found, rounds=((2,), (0, 2), ())), seen([0, 2]), truth, seed=0)
 
@@ -251,7 +253,7 @@ def test_verdicts_follow_their_rules(images, verdict):
 def test_equal_candidates_are_no_choice():
     black = torch.zeros((20, 1, 8, 8))
     truth = Truth({(0, 0): black[:1]}, {(0, 0): torch.zeros(1).long()}, black, torch.zeros(20).long(), {})
-    noise = ImageFinding(attack="invg", images=pictures(1, 1, 8), labels=torch.zeros(1).long(), label_source="given")
+    noise = ImageFinding(attack="invg", images=image_files(1, 1, 8), labels=torch.zeros(1).long(), label_source="given")
     result = evaluate(noise, seen([0], examples=1), truth, seed=0).result
     assert [(i.rank, i.candidates, i.different_candidates) for i in result.images] == [(1, 20, 1)]
     assert judge(result.images)[0] == "not demonstrated"
@@ -262,7 +264,7 @@ def test_equal_candidates_are_no_choice():
     [([3], [3], True), ([0], [0], False), ([1, 0], [0, 1], False), ([1, 1], [1, 1], True), ([1, 1], [1, 0], False)],
 )
 def test_labels_that_guessing_finds_are_no_leak(true, found, leak):
-    truth = Truth({}, {(0, 0): torch.tensor(true)}, pictures(4), torch.zeros(4).long(), {})
+    truth = Truth({}, {(0, 0): torch.tensor(true)}, image_files(4), torch.zeros(4).long(), {})
     labels = LabelFinding(attack="labels", labels=torch.tensor(found), method="geng", num_classes=10)
     result = evaluate(labels, seen([0], examples=len(true)), truth, seed=0).result
     assert result.leak is leak

@@ -18,8 +18,8 @@ from torch.nn import functional
 from fedaudit.data import Dataset
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.federation.participant import Federation
-from fedaudit.federation.simulator import simulate, spread
+from fedaudit.federation.client import Federation
+from fedaudit.federation.simulator import partition_clients, simulate
 from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.prepare import prepare_federation
 from fedaudit.utils.errors import BadInput
@@ -44,7 +44,7 @@ def model_at(federation: Federation, weights: dict[str, Tensor]) -> nn.Module:
     model = copy.deepcopy(federation.model)
     model.load_state_dict(weights)
     model.train()
-    if federation.setup.batch_norm == "eval":
+    if federation.task_info.batch_norm == "eval":
         for part in model.modules():
             if isinstance(part, nn.BatchNorm2d):
                 part.eval()
@@ -125,8 +125,10 @@ def test_fedavg_sends_what_plain_sgd_would_change(spec: dict[str, Any]) -> None:
                 momentum=spec.get("momentum", 0),
                 weight_decay=spec.get("weight_decay", 0),
             )
-            assert update.facts is not None
-            for inputs, targets in batches(federation, truth, (record.index, update.client), update.facts.batch_sizes):
+            assert update.training is not None
+            for inputs, targets in batches(
+                federation, truth, (record.index, update.client), update.training.batch_sizes
+            ):
                 optimiser.zero_grad()
                 value = functional.cross_entropy(oracle(inputs), targets)
                 for name, parameter in oracle.named_parameters():
@@ -142,9 +144,9 @@ def test_the_facts_are_those_of_the_plan() -> None:
     plan = {"momentum": 0.9, "weight_decay": 0.1, "proximal_mu": 2.0, "learning_rate": 0.2}
     spec = {"algorithm": "fedprox", "clients": 1, "examples": 5, "batch_size": 2, "local_steps": 4, **plan}
     _, transcript, _ = run(spec)
-    facts = transcript.rounds[0].updates[0].facts
-    assert facts is not None
-    assert dataclasses.asdict(facts) == {
+    training = transcript.rounds[0].updates[0].training
+    assert training is not None
+    assert dataclasses.asdict(training) == {
         **plan,
         "local_steps": 4,
         "batch_sizes": (2, 2, 1, 2),
@@ -168,13 +170,13 @@ def test_an_epoch_is_a_pass_over_all_that_the_client_has(
 ) -> None:
     spec = {"algorithm": "fedavg", "clients": 2, "examples": 2 * n, "rounds": rounds}
     made = scenario({**spec, "batch_size": batch, "local_epochs": epochs}, seed=seed)
-    shares = spread(DIGITS.dataset, "test", made.federations[0], seed=seed)
+    shares = partition_clients(DIGITS.dataset, "test", made.federations[0], seed=seed)
     transcript, truth = simulate(DIGITS, made.federations[0], made.defences, seed=seed)
     for record in transcript.rounds:
         for update in record.updates:
-            assert update.facts is not None
-            assert update.facts.local_steps == math.ceil(n / batch) * epochs
-            assert update.num_examples == n * epochs == sum(update.facts.batch_sizes)
+            assert update.training is not None
+            assert update.training.local_steps == math.ceil(n / batch) * epochs
+            assert update.num_examples == n * epochs == sum(update.training.batch_sizes)
             held = sorted(row.tolist() for row in shares[update.client].inputs.flatten(1))
             for one_pass in truth.inputs[record.index, update.client].split(n):
                 assert sorted(row.tolist() for row in one_pass.flatten(1)) == held
@@ -234,8 +236,8 @@ def test_batchnorm_in_training_mode_sends_its_statistics_and_the_server_averages
     for update in first.updates:
         oracle = model_at(federation, first.weights)
         optimiser = torch.optim.SGD(oracle.parameters(), lr=0.1)
-        assert update.facts is not None
-        for inputs, targets in batches(federation, truth, (0, update.client), update.facts.batch_sizes):
+        assert update.training is not None
+        for inputs, targets in batches(federation, truth, (0, update.client), update.training.batch_sizes):
             optimiser.zero_grad()
             functional.cross_entropy(oracle(inputs), targets).backward()
             optimiser.step()
@@ -281,7 +283,7 @@ def test_victims_from_the_train_split_join_the_candidates() -> None:
 def test_what_does_not_fit_is_found_before_anything_runs() -> None:
     made = scenario({"clients": 4, "partition": {"scheme": "classes-per-client", "k": 11}})
     with pytest.raises(BadInput, match="federation 'fed': partition 'classes-per-client': k=11"):
-        spread(DIGITS.dataset, "test", made.federations[0], seed=0)
+        partition_clients(DIGITS.dataset, "test", made.federations[0], seed=0)
 
 
 # --- the same again ------------------------------------------------------------------------------------------------
@@ -345,8 +347,8 @@ def test_the_users_model_is_not_changed() -> None:
 
 
 def test_own_loss_and_data() -> None:
-    chance = torch.Generator().manual_seed(0)
-    pixels, labels = torch.rand(20, 3, 4, 4, generator=chance), torch.arange(20) % 2
+    rng = torch.Generator().manual_seed(0)
+    pixels, labels = torch.rand(20, 3, 4, 4, generator=rng), torch.arange(20) % 2
     net = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -375,7 +377,7 @@ def defences(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self) -> None:
             self.sent = 0
 
-        def __call__(self, update: Any, received: Any, generator: torch.Generator) -> Any:
+        def __call__(self, update: Any, context: Any, generator: torch.Generator) -> Any:
             self.sent += 1
             tensors = {name: self.sent * tensor for name, tensor in update.tensors.items()}
             tensors["fc.bias"] = torch.randn(10, generator=generator)

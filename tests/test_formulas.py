@@ -15,9 +15,9 @@ from fedaudit.attacks.inversion.layer_weights import Shape, layer_weights, shape
 from fedaudit.attacks.inversion.objectives import SquaredL2, WeightedCosine, flatten
 from fedaudit.attacks.inversion.priors import total_variation
 from fedaudit.attacks.victim import Victim, one_batch_gradient
-from fedaudit.federation.client import gradient, train
+from fedaudit.federation.local_training import gradient, train
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
-from fedaudit.update import TrainingFacts, Update
+from fedaudit.update import TrainingConfig, Update
 from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)
@@ -180,9 +180,9 @@ def test_unrolled_simulation_is_the_real_local_training(steps, batch, momentum, 
     v = victim(name, width=4)
     images, labels = examples(steps * batch)
     batches = list(zip(images.split(batch), labels.split(batch), strict=True))
-    facts = TrainingFacts(0.05, steps, (batch,) * steps, momentum, decay, proximal)
+    training = TrainingConfig(0.05, steps, (batch,) * steps, momentum, decay, proximal)
     start = {n: p.clone().requires_grad_() for n, p in v.parameters.items()}
-    end = unrolled(v, start, images.split(batch), labels.split(batch), facts)
+    end = unrolled(v, start, images.split(batch), labels.split(batch), training)
     train(v.module, v.loss, batches, learning_rate=0.05, momentum=momentum, weight_decay=decay, proximal_mu=proximal)
     for d, (n, p) in zip(end, v.module.named_parameters(), strict=True):
         torch.testing.assert_close(v.parameters[n] - d.detach(), p.detach(), msg=n)
@@ -191,10 +191,10 @@ def test_unrolled_simulation_is_the_real_local_training(steps, batch, momentum, 
 def test_simulation_of_the_true_images_has_distance_zero_and_a_true_gradient():
     v = victim("lenet")
     images, labels = examples(4)
-    facts = TrainingFacts(0.1, 2, (2, 2))
+    training = TrainingConfig(0.1, 2, (2, 2))
     start = {n: p.clone().requires_grad_() for n, p in v.parameters.items()}
-    delta = [d.detach() for d in unrolled(v, start, images.split(2), labels.split(2), facts)]
-    step = reference(v, labels, facts, WeightedCosine(delta, [1.0] * len(delta)))
+    delta = [d.detach() for d in unrolled(v, start, images.split(2), labels.split(2), training)]
+    step = reference(v, labels, training, WeightedCosine(delta, [1.0] * len(delta)))
     assert step(images)[0].item() == pytest.approx(0, abs=1e-12)
     other, _ = examples(4, seed=9)
     direction = torch.randn(other.shape, generator=generator(0, "direction"), dtype=torch.float64)
@@ -209,7 +209,7 @@ def test_one_batch_equals_the_true_gradient_at_one_local_step():
     start = {n: p.detach().clone() for n, p in v.module.named_parameters()}
     train(v.module, v.loss, [(images, labels)], learning_rate=0.25)
     delta = {n: p.detach() - start[n] for n, p in v.module.named_parameters()}
-    update = Update(0, "weights", delta, 3, TrainingFacts(0.25, 1, (3,)))
+    update = Update(0, "weights", delta, 3, TrainingConfig(0.25, 1, (3,)))
     for n, g in one_batch_gradient(update).items():
         torch.testing.assert_close(g, true[n], msg=n)
 
@@ -223,7 +223,7 @@ def test_one_batch_approaches_the_gradient_of_all_batches_as_the_learning_rate_f
         start = {n: p.detach().clone() for n, p in v.module.named_parameters()}
         train(v.module, v.loss, list(zip(images.split(1), labels.split(1), strict=True)), learning_rate=rate)
         delta = {n: p.detach() - start[n] for n, p in v.module.named_parameters()}
-        g = one_batch_gradient(Update(0, "weights", delta, 4, TrainingFacts(rate, 4, (1,) * 4)))
+        g = one_batch_gradient(Update(0, "weights", delta, 4, TrainingConfig(rate, 4, (1,) * 4)))
         difference = sum((g[n] - whole[n]).square().sum().item() for n in g)
         errors.append(math.sqrt(difference / sum(t.square().sum().item() for t in whole.values())))
     assert errors[0] > 10 * errors[1] > 100 * errors[2]

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, register
 from fedaudit.attacks.base import ATTACK_CONFIG
-from fedaudit.evaluation import KINDS, Judged, Kind, Metric, compare, evaluate, summarise
-from fedaudit.evaluation.kinds import by_leaks, done
+from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Metric, compare, evaluate, summarise
+from fedaudit.evaluation.finding_types import by_leaks, done
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.run import Audit, plan, record, run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import EvaluationSpec, scenario_from
-from fedaudit.threat import LooksAt, Observation, ThreatModel, observe
+from fedaudit.threat import Observation, Scope, ThreatModel, observe
 from fedaudit.utils.errors import BadInput
 
 ROOT = Path(__file__).parent.parent
@@ -42,11 +42,11 @@ class DriftFinding(Finding, kind="drift"):
 
 
 @evaluate.register
-def _(finding: DriftFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
+def _(finding: DriftFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     used = {(m.round, m.client) for m in observation.messages} <= set(truth.inputs)
     norm = float(finding.total.norm())
     metrics = [DRIFT.of(norm, 0.0), SHORTFALL.of(100 - norm)]
-    return Judged(done(finding, observation, metrics=metrics, leak=used and norm > 0))
+    return Evaluation(done(finding, observation, metrics=metrics, leak=used and norm > 0))
 
 
 class Drift(Attack):
@@ -77,10 +77,10 @@ class Drift(Attack):
         )
 
 
-def _drift(looks: LooksAt, factor: float = 1.0) -> type[Attack]:
+def _drift(looks: Scope, factor: float = 1.0) -> type[Attack]:
     class Made(Drift):
         name: ClassVar[str] = f"drift-{looks}" + ("-half" if factor != 1 else "")
-        looks_at: ClassVar[LooksAt] = looks
+        default_scope: ClassVar[Scope] = looks
         scale = factor
 
     return checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)(Made)  # type: ignore[return-value]
@@ -91,9 +91,11 @@ def _registered() -> Iterator[None]:
     made = [_drift("update"), _drift("client"), _drift("federation"), _drift("client", 0.5)]
     for cls in made:
         register(cls)
-    KINDS["drift"] = Kind(by_leaks("{} of {} drifted"), ("'demonstrated': it drifted.",), (DRIFT, SHORTFALL))
+    FINDING_TYPES["drift"] = FindingType(
+        by_leaks("{} of {} drifted"), ("'demonstrated': it drifted.",), (DRIFT, SHORTFALL)
+    )
     yield
-    del KINDS["drift"]
+    del FINDING_TYPES["drift"]
     for cls in made:
         del ATTACKS._entries[cls.name]
 
@@ -196,7 +198,7 @@ def test_a_client_s_finding_depends_on_all_of_its_rounds_and_on_no_other_client(
     for update in (
         dataclasses.replace(last.update, tensors=moved),
         dataclasses.replace(last.update, buffers={"n": torch.ones(1)}),
-        dataclasses.replace(last.update, facts=None),
+        dataclasses.replace(last.update, training=None),
     ):
         other = dataclasses.replace(first, messages=(*first.messages[:-1], dataclasses.replace(last, update=update)))
         assert key != Trial(attack, other, 0, "cpu").key()

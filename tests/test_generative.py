@@ -276,7 +276,7 @@ def test_gradients_go_through_the_generator():
     """Oracle: autograd of the whole composition; weights equal to the generator's own give the generator's images."""
     spec = GeneratorSpec((1, 8, 8), 3, 4)
     network = Generator(spec).requires_grad_(False)
-    setup = recorded(None)[1].transcript.setup
+    task_info = recorded(None)[1].transcript.task_info
     codes = torch.randn((2, 3), generator=generator(0, "codes"))
     target = torch.rand((2, 1, 8, 8), generator=generator(0, "target"))
 
@@ -285,8 +285,8 @@ def test_gradients_go_through_the_generator():
         return (images - target).square().sum(), [2 * (images - target)]
 
     weights = flatten(list(network.parameters())).repeat(2, 1)
-    for decode, start in ((from_codes(network, setup), codes), (from_weights(network, setup, codes), weights)):
-        torch.testing.assert_close(decode(start), setup.normalise(network(codes)))
+    for decode, start in ((from_codes(network, task_info), codes), (from_weights(network, task_info, codes), weights)):
+        torch.testing.assert_close(decode(start), task_info.normalise(network(codes)))
         value, (slope,) = through(decode, objective)([start])
         leaf = start.clone().requires_grad_()
         whole = (decode(leaf) - target).square().sum()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.labels.inference import LABEL_INFERENCES, Evidence, infer_labels, last_layer
 from fedaudit.attacks.victim import Victim
-from fedaudit.federation.client import gradient, train, trainable
+from fedaudit.federation.local_training import gradient, train, trainable
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario import Scenario, scenario_from

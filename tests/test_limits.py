@@ -18,8 +18,8 @@ DOCS = Path(__file__).parent.parent / "docs" / "results.md"
 
 
 def finding(attack: str, federation: str = "f", **rest: Any) -> FindingResult:
-    facts = {"update_kind": "gradient", "round": 0, "client": 0, "num_examples": 1, "status": "done"}
-    return FindingResult.model_validate({"attack": attack, "federation": federation, **facts, **rest})
+    training = {"update_kind": "gradient", "round": 0, "client": 0, "num_examples": 1, "status": "done"}
+    return FindingResult.model_validate({"attack": attack, "federation": federation, **training, **rest})
 
 
 def picture(**rest: Any) -> ImageResult:

@@ -21,7 +21,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import Message, Observation, ThreatModel, observe
-from fedaudit.update import Setup, TrainingFacts, Update
+from fedaudit.update import TaskInfo, TrainingConfig, Update
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 
@@ -43,9 +43,9 @@ def trained(theta: Tensor, x: Tensor, y: Tensor, steps: int, batch: int | None =
     """What the client returns, by the slow, obvious loop: gradient steps on (1/m)·‖Xθ − y‖²."""
     design = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], dim=1)
     rate = RATE / float(torch.linalg.matrix_norm(design, 2) ** 2 / len(x))
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        rows = torch.randperm(len(x), generator=chance)[: batch or len(x)]
+        rows = torch.randperm(len(x), generator=rng)[: batch or len(x)]
         theta = theta - rate * 2 / len(rows) * design[rows].T @ (design[rows] @ theta - y[rows])
     return theta
 
@@ -54,21 +54,23 @@ def seen(x: Tensor, y: Tensor, rounds: int, steps: int, *, batch: int | None = N
          seed: int = 0) -> Observation:  # fmt: skip
     """What an eavesdropper sees of that client when the server's models lie all over the place."""
     d = x.shape[1]
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     messages = []
     for r in range(rounds):
-        theta = torch.randn(d + 1, generator=chance, dtype=torch.float64).to(dtype)
+        theta = torch.randn(d + 1, generator=rng, dtype=torch.float64).to(dtype)
         back = trained(theta.double(), x, y, steps, batch, r).to(dtype)
         state = {"fc.weight": theta[:d][None], "fc.bias": theta[d:]}
         tensors = {"fc.weight": (back - theta)[:d][None], "fc.bias": (back - theta)[d:]}
         size = batch or len(x)
-        facts = TrainingFacts(0.1, steps, (size,) * steps)
-        messages.append(Message(r, 0, state, Update(0, "weights", tensors, size * steps, facts)))
-    setup = Setup("linear", None, "eval", "mse", "table", (d,), None, (0.0,), (1.0,))
+        training = TrainingConfig(0.1, steps, (size,) * steps)
+        messages.append(Message(r, 0, state, Update(0, "weights", tensors, size * steps, training)))
+    task_info = TaskInfo("linear", None, "eval", "mse", "table", (d,), None, (0.0,), (1.0,))
     module = nn.Sequential()
     module.add_module("fc", nn.Linear(d, 1).double())
     weights = tuple(m.weights for m in messages)
-    return Observation("f", ThreatModel(), setup, module, nn.functional.mse_loss, "weights", weights, tuple(messages))
+    return Observation(
+        "f", ThreatModel(), task_info, module, nn.functional.mse_loss, "weights", weights, tuple(messages)
+    )
 
 
 def rebuilt(found: Any) -> Tensor:
@@ -161,8 +163,8 @@ def network() -> Observation:
 
 def classifier() -> Observation:
     whole = few_rounds()
-    setup = dataclasses.replace(whole.setup, loss="cross-entropy", num_classes=2)
-    return dataclasses.replace(whole, setup=setup)
+    task_info = dataclasses.replace(whole.task_info, loss="cross-entropy", num_classes=2)
+    return dataclasses.replace(whole, task_info=task_info)
 
 
 def nobody() -> Observation:
@@ -275,9 +277,9 @@ def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_a
     part = observe(recording.transcript, scenario.threat).split("client")[0]
     with pytest.raises(NotApplicable, match="mini-batches, noise"):
         play("local-model-exact", part)
-    judged = evaluate(play("local-model", part, mapping="linear"), part, recording.truth, seed=0).result
-    assert {m.name: m for m in judged.metrics}["relative_distance"].value > 0.3
-    assert not judged.leak
+    evaluated = evaluate(play("local-model", part, mapping="linear"), part, recording.truth, seed=0).result
+    assert {m.name: m for m in evaluated.metrics}["relative_distance"].value > 0.3
+    assert not evaluated.leak
 
 
 def test_a_client_that_sends_fragments_is_refused():
@@ -309,8 +311,8 @@ def test_the_heuristic_learns_the_mapping_and_moves_where_it_vanishes():
     assert found.mapping_error < 0.2 < short.mapping_error
     assert found.objective < 0.5
     assert found.iterations == 500
-    judged = evaluate(found, part, recording.truth, seed=0).result
-    assert {m.name for m in judged.metrics} >= {"local_accuracy", "accuracy_over_global", "mapping_error"}
+    evaluated = evaluate(found, part, recording.truth, seed=0).result
+    assert {m.name for m in evaluated.metrics} >= {"local_accuracy", "accuracy_over_global", "mapping_error"}
     with pytest.raises(NotApplicable, match="at least 3 rounds"):
         play("local-model", dataclasses.replace(part, messages=part.messages[:2]))
 

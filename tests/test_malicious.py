@@ -13,7 +13,7 @@ from torch import Tensor
 from fedaudit.attacks import ClassImagesFinding, make_attack
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.class_images import likeness
-from fedaudit.federation.behaviour import BEHAVIOURS, Turn
+from fedaudit.federation.behaviour import BEHAVIOURS, ClientStep
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.spec import DefencesSpec
@@ -21,11 +21,11 @@ from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.pipeline.run import run_audit
-from fedaudit.report import courses, frontier
+from fedaudit.report import frontier, histories
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import Setup, Tensors
+from fedaudit.update import TaskInfo, Tensors
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 
@@ -72,16 +72,16 @@ class Recorder:
     """Behaves as if honest, and keeps what it was handed."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[ClientStep] = []
 
-    def __call__(self, turn: Turn) -> Tensors:
-        self.turns.append(dataclasses.replace(turn, weights={n: t.clone() for n, t in turn.weights.items()}))
-        return turn.train(turn.batches)
+    def __call__(self, step: ClientStep) -> Tensors:
+        self.turns.append(dataclasses.replace(step, weights={n: t.clone() for n, t in step.weights.items()}))
+        return step.train(step.batches)
 
-    def check(self, setup: Setup, records: bool) -> None:
+    def check(self, task_info: TaskInfo, records: bool) -> None:
         pass
 
-    def journal(self) -> Tensors:
+    def adversary_log(self) -> Tensors:
         return {"turns": torch.tensor(len(self.turns))}
 
     def state(self) -> dict[str, Any]:
@@ -102,23 +102,23 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def test_a_behaviour_gets_what_its_client_has_and_no_more(recorder: Recorder) -> None:
     made = scenario({"name": "recorder", "clients": 2})
     transcript, truth = simulated(made)
-    assert {turn.client for turn in recorder.turns} == {2, 3}
+    assert {step.client for step in recorder.turns} == {2, 3}
     assert len(recorder.turns) == 4 * 2
-    for turn in recorder.turns:
-        assert all(turn.weights[n].equal(t) for n, t in transcript.rounds[turn.round].weights.items())
-        held = turn.setup.normalise(truth.inputs[turn.round, turn.client])
-        assert torch.cat([inputs for inputs, _ in turn.batches]).equal(held)
-        tensors = [x for batch in turn.batches for x in batch]
+    for step in recorder.turns:
+        assert all(step.weights[n].equal(t) for n, t in transcript.rounds[step.round].weights.items())
+        held = step.task_info.normalise(truth.inputs[step.round, step.client])
+        assert torch.cat([inputs for inputs, _ in step.batches]).equal(held)
+        tensors = [x for batch in step.batches for x in batch]
         for other in range(2):
-            foreign = turn.setup.normalise(truth.inputs[turn.round, other])
+            foreign = step.task_info.normalise(truth.inputs[step.round, other])
             assert not any(
                 t.shape[1:] == foreign.shape[1:] and bool((t[:, None] == foreign).flatten(2).all(2).any())
                 for t in tensors
             )
-    fields = {field.name for field in dataclasses.fields(Turn)}
-    told = {"round", "client", "model", "weights", "batches", "train", "setup", "loss", "generator", "records"}
+    fields = {field.name for field in dataclasses.fields(ClientStep)}
+    told = {"round", "client", "model", "weights", "batches", "train", "task_info", "loss", "generator", "records"}
     assert fields == told
-    assert all(turn.records is None for turn in recorder.turns)
+    assert all(step.records is None for step in recorder.turns)
 
 
 def test_honest_training_in_malicious_hands_changes_nothing(recorder: Recorder) -> None:
@@ -147,9 +147,9 @@ def test_the_adaptive_client_stays_within_its_limit() -> None:
 
 
 def test_pictures_are_kept_now_and_then_and_in_the_last_round() -> None:
-    journal = seen(scenario({**QUICK, "every": 2}, rounds=5)).journal
-    assert sorted(journal) == ["gan/round-00001", "gan/round-00003", "gan/round-00004", "gan/target"]
-    assert all(journal[n].shape == (3, 1, 8, 8) for n in journal if "round" in n)
+    adversary_log = seen(scenario({**QUICK, "every": 2}, rounds=5)).adversary_log
+    assert sorted(adversary_log) == ["gan/round-00001", "gan/round-00003", "gan/round-00004", "gan/target"]
+    assert all(adversary_log[n].shape == (3, 1, 8, 8) for n in adversary_log if "round" in n)
 
 
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
@@ -161,19 +161,19 @@ def test_every_kind_of_update_can_be_poisoned(algorithm: str) -> None:
 
 
 def test_colluders_share_one_generator() -> None:
-    alone = seen(scenario(QUICK)).journal
-    together = seen(scenario({**QUICK, "clients": 2})).journal
+    alone = seen(scenario(QUICK)).adversary_log
+    together = seen(scenario({**QUICK, "clients": 2})).adversary_log
     assert alone.keys() == together.keys()
 
 
 def test_only_the_client_has_its_journal(tmp_path: Path) -> None:
     transcript, _ = simulated(scenario(QUICK))
-    assert observe(transcript, ThreatModel(adversary="server")).journal == {}
-    assert observe(transcript, ThreatModel(adversary="eavesdropper")).journal == {}
+    assert observe(transcript, ThreatModel(adversary="server")).adversary_log == {}
+    assert observe(transcript, ThreatModel(adversary="eavesdropper")).adversary_log == {}
     transcript.save(tmp_path / "t")
     again = Transcript.load(tmp_path / "t")
-    assert again.journal.keys() == transcript.journal.keys()
-    assert all(again.journal[n].equal(t) for n, t in transcript.journal.items())
+    assert again.adversary_log.keys() == transcript.adversary_log.keys()
+    assert all(again.adversary_log[n].equal(t) for n, t in transcript.adversary_log.items())
 
 
 def test_a_killed_simulation_goes_on_with_the_same_generator(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_killed_simulation_goes_on_with_the_same_generator(tmp_path: Path) -> 
         simulated(made, checkpoint, 11)  # in the third round
     again, _ = simulated(made, checkpoint)
     assert again.fingerprint() == whole.fingerprint()
-    assert all(again.journal[n].equal(t) for n, t in whole.journal.items())
+    assert all(again.adversary_log[n].equal(t) for n, t in whole.adversary_log.items())
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -228,7 +228,7 @@ def test_pairs_are_the_nearest_ones_and_all() -> None:
     assert found["psnr"] == pytest.approx(float(torch.stack([-10 * e.log10() for e in errors]).mean()))
 
 
-def judged(images: Tensor, truth: Truth, observation: Observation) -> dict[str, tuple[float, float | None]]:
+def evaluated(images: Tensor, truth: Truth, observation: Observation) -> dict[str, tuple[float, float | None]]:
     finding = ClassImagesFinding(attack="gan", images=images[None], rounds=(1,), target=3)
     result = evaluate(finding, observation, truth, seed=0).result
     return {m.name: (m.value, m.baseline) for m in result.metrics}
@@ -239,8 +239,8 @@ def test_real_threes_pass_for_threes_and_noise_and_sevens_do_not() -> None:
     transcript, truth = simulated(made)
     observation = observe(transcript, made.threat)
     pick = {d: truth.candidates[truth.candidate_labels == d][-8:] for d in (3, 7)}  # victims stand in front
-    threes, sevens = (judged(pick[d], truth, observation) for d in (3, 7))
-    noise = judged(torch.rand(8, 1, 8, 8, generator=generator(0, "noise")), truth, observation)
+    threes, sevens = (evaluated(pick[d], truth, observation) for d in (3, 7))
+    noise = evaluated(torch.rand(8, 1, 8, 8, generator=generator(0, "noise")), truth, observation)
     assert threes["recognised"][0] >= 0.9
     assert threes["class_psnr_best"][0] == 100
     assert sevens["recognised"][0] <= 0.1
@@ -258,9 +258,9 @@ def test_what_judges_drawings_doesn_t_depend_on_the_rounds_that_are_recorded() -
         made = scenario(QUICK, record=record)
         made = made.model_copy(update={"data": made.data.model_copy(update={"split": "train"})})
         transcript, truth = simulated(made)
-        found.append(judged(images, truth, observe(transcript, made.threat)))
+        found.append(evaluated(images, truth, observe(transcript, made.threat)))
         victims = torch.cat(list(truth.inputs.values()))
-        likest = judged(
+        likest = evaluated(
             victims[torch.cat(list(truth.labels.values())) == 3][:8], truth, observe(transcript, made.threat)
         )
         assert likest["class_psnr_best"][0] < 100
@@ -329,11 +329,11 @@ def test_many_rounds_are_averaged_in_groups() -> None:
     audit = run_audit(scenario(QUICK))
     (federation,) = audit.result.federations
     assert federation.course is not None
-    course = federation.course.model_copy(
+    history = federation.course.model_copy(
         update={"honest_accepted": [1.0, 0.0] * 50, "malicious_accepted": [None, 1.0, None, 0.0] * 25}
     )
-    result = audit.result.model_copy(update={"federations": [federation.model_copy(update={"course": course})]})
-    (chart,) = courses.taken(result)
+    result = audit.result.model_copy(update={"federations": [federation.model_copy(update={"course": history})]})
+    (chart,) = histories.taken(result)
     honest, malicious = chart.lines
     assert honest.x[:2] == [1.5, 5.5]  # four rounds each
     assert set(honest.y) == {50.0}

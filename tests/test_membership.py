@@ -92,9 +92,9 @@ def test_public_examples_can_set_the_threshold():
     x, y = seen.records.inputs, seen.records.labels
     seen = dataclasses.replace(seen, records=Records(x, y, x[:8] + 1, y[:8]))
     found = play("loss-threshold", seen, false_positives=0.25)
-    strangers = play("loss-threshold", dataclasses.replace(seen, records=Records(x[:8] + 1, y[:8], x[:0], y[:0])))
-    assert found.members.equal(found.scores > strangers.scores.quantile(0.75))
-    assert int((strangers.scores > strangers.scores.quantile(0.75)).sum()) == 2
+    non_members = play("loss-threshold", dataclasses.replace(seen, records=Records(x[:8] + 1, y[:8], x[:0], y[:0])))
+    assert found.members.equal(found.scores > non_members.scores.quantile(0.75))
+    assert int((non_members.scores > non_members.scores.quantile(0.75)).sum()) == 2
 
 
 def test_the_rebuilt_model_is_the_one_that_local_model_rebuilds():
@@ -192,7 +192,7 @@ def test_a_trial_is_keyed_by_its_records_and_journal():
     seen = observe(transcript, ThreatModel(records=60))
     assert seen.records is not None
     other = dataclasses.replace(seen, records=dataclasses.replace(seen.records, inputs=seen.records.inputs + 1))
-    noted = dataclasses.replace(seen, journal={"x": torch.zeros(1)})
+    noted = dataclasses.replace(seen, adversary_log={"x": torch.zeros(1)})
     keys = {Trial(make_attack("loss-threshold"), s, 0, "cpu").key() for s in (seen, other, noted)}
     assert len(keys) == 3
 
@@ -261,10 +261,10 @@ def test_accuracy_counts_right_decisions():
 def test_guessing_is_seldom_called_a_leak():
     transcript, truth = recorded(scenario())
     seen = observe(transcript, ThreatModel(records=60))
-    chance = generator(0, "guess")
+    rng = generator(0, "guess")
     leaks = 0
     for _ in range(300):
-        scores = torch.rand(60, generator=chance).double()
+        scores = torch.rand(60, generator=rng).double()
         found = MembershipFinding(attack="loss-threshold", scores=scores, members=scores > 0.5)
         leaks += bool(evaluate(found, seen, truth, seed=0).result.leak)
     assert leaks <= 12  # 1 % of 300, and more only with a chance below 1e-4

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.federation.simulator import hold, spread
+from fedaudit.federation.simulator import draw_records, partition_clients
 from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
@@ -37,23 +37,25 @@ def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str
     made = scenario(threat=threat)
     (spec,) = made.federations
     federation, _, _ = prepare_federation(made)
-    shares = spread(federation.dataset, "test", spec, seed=0)
-    drawn = hold(federation, spec, shares, seed=0, measured=True)
+    shares = partition_clients(federation.dataset, "test", spec, seed=0)
+    drawn = draw_records(federation, spec, shares, seed=0, measured=True)
     measured = rows(drawn.held_out.inputs)
     assert len(drawn.held_out) == 355 - 300 - (5 if threat else 0)
     assert not measured & rows(federation.dataset.train.inputs)
     assert not measured & {row for share in shares for row in rows(share.inputs)}
     assert not drawn.records or not measured & rows(drawn.records.inputs)
-    course = run_audit(made).result.federations[0].course
-    assert course is not None
-    assert course.examples == len(drawn.held_out)
+    history = run_audit(made).result.federations[0].course
+    assert history is not None
+    assert history.examples == len(drawn.held_out)
 
 
 def test_without_it_accuracy_is_measured_on_the_other_split() -> None:
     made = scenario(model={"name": "logistic"})
     federation, _, _ = prepare_federation(made)
     (spec,) = made.federations
-    drawn = hold(federation, spec, spread(federation.dataset, "test", spec, seed=0), seed=0, measured=True)
+    drawn = draw_records(
+        federation, spec, partition_clients(federation.dataset, "test", spec, seed=0), seed=0, measured=True
+    )
     assert drawn.held_out.inputs.equal(federation.dataset.train.inputs)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedaudit.federation.history import Course
-from fedaudit.federation.simulator import simulate, spread
+from fedaudit.federation.history import History
+from fedaudit.federation.simulator import partition_clients, simulate
 from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.report import frontier
@@ -54,7 +54,9 @@ def test_every_defence_is_a_federation_of_its_own_on_the_same_data(audit):
     ]
     victims = {
         name: [
-            pixels for path, pixels in audit.pictures.items() if path.startswith(f"images/{name}-") and "true" in path
+            pixels
+            for path, pixels in audit.image_files.items()
+            if path.startswith(f"images/{name}-") and "true" in path
         ]
         for name in ("fed-none", "fed-few", "fed-dp")
     }
@@ -114,18 +116,18 @@ def test_accuracy_is_that_of_the_model_after_the_round():
     made = resolve(scenario_from({**VALUES, "defences": {}}))
     federation, _, _ = prepare_federation(made)
     spec = made.federations[0].model_copy(update={"record": None})
-    course = Course(every=1, examples=100)
-    transcript, _ = simulate(federation, spec, made.defences, seed=0, course=course)
+    history = History(every=1, examples=100)
+    transcript, _ = simulate(federation, spec, made.defences, seed=0, history=history)
     model = copy.deepcopy(federation.model)
     model.load_state_dict(transcript.rounds[1].weights)  # what the server sent in the second round
     model.eval()
     held_out = federation.dataset.test
-    guesses = model(federation.setup.normalise(held_out.inputs[:100])).argmax(dim=1)
+    guesses = model(federation.task_info.normalise(held_out.inputs[:100])).argmax(dim=1)
     right = guesses == held_out.targets[:100]
-    assert course.rounds == [1, 2]
-    assert course.accuracy[0] == pytest.approx(float(right.double().mean()))
-    shares = spread(federation.dataset, federation.split, spec, seed=0)
-    for share, found in zip(shares, course.per_client[0], strict=True):
+    assert history.rounds == [1, 2]
+    assert history.accuracy[0] == pytest.approx(float(right.double().mean()))
+    shares = partition_clients(federation.dataset, federation.split, spec, seed=0)
+    for share, found in zip(shares, history.per_client[0], strict=True):
         weights = torch.bincount(share.targets, minlength=10).double()
         per_class = [right[held_out.targets[:100] == c].double().mean() for c in range(10)]
         assert found == pytest.approx(float((torch.stack(per_class) * weights).sum() / weights.sum()))
@@ -135,7 +137,7 @@ def test_accuracy_is_that_of_the_model_after_the_round():
 def test_measuring_changes_nothing():
     made = resolve(scenario_from({**VALUES, "defences": {}}))
     federation, _, _ = prepare_federation(made)
-    one, _ = simulate(federation, made.federations[0], made.defences, seed=0, course=Course(every=1))
+    one, _ = simulate(federation, made.federations[0], made.defences, seed=0, history=History(every=1))
     other, _ = simulate(federation, made.federations[0], made.defences, seed=0)
     assert one.fingerprint() == other.fingerprint()
 

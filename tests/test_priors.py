@@ -23,7 +23,7 @@ from fedaudit.attacks.inversion.priors import (
     registered_mean,
     smoothness,
 )
-from fedaudit.attacks.inversion.reconstruct import Optimisation, descent, reconstruct
+from fedaudit.attacks.inversion.reconstruct import Optimisation, pseudo_gradient, reconstruct
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.utils.seeds import generator
@@ -219,7 +219,7 @@ def test_the_mean_of_the_last_iterates_is_the_mean_of_what_descent_walks_through
     start = [noise(2), noise(1, 1)]
     settings = Optimisation(iterations=10, learning_rate=0.3, average=share)
     walked = [v.clone() for v in start]
-    step, iterates = descent(objective, walked, settings, RANGE, generator(0, "none")), []
+    step, iterates = pseudo_gradient(objective, walked, settings, RANGE, generator(0, "none")), []
     for _ in range(10):
         step()
         iterates.append([v.clone() for v in walked])

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedaudit.data.dataset import Split
-from fedaudit.evaluation.membership import judged
+from fedaudit.evaluation.membership import evaluated
 from fedaudit.federation.checkpoint import Checkpoint
-from fedaudit.federation.draw_records import Drawn, draw
-from fedaudit.federation.records import NOBODY, UNUSED, Wanted
+from fedaudit.federation.record_draw import RecordDraw, draw
+from fedaudit.federation.records import NOBODY, UNUSED, RecordsSpec
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
@@ -43,8 +43,8 @@ SHARES = [split([*range(20)]), split([*range(20, 50)]), split([*range(50, 60), 0
 REST, HELD_OUT = split([*range(80)]), split([*range(100, 200)])
 
 
-def drawn(records: int = 20, public: int = 30, seed: int = 0) -> Drawn:
-    return draw(Wanted(records, public), SHARES, 2, REST, HELD_OUT, generator=generator(seed, "x"))
+def drawn(records: int = 20, public: int = 30, seed: int = 0) -> RecordDraw:
+    return draw(RecordsSpec(records, public), SHARES, 2, REST, HELD_OUT, generator=generator(seed, "x"))
 
 
 @given(records=st.integers(1, 47).map(lambda n: 2 * n), public=st.integers(0, 20), seed=st.integers(0, 1000))
@@ -72,24 +72,24 @@ def test_half_of_the_records_are_honest_clients_and_half_nobodys(records, public
 def test_what_nobody_holds_comes_from_the_clients_own_split_first():
     made = drawn(20, 0)
     assert made.records is not None
-    strangers = [n for n, o in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True) if o == NOBODY]
-    assert all(60 <= n < 80 for n in strangers)
+    non_members = [n for n, o in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True) if o == NOBODY]
+    assert all(60 <= n < 80 for n in non_members)
     assert len(made.held_out) == 100
 
 
 def test_twins_are_of_the_other_sort_and_of_the_same_class_and_group():
     shares = [split([*range(10)], group=0), split([*range(10, 20)], group=1), split([99], group=2)]
     held_out = Split(torch.cat([split([*range(200, 240)]).inputs]), torch.arange(40) % 3, torch.arange(40) // 20)
-    made = draw(Wanted(20, 0), shares, 2, split([], group=0), held_out, generator=generator(1, "x"))
+    made = draw(RecordsSpec(20, 0), shares, 2, split([], group=0), held_out, generator=generator(1, "x"))
     assert made.records is not None
-    assert made.twins[made.twins].equal(torch.arange(20))
-    assert ((made.owners == NOBODY) != (made.owners[made.twins] == NOBODY)).all()
-    assert made.records.labels[made.twins].equal(made.records.labels)
+    assert made.matched[made.matched].equal(torch.arange(20))
+    assert ((made.owners == NOBODY) != (made.owners[made.matched] == NOBODY)).all()
+    assert made.records.labels[made.matched].equal(made.records.labels)
     groups = [
         owner if owner != NOBODY else int(number >= 220)
         for number, owner in zip(numbers(made.records.inputs), made.owners.tolist(), strict=True)
     ]
-    assert [groups[i] for i in made.twins.tolist()] == groups
+    assert [groups[i] for i in made.matched.tolist()] == groups
 
 
 def test_members_stand_at_no_particular_place():
@@ -117,10 +117,10 @@ def test_records_travel_and_survive_the_disk(tmp_path):
     known = Truth.load(tmp_path / "t" / "truth.safetensors")
     check_belongs(known, again, tmp_path)
     assert known.owners.equal(truth.owners)
-    assert known.twins.equal(truth.twins)
+    assert known.matched.equal(truth.matched)
 
 
-@pytest.mark.parametrize("field", ["owners", "twins"])
+@pytest.mark.parametrize("field", ["owners", "matched"])
 def test_a_truth_that_contradicts_the_records_is_refused(field, tmp_path):
     transcript, truth = recorded(scenario())
     truth = dataclasses.replace(truth, about={"transcript": transcript.fingerprint()})
@@ -189,7 +189,7 @@ def test_what_no_update_used_is_no_member():
         trained = [c for c, inputs in used.items() if bool((inputs == example).flatten(1).all(1).any())]
         assert trained == ([] if owner in (NOBODY, UNUSED) else [owner])
     assert (truth.owners == UNUSED).any()
-    rows = judged(truth, None)
+    rows = evaluated(truth, None)
     assert not (truth.owners[rows] == UNUSED).any()
     assert len(rows) == 2 * int((truth.owners >= 0).sum())
 

@@ -122,7 +122,7 @@ def test_of_a_linear_layer_it_is_the_quotient_of_the_gradients():
     message = seen_by(made, only).messages[0]
     weight, bias = message.update.tensors["fc.weight"], message.update.tensors["fc.bias"]
     row = int(bias.abs().argmax())
-    quotient = only.transcript.setup.denormalise((weight[row] / bias[row]).view(1, 1, 8, 8)).clamp(0, 1)
+    quotient = only.transcript.task_info.denormalise((weight[row] / bias[row]).view(1, 1, 8, 8)).clamp(0, 1)
     found = play(made, only)
     torch.testing.assert_close(found.images, quotient, atol=1e-6, rtol=0)
     torch.testing.assert_close(found.images, only.truth.inputs[0, 0], atol=1e-5, rtol=0)
@@ -145,7 +145,7 @@ def test_two_classes_without_a_bias(knows_labels):
     images = torch.rand((10, 1, 8, 8), generator=generator(0, "two"))
     data = Dataset.from_tensors(images, torch.arange(10) % 2)
     network = seeded(nn.Conv2d(1, 6, 3, bias=False), LEAKY, nn.Flatten(), nn.Linear(216, 2, bias=False))
-    twins = set()
+    matched = set()
     for _ in range(2):
         next(network[3].parameters()).data.neg_()  # what was right is wrong, and the other way round
         made, only = recorded(network, data, threat={"knows_labels": knows_labels})
@@ -154,18 +154,18 @@ def test_two_classes_without_a_bias(knows_labels):
         assert found.labels.equal(label)
         assert found.label_source == ("given" if knows_labels else "r-gap")
         assert found.objective < 1e-4
-        right = network(only.transcript.setup.normalise(only.truth.inputs[0, 0])).argmax() == label
+        right = network(only.transcript.task_info.normalise(only.truth.inputs[0, 0])).argmax() == label
         assert [("differ by a factor" in note) for note in found.notes] == [True] * bool(right)
         assert right or psnr(found, only) > 60
-        twins.add(bool(right))
-    assert twins == {True, False}
+        matched.add(bool(right))
+    assert matched == {True, False}
 
 
-@pytest.mark.parametrize("facts", [{}, {"weight_decay": 0.1, "momentum": 0.9}, {"proximal_mu": 0.5}])
-def test_one_local_step_is_a_gradient(facts):
-    algorithm = "fedprox" if "proximal_mu" in facts else "fedavg"
+@pytest.mark.parametrize("training", [{}, {"weight_decay": 0.1, "momentum": 0.9}, {"proximal_mu": 0.5}])
+def test_one_local_step_is_a_gradient(training):
+    algorithm = "fedprox" if "proximal_mu" in training else "fedavg"
     step = {"name": "f", "algorithm": algorithm, "clients": 1, "examples": 1, "local_steps": 1, "batch_size": 1}
-    made, only = recorded(model={"name": "leaky-cnn"}, federations=[{**step, "learning_rate": 0.1, **facts}])
+    made, only = recorded(model={"name": "leaky-cnn"}, federations=[{**step, "learning_rate": 0.1, **training}])
     assert psnr(play(made, only), only) > 40  # ΔW is rounded as W is
 
 

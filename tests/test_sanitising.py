@@ -17,9 +17,9 @@ from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.defended import SmoothSigns, distance_to
 from fedaudit.defences.aggregation import make_aggregator
 from fedaudit.defences.privacy import Account, DifferentialPrivacy, account
-from fedaudit.defences.sanitising import SANITISERS, Received, make_sanitiser
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, make_sanitiser
 from fedaudit.federation.encoding import decode, encode
-from fedaudit.federation.history import Course
+from fedaudit.federation.history import History
 from fedaudit.federation.server import Server
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
@@ -27,7 +27,7 @@ from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
-from fedaudit.update import Sanitised, TrainingFacts, Update
+from fedaudit.update import SanitiserInfo, TrainingConfig, Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (5, 4), "c.weight": (2, 5), "c.bias": (2,)}
@@ -35,20 +35,20 @@ LAYERS = (("a.weight", "a.bias"), ("b.weight",), ("c.weight", "c.bias"))
 
 
 def tensors(seed: int, scale: float = 1.0) -> dict[str, Tensor]:
-    chance = torch.Generator().manual_seed(seed)
-    return {name: scale * torch.randn(shape, generator=chance) for name, shape in SHAPES.items()}
+    rng = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(shape, generator=rng) for name, shape in SHAPES.items()}
 
 
 def update(seed: int, kind: Any = "weights", client: int = 0, **rest: Any) -> Update:
-    facts = TrainingFacts(learning_rate=0.1, local_steps=1, batch_sizes=(4,))
-    return Update(client, kind, tensors(seed), 4, facts, **rest)
+    training = TrainingConfig(learning_rate=0.1, local_steps=1, batch_sizes=(4,))
+    return Update(client, kind, tensors(seed), 4, training, **rest)
 
 
-def received(weights: dict[str, Tensor] | None = None, clients: int = 4) -> Received:
-    return Received(weights or tensors(100), LAYERS, clients)
+def context(weights: dict[str, Tensor] | None = None, clients: int = 4) -> ClientContext:
+    return ClientContext(weights or tensors(100), LAYERS, clients)
 
 
-def chance(seed: int = 0) -> torch.Generator:
+def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
@@ -64,7 +64,7 @@ def test_top_k_sends_the_largest_and_keeps_the_rest():
     kept = [0.0] * 48
     for index in range(3):
         original = update(index)
-        found = flat(sanitiser(original, received(), chance()).tensors)
+        found = flat(sanitiser(original, context(), rng()).tensors)
         whole = [a + b for a, b in zip(flat(original.tensors), kept, strict=True)]
         largest = sorted(range(48), key=lambda i: -abs(whole[i]))[:12]  # ⌈0.25 · 48⌉
         expected = [x if i in largest else 0.0 for i, x in enumerate(whole)]
@@ -75,20 +75,20 @@ def test_top_k_sends_the_largest_and_keeps_the_rest():
 @given(seed=st.integers(0, 100), ratio=st.floats(0.01, 1))
 def test_without_memory_top_k_forgets(seed, ratio):
     sanitiser = make_sanitiser("top-k", {"ratio": ratio, "memory": False})
-    one, two = (flat(sanitiser(update(seed), received(), chance()).tensors) for _ in range(2))
+    one, two = (flat(sanitiser(update(seed), context(), rng()).tensors) for _ in range(2))
     assert one == two
     assert sum(x != 0 for x in one) == math.ceil(round(ratio * 48, 6))
 
 
 def test_signs_keep_the_mean_magnitude():
     original = update(1)
-    found = make_sanitiser("sign")(original, received(), chance())
+    found = make_sanitiser("sign")(original, context(), rng())
     for name, tensor in found.tensors.items():
         assert tensor.sign().equal(original.tensors[name].sign())
         torch.testing.assert_close(tensor.abs(), original.tensors[name].abs().mean().expand_as(tensor))
-    plain = make_sanitiser("sign", {"scale": "one"})(original, received(), chance())
+    plain = make_sanitiser("sign", {"scale": "one"})(original, context(), rng())
     assert set(flat(plain.tensors)) == {1.0, -1.0}
-    assert found.sanitised == Sanitised("sign", signs=True)
+    assert found.sanitised == SanitiserInfo("sign", signs=True)
 
 
 def test_dgc_is_algorithm_4():
@@ -100,7 +100,7 @@ def test_dgc_is_algorithm_4():
         length = math.hypot(*flat(original.tensors))
         scale = min(1.0, (2.0 / math.sqrt(4)) / length)  # four clients
         ratio = 0.3 ** (min(index + 1, 3) / 3)
-        found = sanitiser(original, received(), chance())
+        found = sanitiser(original, context(), rng())
         for name in SHAPES:
             g = original.tensors[name].flatten().tolist()
             u[name] = [0.5 * a + scale * b for a, b in zip(u[name], g, strict=True)]
@@ -113,19 +113,19 @@ def test_dgc_is_algorithm_4():
                 u[name][i] = v[name][i] = 0.0
 
 
-@pytest.mark.parametrize(("kind", "descent"), [("weights", 1), ("gradient", -1)])
+@pytest.mark.parametrize(("kind", "pseudo_gradient"), [("weights", 1), ("gradient", -1)])
 @pytest.mark.parametrize(("direction", "sign"), [("aligned", 1), ("literal", -1)])
-def test_ffl_sends_the_layers_that_point_where_the_model_went(kind, descent, direction, sign):
+def test_ffl_sends_the_layers_that_point_where_the_model_went(kind, pseudo_gradient, direction, sign):
     sanitiser = make_sanitiser("ffl", {"ratio": 0.5, "direction": direction})
     first, then, own = tensors(1), tensors(2), update(3, kind)
-    assert len(sanitiser(update(5, kind), received(first), chance()).tensors) in (2, 3, 4)  # two layers at random
-    found = sanitiser(own, received(then), chance())
+    assert len(sanitiser(update(5, kind), context(first), rng()).tensors) in (2, 3, 4)  # two layers at random
+    found = sanitiser(own, context(then), rng())
     scores = []
     for layer in LAYERS:
         g = [x for name in layer for x in own.tensors[name].flatten().tolist()]
         moved = [x for name in layer for x in (then[name] - first[name]).flatten().tolist()]
         cosine = sum(a * b for a, b in zip(g, moved, strict=True)) / math.hypot(*g) / math.hypot(*moved)
-        scores.append(sign * descent * cosine)
+        scores.append(sign * pseudo_gradient * cosine)
     best = sorted(range(3), key=lambda i: -scores[i])[:2]  # ⌈0.5 · 3⌉
     assert set(found.tensors) == {name for i in best for name in LAYERS[i]}
     assert all(found.tensors[name].equal(own.tensors[name]) for name in found.tensors)
@@ -133,7 +133,7 @@ def test_ffl_sends_the_layers_that_point_where_the_model_went(kind, descent, dir
 
 def test_ffl_takes_layers_at_random_where_nothing_has_moved():
     sanitiser = make_sanitiser("ffl", {"ratio": 0.3})
-    choices = [tuple(sanitiser(update(i), received(tensors(1)), chance(i)).tensors) for i in range(12)]
+    choices = [tuple(sanitiser(update(i), context(tensors(1)), rng(i)).tensors) for i in range(12)]
     assert len(set(choices)) == 3
 
 
@@ -142,8 +142,8 @@ def test_random_layers_come_from_the_generator_and_bring_their_statistics():
     layers = (("a.weight", "a.bias", "a.running"), ("b.weight", "b.running"), ("c.weight", "c.bias"))
     for seed in range(8):
         sanitiser = make_sanitiser("ffl-random", {"ratio": 0.3})
-        found = sanitiser(update(0, buffers=moved), Received(tensors(1), layers, 4), chance(seed))
-        again = sanitiser(update(0, buffers=moved), Received(tensors(1), layers, 4), chance(seed))
+        found = sanitiser(update(0, buffers=moved), ClientContext(tensors(1), layers, 4), rng(seed))
+        again = sanitiser(update(0, buffers=moved), ClientContext(tensors(1), layers, 4), rng(seed))
         assert found.tensors.keys() == again.tensors.keys()
         (layer,) = {name.split(".")[0] for name in found.tensors}
         assert set(found.buffers) == ({f"{layer}.running"} & set(moved))
@@ -154,7 +154,7 @@ def test_the_client_s_own_update_is_not_changed(name):
     original, before = update(1), tensors(1)
     sanitiser = make_sanitiser(name)
     for _ in range(2):
-        sanitiser(original, received(), chance())
+        sanitiser(original, context(), rng())
     assert all(original.tensors[n].equal(before[n]) for n in before)
 
 
@@ -164,23 +164,23 @@ def test_the_client_s_own_update_is_not_changed(name):
 def test_an_update_is_clipped_and_gets_noise_of_the_stated_size():
     original = Update(0, "weights", {"w": torch.full((400, 500), 0.1)}, 4, None, buffers={"m": torch.ones(1)})
     settings = {"clip": 2.0, "noise": 0.5, "epsilon": None}
-    found = make_sanitiser("dp", settings)(original, received(), chance())
+    found = make_sanitiser("dp", settings)(original, context(), rng())
     noise = found.tensors["w"] - original.tensors["w"] * 2 / (0.1 * math.sqrt(200_000))
     assert float(noise.std()) == pytest.approx(1.0, rel=0.01)
     assert abs(float(noise.mean())) < 0.01
-    assert found.sanitised == Sanitised("dp", noise=1.0)
+    assert found.sanitised == SanitiserInfo("dp", noise=1.0)
     assert found.buffers == {}
-    central = make_sanitiser("dp", {**settings, "where": "central"})(original, received(), chance())
+    central = make_sanitiser("dp", {**settings, "where": "central"})(original, context(), rng())
     assert float(central.tensors["w"].double().norm()) == pytest.approx(2.0)
-    small = make_sanitiser("dp", {**settings, "clip": 1e3, "where": "central"})(original, received(), chance())
+    small = make_sanitiser("dp", {**settings, "clip": 1e3, "where": "central"})(original, context(), rng())
     assert small.tensors["w"].equal(original.tensors["w"])
 
 
 def test_every_example_is_clipped_at_the_sample_s_level():
     model = nn.Linear(3, 2)
-    inputs, targets = torch.randn(5, 3, generator=chance()), torch.tensor([0, 1, 0, 1, 1])
+    inputs, targets = torch.randn(5, 3, generator=rng()), torch.tensor([0, 1, 0, 1, 1])
     dp = DifferentialPrivacy(clip=0.7, noise=1.0, level="sample", where="central")
-    found = dp.gradients(model, nn.functional.cross_entropy, (inputs, targets), chance())
+    found = dp.gradients(model, nn.functional.cross_entropy, (inputs, targets), rng())
     total = torch.zeros(8)
     for x, y in zip(inputs, targets, strict=True):
         model.zero_grad()
@@ -255,7 +255,7 @@ def test_bytes_give_back_every_bit(data, seed):
 
 def test_bytes_are_few_where_little_is_sent():
     like = {"w": torch.zeros(10_000)}
-    dense = torch.randn(10_000, generator=chance())
+    dense = torch.randn(10_000, generator=rng())
     sizes = {
         "dense": len(encode({"w": dense}, ["w"])),
         "tenth": len(encode({"w": torch.where(torch.arange(10_000) % 10 == 0, dense, 0.0)}, ["w"])),
@@ -312,28 +312,28 @@ def scenario(sanitiser: Any, federation: dict[str, Any] | None = None, **rest: A
     return resolve(scenario_from(values))
 
 
-def play(made: Scenario) -> tuple[Transcript, Course]:
+def play(made: Scenario) -> tuple[Transcript, History]:
     federation, _, _ = prepare_federation(made)
-    course = Course(every=1)
-    transcript, _ = simulate(federation, made.federations[0], made.defences, seed=made.seed, course=course)
-    return transcript, course
+    history = History(every=1)
+    transcript, _ = simulate(federation, made.federations[0], made.defences, seed=made.seed, history=history)
+    return transcript, history
 
 
 @pytest.mark.parametrize("name", sorted(SANITISERS.names()))
 def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_path):
     made = scenario(name)
-    transcript, course = play(made)
+    transcript, history = play(made)
     transcript.save(tmp_path / "there")
     loaded = Transcript.load(tmp_path / "there")
     assert loaded.fingerprint() == transcript.fingerprint()
     sanitised = [u.sanitised for r in loaded.rounds for u in r.updates]
     assert sanitised == [u.sanitised for r in transcript.rounds for u in r.updates]
-    assert [course.rounds, len(course.bytes), len(course.accuracy)] == [[1, 2], 6, 2]
-    assert 0 < max(course.bytes) <= 4 * 1.1 * sum(p.numel() for p in transcript.module.parameters())
+    assert [history.rounds, len(history.bytes), len(history.accuracy)] == [[1, 2], 6, 2]
+    assert 0 < max(history.bytes) <= 4 * 1.1 * sum(p.numel() for p in transcript.module.parameters())
     seen = observe(loaded, ThreatModel(knows_labels=True)).split()[-1]
     for aware in (True, False):
         attack = make_attack("invg", {"iterations": 3, "aware": aware})
-        finding = attack.run(seen, generator=chance())
+        finding = attack.run(seen, generator=rng())
         assert isinstance(finding, ImageFinding)
         assert torch.isfinite(finding.images).all()
 
@@ -343,21 +343,21 @@ def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_p
     [("none", 1.0), ({"name": "top-k", "ratio": 0.1}, 0.1), ({"name": "dgc", "ratio": 0.1, "warmup": 0}, 0.1)],
 )
 def test_parameters_sent_are_counted(sanitiser, numbers):
-    transcript, course = play(scenario(sanitiser))
+    transcript, history = play(scenario(sanitiser))
     whole = sum(p.numel() for p in transcript.module.parameters())
-    assert course.parameters == pytest.approx([numbers * whole] * 6, rel=0.02)
+    assert history.parameters == pytest.approx([numbers * whole] * 6, rel=0.02)
 
 
 def test_a_budget_ends_the_federation():
     settings = {"name": "dp", "noise": 2.0, "epsilon": 4.0}
     made = scenario(settings, {"rounds": 9})
-    _, course = play(made)
+    _, history = play(made)
     allowed = Account(2.0, 1e-5, 1.0, 1).rounds(4.0)
     assert 1 <= allowed < 9
-    assert course.stopped == allowed == len(course.epsilon)
-    assert course.epsilon[-1] <= 4.0
-    assert course.epsilon_pld is not None
-    assert course.epsilon_pld <= course.epsilon[-1]
+    assert history.stopped == allowed == len(history.epsilon)
+    assert history.epsilon[-1] <= 4.0
+    assert history.epsilon_pld is not None
+    assert history.epsilon_pld <= history.epsilon[-1]
 
 
 def test_central_noise_is_the_server_s():
@@ -370,7 +370,7 @@ def test_central_noise_is_the_server_s():
         mean.append(torch.stack([u.tensors[name] for u in now.updates]).mean(dim=0).flatten())
     noise = torch.cat(moved) - torch.cat(mean)
     assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 3, rel=0.05)
-    assert all(u.sanitised == Sanitised("dp") for u in now.updates)
+    assert all(u.sanitised == SanitiserInfo("dp") for u in now.updates)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_recorded_rounds_are_those_that_were_asked_for():
 
 @pytest.mark.parametrize(("name", "counts"), [("unknown", 0.0), ("dgc", 0.3), ("top-k", 1.0)])
 def test_a_number_that_was_not_sent_counts_as_the_defence_makes_it_likely(name, counts):
-    sparse = update(1, "gradient", sanitised=Sanitised(name, sparse=True))
+    sparse = update(1, "gradient", sanitised=SanitiserInfo(name, sparse=True))
     names = list(sparse.tensors)
     target = {n: torch.where(t.abs() > 1, t, 0.0) for n, t in sparse.tensors.items()}
     distance = distance_to("squared-l2", sparse, names, target, dict.fromkeys(names, 1.0))
@@ -423,8 +423,8 @@ def test_a_number_that_was_not_sent_counts_as_the_defence_makes_it_likely(name, 
 
 
 def test_a_tensor_of_noise_weighs_nothing():
-    values = {"w": 5 + torch.randn(1000, generator=chance()), "v": torch.randn(1000, generator=chance(1))}
-    noisy = Update(0, "gradient", values, 4, None, sanitised=Sanitised("dp", noise=1.05))
+    values = {"w": 5 + torch.randn(1000, generator=rng()), "v": torch.randn(1000, generator=rng(1))}
+    noisy = Update(0, "gradient", values, 4, None, sanitised=SanitiserInfo("dp", noise=1.05))
     distance = distance_to("squared-l2", noisy, ["w", "v"], values, {"w": 1.0, "v": 1.0})
     off = torch.cat([values["w"], values["v"] + 100])
     assert float(distance(off)) == 0
@@ -433,9 +433,9 @@ def test_a_tensor_of_noise_weighs_nothing():
 
 @given(seed=st.integers(0, 100))
 def test_smooth_signs_derivative(seed):
-    target = [0.3 * torch.randn(20, generator=chance(seed)).sign()]
+    target = [0.3 * torch.randn(20, generator=rng(seed)).sign()]
     distance = SmoothSigns(target)
-    vector = torch.randn(20, generator=chance(seed + 1)).requires_grad_()
+    vector = torch.randn(20, generator=rng(seed + 1)).requires_grad_()
     value = distance(vector)
     (expected,) = torch.autograd.grad(value, vector)
     found, derivative = distance.derivative(vector.detach())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, make_aggregator
 from fedaudit.federation.server import Server
-from fedaudit.update import TrainingFacts, Update
+from fedaudit.update import TrainingConfig, Update
 from fedaudit.utils.errors import BadInput
 from tests.federation_cases import run, same
 
@@ -18,8 +18,8 @@ from tests.federation_cases import run, same
 def sent(client: int, value: float, mean: float, count: int) -> Update:
     tensors = {"w": torch.full((2, 2), float(value)), "b": torch.tensor([float(value)])}
     buffers = {"mean": torch.tensor([float(mean)]), "seen": torch.tensor(count)}
-    facts = TrainingFacts(learning_rate=1.0, local_steps=1, batch_sizes=(2 + client,))
-    return Update(client, "weights", tensors, 2 + client, facts, buffers)
+    training = TrainingConfig(learning_rate=1.0, local_steps=1, batch_sizes=(2 + client,))
+    return Update(client, "weights", tensors, 2 + client, training, buffers)
 
 
 STATE = {"w": torch.zeros(2, 2), "b": torch.zeros(1), "mean": torch.zeros(1), "seen": torch.tensor(0)}

@@ -170,18 +170,18 @@ def test_a_study_killed_again_and_again_ends_with_every_trial_once(tmp_path):
     path = as_file(tmp_path, scales={"smoke": {"states": "tiny.", "repetitions": 12}})
     out = tmp_path / "out"
     words = [sys.executable, "-m", "fedaudit", "study", "run", str(path), "--out", str(out), "--workers", "2"]
-    chance = random.Random(0)
+    rng = random.Random(0)
     kills = 0
     seen: dict[str, str] = {}
     while kills < 20:
         before = len(seen)
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         # kill in the imports, in the first trials, or between them: not always after progress
-        patience = time.monotonic() + chance.uniform(0.5, 12)
-        goal = before + chance.choice([0, 1, 1, 2])
+        patience = time.monotonic() + rng.uniform(0.5, 12)
+        goal = before + rng.choice([0, 1, 1, 2])
         while time.monotonic() < patience and len(finished(out)) <= goal and process.poll() is None:
             time.sleep(0.02)
-        time.sleep(chance.uniform(0, 0.3))
+        time.sleep(rng.uniform(0, 0.3))
         assert process.poll() is None, "the study ended before it was killed often enough; give it more trials"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

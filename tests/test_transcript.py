@@ -23,7 +23,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Recording, record
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import ThreatModel, observe
-from fedaudit.update import Setup
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 
@@ -50,7 +50,7 @@ def recording(**changes: Any) -> Recording:
 
 SGD = [{"name": "fed", "clients": 2, "examples": 8, "batch_size": 4}]
 TABLE = {"data": {"name": "diabetes"}, "model": {"name": "linear"}, "federations": SGD}
-KINDS: dict[str, dict[str, Any]] = {
+FINDING_TYPES: dict[str, dict[str, Any]] = {
     "weights with BatchNorm statistics": {},
     "gradients": {"model": {"name": "lenet"}, "federations": SGD},
     "labels granted": {"federations": SGD, "threat": {"knows_labels": True}},
@@ -70,14 +70,19 @@ def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def assert_same(a: Transcript, b: Transcript) -> None:
-    assert (a.name, a.setup) == (b.name, b.setup)
+    assert (a.name, a.task_info) == (b.name, b.task_info)
     assert len(a.rounds) == len(b.rounds)
     for x, y in zip(a.rounds, b.rounds, strict=True):
         assert (x.index, x.rejected) == (y.index, y.rejected)
         assert identical(x.weights, y.weights)
         assert len(x.updates) == len(y.updates)
         for u, v in zip(x.updates, y.updates, strict=True):
-            assert (u.client, u.kind, u.num_examples, u.facts) == (v.client, v.kind, v.num_examples, v.facts)
+            assert (u.client, u.kind, u.num_examples, u.training) == (
+                v.client,
+                v.kind,
+                v.num_examples,
+                v.training,
+            )
             assert identical(u.tensors, v.tensors)
             assert identical(u.buffers, v.buffers)
             assert (u.labels is None) == (v.labels is None)
@@ -85,7 +90,7 @@ def assert_same(a: Transcript, b: Transcript) -> None:
                 assert identical({"labels": u.labels}, {"labels": v.labels})
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("changes", FINDING_TYPES.values(), ids=FINDING_TYPES.keys())
 def test_the_same_bits_come_back(changes: dict[str, Any], tmp_path: Path) -> None:
     made = recording(**changes)
     save_recording(made.transcript, made.truth, tmp_path / "t")
@@ -101,19 +106,19 @@ def test_the_same_bits_come_back(changes: dict[str, Any], tmp_path: Path) -> Non
 
 
 def test_the_loaded_architecture_computes_what_the_original_does(tmp_path: Path) -> None:
-    made = recording(**KINDS["gradients"])
+    made = recording(**FINDING_TYPES["gradients"])
     made.transcript.save(tmp_path / "t")
     loaded = Transcript.load(str(tmp_path / "t"))  # a path as text will do
     record_ = loaded.rounds[0]
     loaded.module.load_state_dict(record_.weights)
-    inputs = loaded.setup.normalise(made.truth.inputs[0, 0])
+    inputs = loaded.task_info.normalise(made.truth.inputs[0, 0])
     value = loaded.loss(loaded.module(inputs), made.truth.labels[0, 0])
     grads = torch.autograd.grad(value, list(loaded.module.parameters()))
     names = [name for name, _ in loaded.module.named_parameters()]
     torch.testing.assert_close(record_.updates[0].tensors, dict(zip(names, grads, strict=True)))
 
 
-BASE = recording(**KINDS["gradients"]).transcript
+BASE = recording(**FINDING_TYPES["gradients"]).transcript
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -131,15 +136,21 @@ def test_any_finite_numbers_of_any_shape_come_back(
     def state() -> dict[str, Tensor]:
         return {"weight": draw(classes, features), "bias": draw(classes)}
 
-    facts = {"mean": (0.0,), "std": (1.0,), "num_classes": classes, "input_shape": (features,), "kind": "table"}
-    setup = dataclasses.replace(BASE.setup, model="custom", loss="custom", **facts)  # type: ignore[arg-type]
+    training = {
+        "mean": (0.0,),
+        "std": (1.0,),
+        "num_classes": classes,
+        "input_shape": (features,),
+        "kind": "table",
+    }
+    task_info = dataclasses.replace(BASE.task_info, model="custom", loss="custom", **training)  # type: ignore[arg-type]
     blank = BASE.rounds[0].updates[0]
     updates = [
-        dataclasses.replace(blank, client=2 * c, tensors=state(), buffers={}, facts=None) for c in range(clients)
+        dataclasses.replace(blank, client=2 * c, tensors=state(), buffers={}, training=None) for c in range(clients)
     ]
     rounds = [Round(3, state(), updates, {0: "an outlier"}), Round(7, state(), updates)]
     net = nn.Linear(features, classes)
-    made = Transcript("any", setup, net, functional.cross_entropy, rounds)
+    made = Transcript("any", task_info, net, functional.cross_entropy, rounds)
     folder = tmp_path_factory.mktemp("any") / "t"
     made.save(folder)
     assert_same(made, Transcript.load(folder, module=net, loss=functional.cross_entropy))
@@ -160,10 +171,10 @@ def test_no_victim_and_no_ungranted_label_is_in_the_transcript(granted: bool, tm
     made = recording(federations=federations, threat={"knows_labels": granted})
     save_recording(made.transcript, made.truth, tmp_path / "t")
     content, truth = everything(tmp_path / "t"), (tmp_path / "t" / FILE).read_bytes()
-    setup = made.transcript.setup
+    task_info = made.transcript.task_info
     for pixels in made.truth.inputs.values():
         for image in pixels:
-            forms = [image, setup.normalise(image[None])[0], (image * 255).round().byte(), image.double()]
+            forms = [image, task_info.normalise(image[None])[0], (image * 255).round().byte(), image.double()]
             assert not any(form.contiguous().numpy().tobytes() in content for form in forms)
             assert image.contiguous().numpy().tobytes() in truth  # so the search does find what is there
     index = json.loads((tmp_path / "t" / "index.json").read_text())
@@ -175,7 +186,7 @@ def test_no_victim_and_no_ungranted_label_is_in_the_transcript(granted: bool, tm
 
 
 def test_labels_that_were_recorded_are_still_withheld_from_who_does_not_know_them() -> None:
-    made = recording(**KINDS["labels granted"])
+    made = recording(**FINDING_TYPES["labels granted"])
     threat = scenario_from({"federations": SGD, "attacks": ["invg"]}).threat
     for knows in (False, True):
         seen = observe(made.transcript, threat.model_copy(update={"knows_labels": knows}))
@@ -241,13 +252,13 @@ def test_the_fingerprint_knows_every_update() -> None:
         changed = list(first.updates)
         changed[position] = dataclasses.replace(update, tensors={**update.tensors, name: nudged})
         rounds = [dataclasses.replace(first, updates=changed), *others]
-        assert Transcript(BASE.name, BASE.setup, BASE.module, BASE.loss, rounds).fingerprint() != before
-    same = Transcript(BASE.name, BASE.setup, BASE.module, BASE.loss, [first, *others])
+        assert Transcript(BASE.name, BASE.task_info, BASE.module, BASE.loss, rounds).fingerprint() != before
+    same = Transcript(BASE.name, BASE.task_info, BASE.module, BASE.loss, [first, *others])
     assert same.fingerprint() == before
 
 
 def test_the_truth_of_another_seed_is_refused(tmp_path: Path) -> None:
-    one, two = recording(**KINDS["gradients"], seed=1), recording(**KINDS["gradients"], seed=2)
+    one, two = recording(**FINDING_TYPES["gradients"], seed=1), recording(**FINDING_TYPES["gradients"], seed=2)
     save_recording(one.transcript, one.truth, tmp_path / "one")
     truth = Truth.load(tmp_path / "one" / FILE)
     check_belongs(truth, one.transcript, tmp_path)
@@ -262,18 +273,18 @@ def test_pixels_are_normalised_channel_by_channel_and_back(data, kind, channels)
     image = kind == "image"
     mean, std = (data.draw(values), data.draw(values)) if image else ([0.0], [1.0])
     shape = (channels, 2, 3) if image else (channels,)
-    setup = Setup("mlp", None, "eval", "cross-entropy", kind, shape, 2, tuple(mean), tuple(std))
+    task_info = TaskInfo("mlp", None, "eval", "cross-entropy", kind, shape, 2, tuple(mean), tuple(std))
     pixels = torch.rand(5, *shape)
-    seen = setup.normalise(pixels)
+    seen = task_info.normalise(pixels)
     for channel in range(channels if image else 0):
         expected = (pixels[:, channel] - mean[channel]) / std[channel]
         torch.testing.assert_close(seen[:, channel], expected)
-        black, white = (value[0, channel, 0, 0] for value in setup.pixel_range(pixels))
+        black, white = (value[0, channel, 0, 0] for value in task_info.pixel_range(pixels))
         assert float(black) == pytest.approx(-mean[channel] / std[channel], rel=1e-5)
         assert float(white) == pytest.approx((1 - mean[channel]) / std[channel], rel=1e-5)
     if not image:
         assert torch.equal(seen, pixels)
-    torch.testing.assert_close(setup.denormalise(seen), pixels)
+    torch.testing.assert_close(task_info.denormalise(seen), pixels)
 
 
 # --- made in Python ------------------------------------------------------------------------------------------------
@@ -295,12 +306,12 @@ WRONG: dict[str, tuple[Changes, Changes, str]] = {
 
 @pytest.mark.parametrize(("sent", "weights", "words"), WRONG.values(), ids=WRONG.keys())
 def test_what_is_made_in_python_is_checked_as_what_is_loaded(sent: Changes, weights: Changes, words: str) -> None:
-    made = recording(**KINDS["gradients"]).transcript
+    made = recording(**FINDING_TYPES["gradients"]).transcript
     first = made.rounds[0]
     update = dataclasses.replace(first.updates[0], tensors={**first.updates[0].tensors, **sent})
     given = {name: value for name, value in {**first.weights, **weights}.items() if value is not None}
     rounds = [Round(first.index, given, [update, *first.updates[1:]])]
-    wrong = Transcript(made.name, made.setup, made.module, made.loss, rounds)
+    wrong = Transcript(made.name, made.task_info, made.module, made.loss, rounds)
     with pytest.raises(BadInput, match=words):
         observe(wrong, ThreatModel())
 
@@ -316,7 +327,7 @@ def test_what_is_made_in_python_is_checked_as_what_is_loaded(sent: Changes, weig
     ids=["no round", "no update", "a round twice", "a client twice"],
 )
 def test_a_transcript_that_contradicts_itself_is_refused(change: Any, words: str) -> None:
-    made = recording(**KINDS["gradients"]).transcript
-    wrong = Transcript(made.name, made.setup, made.module, made.loss, change(made.rounds))
+    made = recording(**FINDING_TYPES["gradients"]).transcript
+    wrong = Transcript(made.name, made.task_info, made.module, made.loss, change(made.rounds))
     with pytest.raises(BadInput, match=words):
         observe(wrong, ThreatModel())

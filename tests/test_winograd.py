@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedaudit.attacks.inversion.engines import winograd
-from fedaudit.attacks.inversion.engines.first_order import frozen
+from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
 from fedaudit.attacks.inversion.engines.passes import Traced
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
@@ -163,7 +163,7 @@ def engine_agrees(traced: Traced) -> None:
     leaves = {n: p.clone().requires_grad_() for n, p in victim.parameters.items()}
     target = torch.autograd.grad(victim.value(leaves, random((2, 3, 12, 12), 5), labels), list(leaves.values()))
     distance = WeightedCosine(target, [1.0] * len(target))
-    engine = frozen(victim, labels, one_gradient(2), distance, traced.passes())
+    engine = first_order(victim, labels, one_gradient(2), distance, traced.passes())
     value, gradient = engine(images)
     again_value, again = engine(images)
     assert again_value.equal(value)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedaudit.federation import worker_pool as crew
-from fedaudit.federation.history import Course
+from fedaudit.federation import worker_pool as pool
+from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.prepare import prepare_federation
@@ -19,14 +19,14 @@ COUNTS = "a user's own that counts"
 GAN = {"name": "gan", "clients": 2, "start": 1, "steps": 2, "images": 4, "every": 1, "keep": 2}
 
 
-def played(made: Scenario, workers: int) -> tuple[Transcript, Course, list[float]]:
+def played(made: Scenario, workers: int) -> tuple[Transcript, History, list[float]]:
     federation, _, _ = prepare_federation(made)
-    course, told = Course(2, 50), list[float]()
+    history, told = History(2, 50), list[float]()
     (run,) = made.runs()
     transcript, _ = simulate(
-        federation, run.federation, run.defences, seed=0, course=course, report=told.append, workers=workers
+        federation, run.federation, run.defences, seed=0, history=history, report=told.append, workers=workers
     )
-    return transcript, course, told
+    return transcript, history, told
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,18 @@ def test_any_number_of_workers_gives_the_same_bits(
 ) -> None:
     add_counting(monkeypatch)
     made = scenario(defences, rounds=3, **changes)
-    alone, course, _ = played(made, 1)
-    monkeypatch.setattr(crew, "_WORTH", -1.0)  # processes from the first round on
-    monkeypatch.setattr(crew.Crew, "_here", lambda *_: pytest.fail("the turns were taken in this process"))
+    alone, history, _ = played(made, 1)
+    monkeypatch.setattr(pool, "_WORTH", -1.0)  # processes from the first round on
+    monkeypatch.setattr(pool.WorkerPool, "_here", lambda *_: pytest.fail("the turns were taken in this process"))
     shared, other, told = played(made, 2)
     assert shared.fingerprint() == alone.fingerprint()
-    assert same(shared.journal, alone.journal)
+    assert same(shared.adversary_log, alone.adversary_log)
     for field in ("accuracy", "per_client", "bytes", "parameters", "sent", "rejected", "epsilon"):
-        assert getattr(course, field) == getattr(other, field), field
+        assert getattr(history, field) == getattr(other, field), field
     assert told == sorted(told)
     assert told[-1] == 9
 
 
 def test_short_rounds_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew.Crew, "_apart", lambda *_: pytest.fail("processes for a simulation of a second"))
+    monkeypatch.setattr(pool.WorkerPool, "_apart", lambda *_: pytest.fail("processes for a simulation of a second"))
     played(scenario({}), 2)

@@ -198,14 +198,14 @@ class Comparison(_Record):
     outcome: Literal["a is better", "b is better", "undecided"]
 
 
-class CourseTiming(_Record):
+class HistoryTiming(_Record):
     """Seconds that clients spent."""
 
     training: float = Field(description="seconds a client update, mean")
     sanitising: float = Field(description="seconds a client update, mean")
 
 
-class CourseRecord(_Record):
+class HistoryRecord(_Record):
     """What a federation's rounds brought and cost."""
 
     rounds: list[int] = Field(default=[], description="finished rounds at each measurement of the accuracy")
@@ -228,7 +228,7 @@ class CourseRecord(_Record):
     malicious_accepted: list[float | None] = Field(
         default=[], description="the same of malicious clients' updates; null where none was sent"
     )
-    timing: CourseTiming
+    timing: HistoryTiming
 
 
 class FederationRecord(_Record):
@@ -252,7 +252,7 @@ class FederationRecord(_Record):
     defences: str | None = Field(
         default=None, description="what these two do, with which settings, in words; empty where neither is a defence"
     )
-    course: CourseRecord | None = Field(default=None, description="null where a transcript was attacked from disk")
+    course: HistoryRecord | None = Field(default=None, description="null where a transcript was attacked from disk")
 
 
 class ModelRecord(_Record):

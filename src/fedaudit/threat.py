@@ -9,15 +9,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from fedaudit.federation.records import Records, Wanted
+from fedaudit.federation.records import Records, RecordsSpec
 from fedaudit.federation.transcript import Transcript
-from fedaudit.update import Loss, Setup, Update, UpdateKind
+from fedaudit.update import Loss, TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 
 Adversary = Literal["server", "eavesdropper", "client"]
 # What one run of an attack receives: one update, all messages of one client, or all that the adversary sees.
-LooksAt = Literal["update", "client", "federation"]
+Scope = Literal["update", "client", "federation"]
 
 ADVERSARIES: dict[Adversary, str] = {
     "server": "an honest-but-curious server: follows the protocol and reads every update that it receives",
@@ -61,12 +61,12 @@ class ThreatModel(BaseModel):
             raise ValueError("hidden_attribute is hidden in records; set records, to 300 for example")
         return self
 
-    def wanted(self, *, pretrained: bool) -> Wanted:
+    def wanted(self, *, pretrained: bool) -> RecordsSpec:
         """Return what the simulator draws for this adversary; ``pretrained``: the model was, on the train split."""
-        return Wanted(
+        return RecordsSpec(
             records=self.records or 0,
             public=self.public_examples or 0,
-            in_hand=self.adversary == "client",
+            during_training=self.adversary == "client",
             hidden=self.hidden_attribute,
             pretrained=pretrained,
         )
@@ -114,25 +114,25 @@ class Observation:
     Attributes:
         federation: name of the federation.
         threat: whose view this is.
-        setup: what everybody knows.
+        task_info: what everybody knows.
         module: the architecture; load a message's weights before use.
         loss: that clients minimise, mean over a batch.
         update_kind: ``gradient`` or ``weights``: what clients send.
         weights: the global weights of every round, which every participant sees.
         messages: the exchanges that this adversary can read, in order.
-        journal: what malicious clients brought home, where the adversary is such a client; empty otherwise.
+        adversary_log: what malicious clients brought home, where the adversary is such a client; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
     """
 
     federation: str
     threat: ThreatModel
-    setup: Setup
+    task_info: TaskInfo
     module: nn.Module
     loss: Loss
     update_kind: UpdateKind
     weights: tuple[dict[str, Tensor], ...]
     messages: tuple[Message, ...]
-    journal: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     records: Records | None = None
 
     def single(self) -> Message:
@@ -171,17 +171,17 @@ class Observation:
                 "set threat.adversary=client"
             )
 
-    def split(self, looks_at: LooksAt = "update") -> list[Observation]:
+    def split(self, scope: Scope = "update") -> list[Observation]:
         """Return what single runs of an attack receive: an observation an update, one a client, or this one.
 
         Each has the global weights of the rounds of its own messages only. Where there are no messages, the list of
         updates or clients is empty.
         """
-        if looks_at == "federation":
+        if scope == "federation":
             return [self]
         groups: dict[Any, list[Message]] = {}
         for i, message in enumerate(self.messages):
-            groups.setdefault(message.client if looks_at == "client" else i, []).append(message)
+            groups.setdefault(message.client if scope == "client" else i, []).append(message)
         order = sorted(groups)
         return [
             dataclasses.replace(self, weights=tuple(m.weights for m in groups[key]), messages=tuple(groups[key]))
@@ -203,7 +203,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         for update in record.updates:
             seen = dataclasses.replace(
                 update,
-                facts=update.facts if threat.knows_training else None,
+                training=update.training if threat.knows_training else None,
                 labels=update.labels if threat.knows_labels else None,
             )
             messages.append(Message(record.index, update.client, record.weights, seen))
@@ -212,13 +212,13 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
     return Observation(
         federation=transcript.name,
         threat=threat,
-        setup=transcript.setup,
+        task_info=transcript.task_info,
         module=transcript.module,
         loss=transcript.loss,
         update_kind=transcript.rounds[0].updates[0].kind,
         weights=tuple(r.weights for r in transcript.rounds),
         messages=tuple(messages),
-        journal=dict(transcript.journal) if threat.adversary == "client" else {},
+        adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
         records=_records(transcript.records, threat),
     )
 

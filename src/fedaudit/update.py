@@ -40,7 +40,7 @@ def loss_function(name: str) -> Loss:
 
 
 @dataclass(frozen=True)
-class TrainingFacts:
+class TrainingConfig:
     """How the client trained: part of the federation's plan, so known to the server that wrote the plan.
 
     Attributes:
@@ -80,7 +80,7 @@ class TrainingFacts:
 
 
 @dataclass(frozen=True)
-class Sanitised:
+class SanitiserInfo:
     """What everybody knows of the defence that an update went through: it is part of the federation's plan.
 
     Attributes:
@@ -115,7 +115,7 @@ class Update:
             (FedAvg: ΔW = W_T − W).
         tensors: by parameter name; trainable parameters only, and of these only what was sent.
         num_examples: over how many examples (with repetition over epochs) the update was made.
-        facts: how the client trained; None where the adversary isn't told.
+        training: how the client trained; None where the adversary isn't told.
         buffers: BatchNorm's running statistics after local training, if they changed.
         labels: (num_examples,) the labels, or (num_examples, 1) targets, in the order of use; only where the threat
             model grants them.
@@ -129,27 +129,27 @@ class Update:
     kind: UpdateKind
     tensors: Tensors
     num_examples: int
-    facts: TrainingFacts | None
+    training: TrainingConfig | None
     buffers: Tensors = field(default_factory=dict)
     labels: Tensor | None = None
-    sanitised: Sanitised | None = None
+    sanitised: SanitiserInfo | None = None
 
     def __post_init__(self) -> None:
         if self.client < 0:
             raise BadInput(f"client {self.client}: clients count from 0")
         if self.num_examples < 1:
             raise BadInput(f"client {self.client}: an update over {self.num_examples} examples")
-        if self.facts is not None and sum(self.facts.batch_sizes) != self.num_examples:
-            sizes = f"{sum(self.facts.batch_sizes)} examples in its batches"
+        if self.training is not None and sum(self.training.batch_sizes) != self.num_examples:
+            sizes = f"{sum(self.training.batch_sizes)} examples in its batches"
             raise BadInput(f"client {self.client}: an update over {self.num_examples} examples, but {sizes}")
-        if self.facts is not None and self.kind == "gradient" and self.facts.local_steps != 1:
-            raise BadInput(f"client {self.client}: a gradient over {self.facts.local_steps} local steps; it has one")
+        if self.training is not None and self.kind == "gradient" and self.training.local_steps != 1:
+            raise BadInput(f"client {self.client}: a gradient over {self.training.local_steps} local steps; it has one")
         if self.labels is not None and len(self.labels) != self.num_examples:
             raise BadInput(f"client {self.client}: {len(self.labels)} labels for {self.num_examples} examples")
 
 
 @dataclass(frozen=True)
-class Setup:
+class TaskInfo:
     """What everybody in the federation knows beforehand: architecture, loss, preprocessing, classes.
 
     Attributes:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from fedaudit.attacks.findings import Finding
-from fedaudit.threat import LooksAt, Observation
+from fedaudit.threat import Observation, Scope
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Registry
 from fedaudit.utils.validation import explain
@@ -29,8 +29,8 @@ class Attack(ABC):
 
     Class attributes, shown by ``fedaudit list attacks``:
         name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
-        ``looks_at``: what one run of it receives: one update, all messages of one client, or all that the adversary
-        sees of a federation; ``recovers``: what it is after, in words.
+        ``default_scope``: what one run of it receives: one update, all messages of one client, or all that the
+        adversary sees of a federation; ``recovers``: what it is after, in words.
     """
 
     name: ClassVar[str]
@@ -38,7 +38,7 @@ class Attack(ABC):
     paper: ClassVar[str]
     threat_model: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
-    looks_at: ClassVar[LooksAt] = "update"
+    default_scope: ClassVar[Scope] = "update"
     recovers: ClassVar[str] = "training images"
 
     @abstractmethod
@@ -70,9 +70,9 @@ class Attack(ABC):
             NotApplicable: as :meth:`check`.
         """
 
-    def scope(self) -> LooksAt:
-        """Return what one run with these settings receives: ``looks_at``, unless a setting changes it."""
-        return self.looks_at
+    def scope(self) -> Scope:
+        """Return what one run with these settings receives: ``default_scope``, unless a setting changes it."""
+        return self.default_scope
 
     def files(self) -> list[Path]:
         """Return the files that the settings name: a finding depends on what is in them."""
@@ -104,7 +104,8 @@ def register(cls: AttackClass) -> AttackClass:
     """
     if not issubclass(cls, Attack):
         raise TypeError(f"{cls.__name__} isn't an Attack")
-    info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs), "looks_at": cls.looks_at}
+    info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs)}
+    info |= {"scope": cls.default_scope, "looks_at": cls.default_scope}  # the second is the name of old
     return ATTACKS.register(cls.name, cls.summary, **info)(cls)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding
-from fedaudit.federation.behaviour import BEHAVIOURS, Turn
-from fedaudit.federation.client import local_randomness
+from fedaudit.federation.behaviour import BEHAVIOURS, ClientStep
+from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.generator import Generator, GeneratorSpec
-from fedaudit.threat import LooksAt, Observation
-from fedaudit.update import Setup, Tensors
+from fedaudit.threat import Observation, Scope
+from fedaudit.update import TaskInfo, Tensors
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive, Whole
 
@@ -87,47 +87,49 @@ class GANClient:
     last: int = field(default=-1, init=False)  # round in which the generator was trained
     kept: dict[int, Tensor] = field(default_factory=dict, init=False)
 
-    def __call__(self, turn: Turn) -> Tensors:
+    def __call__(self, step: ClientStep) -> Tensors:
         """Return what honest training on the poisoned batches gives."""
-        if turn.round < self.start:
-            return turn.train(turn.batches, self.limit)
-        self.check(turn.setup, records=turn.records is not None)
-        if turn.round > self.last:  # colluders who come later in the round find it done
-            self._train(turn)
-            self._keep(turn.round)
-            self.last = turn.round
+        if step.round < self.start:
+            return step.train(step.batches, self.limit)
+        self.check(step.task_info, records=step.records is not None)
+        if step.round > self.last:  # colluders who come later in the round find it done
+            self._train(step)
+            self._keep(step.round)
+            self.last = step.round
         assert self.generator is not None
         with torch.no_grad():
-            drawn = turn.setup.normalise(self.generator(_codes(self.images, self.latent, turn.generator)))
-        label = (self.target + 1) % turn.setup.outputs if self.label is None else self.label
-        shares = drawn.tensor_split(len(turn.batches))
+            drawn = step.task_info.normalise(self.generator(_codes(self.images, self.latent, step.generator)))
+        label = (self.target + 1) % step.task_info.outputs if self.label is None else self.label
+        shares = drawn.tensor_split(len(step.batches))
         poisoned = [
             (torch.cat([inputs, share]), torch.cat([targets, targets.new_full((len(share),), label)]))
-            for (inputs, targets), share in zip(turn.batches, shares, strict=True)
+            for (inputs, targets), share in zip(step.batches, shares, strict=True)
         ]
-        return turn.train(poisoned, self.limit)
+        return step.train(poisoned, self.limit)
 
-    def check(self, setup: Setup, records: bool) -> None:  # noqa: ARG002 (it needs none)
+    def check(self, task_info: TaskInfo, records: bool) -> None:  # noqa: ARG002 (it needs none)
         """Refuse clients who train no image classifier, and classes that it doesn't have.
 
         Raises:
             BadInput: with the reason.
         """
-        if setup.kind != "image" or setup.num_classes is None:
+        if task_info.kind != "image" or task_info.num_classes is None:
             raise BadInput("the behaviour 'gan' draws pictures of a class; these clients train no image classifier")
         for name, value in (("target", self.target), ("label", self.label or 0)):
-            if value >= setup.num_classes:
-                raise BadInput(f"the behaviour 'gan': {name} is {value}, but classes are 0 to {setup.num_classes - 1}")
+            if value >= task_info.num_classes:
+                raise BadInput(
+                    f"the behaviour 'gan': {name} is {value}, but classes are 0 to {task_info.num_classes - 1}"
+                )
 
-    def _train(self, turn: Turn) -> None:
+    def _train(self, step: ClientStep) -> None:
         """Train the generator to draw what the model of the round takes for the target."""
-        generator, optimiser = self._ready(turn.setup, turn.generator)
-        modes = {part: part.training for part in turn.model.modules()}
-        turn.model.eval()
+        generator, optimiser = self._ready(step.task_info, step.generator)
+        modes = {part: part.training for part in step.model.modules()}
+        step.model.eval()
         targets = torch.full((self.batch_size,), self.target)
         for _ in range(self.steps):
-            drawn = generator(_codes(self.batch_size, self.latent, turn.generator))
-            value = nn.functional.cross_entropy(turn.model(turn.setup.normalise(drawn)), targets)
+            drawn = generator(_codes(self.batch_size, self.latent, step.generator))
+            value = nn.functional.cross_entropy(step.model(step.task_info.normalise(drawn)), targets)
             parameters = list(generator.parameters())
             for parameter, grad in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
                 parameter.grad = grad
@@ -135,9 +137,9 @@ class GANClient:
         for part, mode in modes.items():
             part.training = mode
 
-    def _ready(self, setup: Setup, draws: torch.Generator) -> tuple[Generator, torch.optim.Optimizer]:
+    def _ready(self, task_info: TaskInfo, draws: torch.Generator) -> tuple[Generator, torch.optim.Optimizer]:
         if self.generator is None or self.optimiser is None:
-            self._build(setup.input_shape, int(torch.randint(2**31, (1,), generator=draws)))
+            self._build(task_info.input_shape, int(torch.randint(2**31, (1,), generator=draws)))
             self.codes = _codes(self.keep, self.latent, draws)
         assert self.generator is not None
         assert self.optimiser is not None
@@ -156,7 +158,7 @@ class GANClient:
         with torch.no_grad():
             self.kept[index] = self.generator(self.codes)
 
-    def journal(self) -> Tensors:
+    def adversary_log(self) -> Tensors:
         """Return the pictures that were kept, by round, and the target."""
         pictures = {f"{_ROUND}{index:05d}": images for index, images in self.kept.items()}
         return {**pictures, _TARGET: torch.tensor(self.target)} if pictures else {}
@@ -222,7 +224,7 @@ class GAN(Attack):
         "images and a classifier",
         "malicious clients that draw (federations[].malicious: gan or gan-adaptive)",
     )
-    looks_at: ClassVar[LooksAt] = "federation"
+    default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "pictures of a class"
 
     def check(self, observation: Observation) -> None:
@@ -232,7 +234,7 @@ class GAN(Attack):
             NotApplicable: with the reason and the remedy.
         """
         observation.need_client(self.name)
-        if _TARGET not in observation.journal:
+        if _TARGET not in observation.adversary_log:
             raise NotApplicable(
                 f"no client of this federation draws pictures (until its last round); set malicious: {self.name}, and "
                 "its start below the number of rounds"
@@ -253,13 +255,13 @@ class GAN(Attack):
         """
         self.check(observation)
         started = time.perf_counter()
-        names = sorted(name for name in observation.journal if name.startswith(_ROUND))
+        names = sorted(name for name in observation.adversary_log if name.startswith(_ROUND))
         if progress:
             progress(1, 1)
         return ClassImagesFinding(
             attack=self.name,
-            images=torch.stack([observation.journal[name] for name in names]),
+            images=torch.stack([observation.adversary_log[name] for name in names]),
             rounds=tuple(int(name.removeprefix(_ROUND)) for name in names),
-            target=int(observation.journal[_TARGET]),
+            target=int(observation.adversary_log[_TARGET]),
             seconds=time.perf_counter() - started,
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedaudit.federation.client import local_randomness
+from fedaudit.federation.local_training import local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation
 from fedaudit.update import Loss, Tensors, Update
@@ -54,9 +54,9 @@ def load_victim(observation: Observation, message: Message, device: str) -> tupl
         message: whose global weights are loaded.
         device: where to compute.
     """
-    setup = observation.setup
+    task_info = observation.task_info
     module = copy.deepcopy(observation.module).to(device)
-    set_training_mode(module, setup.batch_norm)
+    set_training_mode(module, task_info.batch_norm)
     for part in module.modules():
         if isinstance(part, _DropoutNd):
             part.eval()
@@ -70,16 +70,16 @@ def load_victim(observation: Observation, message: Message, device: str) -> tupl
         {name: state[name] for name in names},
         {name: t for name, t in state.items() if name not in names},
     )
-    return victim, layer_groups(module, torch.zeros(2, *setup.input_shape, device=device))
+    return victim, layer_groups(module, torch.zeros(2, *task_info.input_shape, device=device))
 
 
 def _used_parameters(module: nn.Module, observation: Observation, device: str) -> list[str]:
     """Return the parameters that the loss depends on; local training leaves the others as they are."""
-    setup = observation.setup
+    task_info = observation.task_info
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     with local_randomness(0):
         before = {name: b.clone() for name, b in module.named_buffers()}
-        inputs = torch.zeros((2, *setup.input_shape), device=device)
+        inputs = torch.zeros((2, *task_info.input_shape), device=device)
         value = observation.loss(module(inputs), torch.zeros(2, dtype=torch.int64, device=device))
         grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
         for name, buffer in module.named_buffers():
@@ -97,6 +97,6 @@ def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]
     """
     scale = 1.0
     if update.kind == "weights":
-        facts = update.facts
-        scale = -1.0 / (facts.learning_rate * facts.local_steps) if facts else -1.0
+        training = update.training
+        scale = -1.0 / (training.learning_rate * training.local_steps) if training else -1.0
     return {name: scale * t.to(device) for name, t in update.tensors.items()}

@@ -54,15 +54,15 @@ def attacker(
     cpu = {"device": torch.device("cpu"), "dtype": torch.float}
     peer = breaching.attacks.prepare_attack(ready.victim.module, nn.CrossEntropyLoss(), settings, cpu)
     peer.data_shape, peer.dm, peer.ds = ready.start.shape[1:], mean, std
-    facts = ready.facts
+    training = ready.training
     local = None
     target = ready.target
-    if facts.learning_rate != 1:
-        steps = ready.labels.split(list(facts.batch_sizes))
+    if training.learning_rate != 1:
+        steps = ready.labels.split(list(training.batch_sizes))
         local = {
-            "lr": facts.learning_rate,
-            "steps": facts.local_steps,
-            "data_per_step": facts.batch_sizes[0],
+            "lr": training.learning_rate,
+            "steps": training.local_steps,
+            "data_per_step": training.batch_sizes[0],
             "labels": steps,
         }
         target = [-t for t in target]  # it matches W_T − W

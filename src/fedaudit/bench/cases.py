@@ -13,10 +13,10 @@ from fedaudit.attacks.inversion.engines.guarded import EngineName, make_engine
 from fedaudit.attacks.inversion.engines.reference import Engine, one_gradient
 from fedaudit.attacks.inversion.objectives import WeightedCosine
 from fedaudit.attacks.inversion.priors import smoothness
-from fedaudit.attacks.inversion.reconstruct import Optimisation, descent, with_priors
+from fedaudit.attacks.inversion.reconstruct import Optimisation, pseudo_gradient, with_priors
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.update import TrainingFacts, loss_function
+from fedaudit.update import TrainingConfig, loss_function
 from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 32, 32)
@@ -42,10 +42,10 @@ class Case:
     way: Way = "gradient"
 
     @property
-    def facts(self) -> TrainingFacts:
+    def training(self) -> TrainingConfig:
         """The local training that is matched."""
         if self.way == "simulation":
-            return TrainingFacts(LEARNING_RATE, self.images, (1,) * self.images)
+            return TrainingConfig(LEARNING_RATE, self.images, (1,) * self.images)
         return one_gradient(self.images)
 
 
@@ -59,7 +59,7 @@ class Prepared:
         target: the observed descent, one tensor per parameter.
         start: (n, 3, 32, 32) dummy images.
         pixel_range: normalised black and white.
-        facts: the local training that is matched.
+        training: the local training that is matched.
     """
 
     victim: Victim
@@ -67,7 +67,7 @@ class Prepared:
     target: list[Tensor]
     start: Tensor
     pixel_range: tuple[Tensor, Tensor]
-    facts: TrainingFacts
+    training: TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,16 @@ def prepare(case: Case) -> Prepared:
     scale = LEARNING_RATE * case.images if case.way == "simulation" else 1.0
     target = [scale * g for g in torch.autograd.grad(value, leaves)]
     edge = torch.full((1, *SHAPE), 2.0)
-    return Prepared(victim, labels, target, start, (-edge, edge), case.facts)
+    return Prepared(victim, labels, target, start, (-edge, edge), case.training)
 
 
 def our_tool(name: EngineName, ready: Prepared) -> Tool:
     """Return our engine ``name`` in our loop."""
     distance = WeightedCosine(ready.target, [1.0] * len(ready.target))
-    engine = make_engine(name, ready.victim, ready.labels, ready.facts, distance, steps=1000)
+    engine = make_engine(name, ready.victim, ready.labels, ready.training, distance, steps=1000)
     settings = Optimisation(iterations=1000, learning_rate=0.1, signed=True, schedule="steps", clamp=True)
     objective = with_priors(engine, [(TOTAL_VARIATION, smoothness)])
-    step = descent(objective, [ready.start.clone()], settings, ready.pixel_range, torch.Generator())
+    step = pseudo_gradient(objective, [ready.start.clone()], settings, ready.pixel_range, torch.Generator())
     return Tool(step, engine)
 
 

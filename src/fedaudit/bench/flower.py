@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fedaudit.federation.client import train
-from fedaudit.federation.participant import Federation
-from fedaudit.federation.simulator import spread
+from fedaudit.federation.client import Federation
+from fedaudit.federation.local_training import train
+from fedaudit.federation.simulator import partition_clients
 from fedaudit.federation.spec import FederationSpec
 from fedaudit.models import set_training_mode
 from fedaudit.utils.errors import BadInput
@@ -52,7 +52,7 @@ def time_flower(federation: Federation, spec: FederationSpec) -> tuple[float, fl
     """
     flwr = load()
     app, strategies = flwr["flwr.app"], flwr["flwr.serverapp.strategy"]
-    shares = spread(federation.dataset, federation.split, spec, seed=0)
+    shares = partition_clients(federation.dataset, federation.split, spec, seed=0)
     ends: list[float] = []
     client, server = flwr["flwr.clientapp"].ClientApp(), flwr["flwr.serverapp"].ServerApp()
 
@@ -61,11 +61,11 @@ def time_flower(federation: Federation, spec: FederationSpec) -> tuple[float, fl
         torch.set_num_threads(1)
         model = copy.deepcopy(federation.model)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        set_training_mode(model, federation.setup.batch_norm)
+        set_training_mode(model, federation.task_info.batch_norm)
         share = shares[int(context.node_config["partition-id"])]
         rows = torch.randperm(len(share)).split(spec.batch_size)
         steps = [rows[i % len(rows)] for i in range(spec.local_steps or 1)]
-        batches = [(federation.setup.normalise(share.inputs[r]), share.targets[r]) for r in steps]
+        batches = [(federation.task_info.normalise(share.inputs[r]), share.targets[r]) for r in steps]
         train(model, federation.loss, batches, learning_rate=spec.learning_rate)
         metrics = app.MetricRecord({"num-examples": sum(len(r) for r in steps)})
         content = app.RecordDict({"arrays": app.ArrayRecord(model.state_dict()), "metrics": metrics})

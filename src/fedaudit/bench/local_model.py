@@ -45,11 +45,11 @@ def time_local_model(*, quick: bool, display: Display | None = None) -> dict[str
 
 
 def _row(d: int) -> dict[str, Any]:
-    chance = generator(0, "bench", "local-model", d)
-    x = torch.randn((2 * d, d), generator=chance, dtype=torch.float64)
-    y = torch.randn((2 * d, 1), generator=chance, dtype=torch.float64)
+    rng = generator(0, "bench", "local-model", d)
+    x = torch.randn((2 * d, d), generator=rng, dtype=torch.float64)
+    y = torch.randn((2 * d, 1), generator=rng, dtype=torch.float64)
     rate = _SHARE * len(x) / float(torch.linalg.matrix_norm(x, 2)) ** 2
-    sent = torch.randn((d + 1, d), generator=chance, dtype=torch.float64)
+    sent = torch.randn((d + 1, d), generator=rng, dtype=torch.float64)
     back = sent.clone()
     for _ in range(_STEPS):
         back -= 2 * rate / len(x) * ((back @ x.T - y.T) @ x)

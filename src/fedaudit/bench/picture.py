@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.engines.reference import one_gradient
-from fedaudit.attacks.inversion.reconstruct import descent, with_priors
+from fedaudit.attacks.inversion.reconstruct import pseudo_gradient, with_priors
 from fedaudit.attacks.inversion.template import GradientInversion, prepare
 from fedaudit.bench.cases import Prepared
 from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import Setup
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import keep_freed_memory, one_thread
 from fedaudit.utils.progress import Display, Quiet
@@ -114,7 +114,7 @@ def _victims(images: int, model: str, data_dir: Path | None, split: str) -> tupl
 
 def _start(observation: Observation) -> Tensor:
     return torch.randn(
-        (1, *observation.setup.input_shape), generator=generator(0, "bench", observation.messages[0].client)
+        (1, *observation.task_info.input_shape), generator=generator(0, "bench", observation.messages[0].client)
     )
 
 
@@ -127,9 +127,9 @@ def _ours(settings: dict[str, Any]) -> Callable[[Observation, Tensor], _Run]:
         message = observation.single()
         ready = prepare(observation, message, "auto", "cpu")
         engine = attack.make_engine(ready, message)
-        pixel_range = observation.setup.pixel_range(noise)
+        pixel_range = observation.task_info.pixel_range(noise)
         objective = with_priors(engine, attack.priors(ready))
-        step = descent(objective, [noise], attack.optimisation(), pixel_range, torch.Generator())
+        step = pseudo_gradient(objective, [noise], attack.optimisation(), pixel_range, torch.Generator())
         return _Run(step, noise, attack.iterations)
 
     return start
@@ -141,9 +141,9 @@ def _peer(total_variation: float | None) -> Callable[[Observation, Tensor], _Run
 
         ready = prepare(observation, observation.single(), "auto", "cpu")
         target = [ready.gradient[name] for name in ready.victim.parameters]
-        pixel_range = observation.setup.pixel_range(noise)
+        pixel_range = observation.task_info.pixel_range(noise)
         victim = Prepared(ready.victim, ready.labels, target, noise, pixel_range, one_gradient(1))
-        mean, std = _normalisation(observation.setup, noise)
+        mean, std = _normalisation(observation.task_info, noise)
         peer, shared = attacker(victim, mean, std, total_variation)
         candidate = noise.requires_grad_()
         return _Run(iteration(peer, shared, victim, candidate), candidate, int(peer.cfg.optim.max_iterations))
@@ -151,8 +151,8 @@ def _peer(total_variation: float | None) -> Callable[[Observation, Tensor], _Run
     return start
 
 
-def _normalisation(setup: Setup, like: Tensor) -> tuple[Tensor, Tensor]:
-    black, white = setup.pixel_range(like)
+def _normalisation(task_info: TaskInfo, like: Tensor) -> tuple[Tensor, Tensor]:
+    black, white = task_info.pixel_range(like)
     std = 1 / (white - black)
     return (-black * std)[..., :1, :1], std[..., :1, :1]
 
@@ -204,7 +204,7 @@ def _race(
 
 def _mean_psnr(runs: Sequence[_Run], observations: Sequence[Observation], truths: Sequence[Tensor]) -> float:
     errors = [
-        mse(o.setup.denormalise(run.picture.detach()).clamp(0, 1), truth)
+        mse(o.task_info.denormalise(run.picture.detach()).clamp(0, 1), truth)
         for run, o, truth in zip(runs, observations, truths, strict=True)
     ]
     return psnr(torch.cat(errors)).mean().item()

@@ -28,13 +28,13 @@ def examine(data_dir: Path | None) -> None:
     if data_dir is not None and not data_dir.is_dir():
         raise BadInput(f"--data-dir {data_dir} isn't a folder")
     console = wide_console()
-    facts = Table(title="machine", title_justify="left", title_style="bold", show_header=False)
+    training = Table(title="machine", title_justify="left", title_style="bold", show_header=False)
     for name, value in environment("cpu").items():
-        facts.add_row(name, value)
-    facts.add_row("torch threads", str(torch.get_num_threads()))
-    facts.add_row("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none found by torch")
-    facts.add_row("data folder", str(data_dir or "none: set --data-dir or FEDAUDIT_DATA"))
-    console.print(facts)
+        training.add_row(name, value)
+    training.add_row("torch threads", str(torch.get_num_threads()))
+    training.add_row("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none found by torch")
+    training.add_row("data folder", str(data_dir or "none: set --data-dir or FEDAUDIT_DATA"))
+    console.print(training)
 
     packages = Table(title="packages", title_justify="left", title_style="bold")
     packages.add_column("package")

@@ -98,7 +98,7 @@ class BoundAggregator:
         """
         return AGGREGATORS[self.name].value(updates, cohort, **self._arguments)
 
-    def rehearse(self, clients: int) -> None:
+    def dry_run(self, clients: int) -> None:
         """Raise now what the first round would raise: so that too few clients are found before any training.
 
         Raises:

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.defences.sanitising import SANITISERS, Received, changed, flat, norm, unflat
-from fedaudit.update import Sanitised, Tensors, Update
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, changed, flat, norm, unflat
+from fedaudit.update import SanitiserInfo, Tensors, Update
 from fedaudit.utils.validation import Fraction, Number, Positive, Whole
 
 Ratio = Annotated[Number, Field(gt=0, le=1)]
@@ -47,14 +47,14 @@ class TopK:
         self.memory = memory
         self._kept: Tensor | None = None
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update with zeros in place of what isn't sent."""
         vector = flat(update.tensors)
         if self._kept is not None:
             vector += self._kept
         mask = largest(vector, self.ratio)
         self._kept = vector.masked_fill(mask, 0) if self.memory else None
-        return changed(update, unflat(vector.where(mask, 0), update.tensors), Sanitised("top-k", sparse=True))
+        return changed(update, unflat(vector.where(mask, 0), update.tensors), SanitiserInfo("top-k", sparse=True))
 
 
 @SANITISERS.register("sign", "sends one bit a number: its sign", side="client", paper="Bernstein et al. 2018 (signSGD)")
@@ -71,13 +71,13 @@ class Sign:
     def __init__(self, *, scale: Literal["mean", "one"] = "mean") -> None:
         self.scale = scale
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return ±1, or ± the mean magnitude, in place of every number."""
         tensors = {}
         for name, tensor in update.tensors.items():
             size = tensor.abs().mean() if self.scale == "mean" else tensor.new_ones(())
             tensors[name] = torch.where(tensor >= 0, size, -size)
-        return changed(update, tensors, Sanitised("sign", signs=True))
+        return changed(update, tensors, SanitiserInfo("sign", signs=True))
 
 
 @SANITISERS.register(
@@ -118,11 +118,11 @@ class DeepGradientCompression:
         self._velocity: Tensors = {}
         self._accumulated: Tensors = {}
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update with zeros in place of what isn't sent."""
         length, limit = norm(update.tensors.values()), math.inf
         if self.clip is not None:
-            limit = self.clip / math.sqrt(received.clients)
+            limit = self.clip / math.sqrt(context.clients)
         shrink = min(1.0, limit / length) if length else 1.0
         ratio = self.ratio ** (min(self._rounds + 1, self.warmup + 1) / (self.warmup + 1))
         self._rounds += 1
@@ -135,4 +135,4 @@ class DeepGradientCompression:
             sent[name] = accumulated.where(mask, zero)
             self._velocity[name] = velocity.masked_fill(mask, 0)
             self._accumulated[name] = accumulated.masked_fill(mask, 0)
-        return changed(update, sent, Sanitised("dgc", sparse=True))
+        return changed(update, sent, SanitiserInfo("dgc", sparse=True))

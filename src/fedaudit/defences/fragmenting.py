@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.compressing import Ratio, share
-from fedaudit.defences.sanitising import SANITISERS, Received
-from fedaudit.update import Sanitised, Tensors, Update
+from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.update import SanitiserInfo, Tensors, Update
 
 
 @SANITISERS.register(
@@ -45,15 +45,15 @@ class Fragmented:
         self.direction = direction
         self._previous: Tensors | None = None
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         """Return the chosen layers."""
-        previous, self._previous = self._previous, received.weights
-        layers = [layer for layer in received.layers if any(name in update.tensors for name in layer)]
+        previous, self._previous = self._previous, context.weights
+        layers = [layer for layer in context.layers if any(name in update.tensors for name in layer)]
         if previous is not None:
-            moved = {name: received.weights[name] - previous[name] for name in update.tensors}
+            moved = {name: context.weights[name] - previous[name] for name in update.tensors}
             if any(bool(tensor.any()) for tensor in moved.values()):
-                descent = 1.0 if update.kind == "weights" else -1.0
-                sign = descent if self.direction == "aligned" else -descent
+                pseudo_gradient = 1.0 if update.kind == "weights" else -1.0
+                sign = pseudo_gradient if self.direction == "aligned" else -pseudo_gradient
                 scores = [sign * _cosine(layer, update.tensors, moved) for layer in layers]
                 return _only(update, _best(layers, scores, self.ratio), "ffl")
         return _only(update, _random(layers, self.ratio, generator), "ffl")
@@ -72,9 +72,9 @@ class FragmentedAtRandom:
     def __init__(self, *, ratio: Ratio = 0.6) -> None:
         self.ratio = ratio
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         """Return the chosen layers."""
-        layers = [layer for layer in received.layers if any(name in update.tensors for name in layer)]
+        layers = [layer for layer in context.layers if any(name in update.tensors for name in layer)]
         return _only(update, _random(layers, self.ratio, generator), "ffl-random")
 
 
@@ -105,5 +105,5 @@ def _only(update: Update, layers: Layers, name: str) -> Update:
         update,
         tensors={n: t for n, t in update.tensors.items() if n in chosen},
         buffers={n: t for n, t in update.buffers.items() if n in chosen},
-        sanitised=Sanitised(name),
+        sanitised=SanitiserInfo(name),
     )

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedaudit.defences.sanitising import SANITISERS, Received, changed, norm
-from fedaudit.update import Loss, Sanitised, Update
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, changed, norm
+from fedaudit.update import Loss, SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import Number, Positive
 
@@ -73,7 +73,7 @@ class DifferentialPrivacy:
         self.epsilon = epsilon
         self.delta = delta
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update clipped and, at the client's level and in its hands, with noise."""
         tensors, scale = update.tensors, 0.0
         if self.level == "client":
@@ -81,13 +81,13 @@ class DifferentialPrivacy:
             shrink = min(1.0, self.clip / length) if length else 1.0
             scale = self.noise * self.clip if self.where == "local" else 0.0
             tensors = {name: shrink * t + scale * _gaussian(t, generator) for name, t in tensors.items()}
-        elif self.where == "local" and update.facts is not None:
-            facts = update.facts
-            steps = [self.noise * self.clip / size for size in facts.batch_sizes]
+        elif self.where == "local" and update.training is not None:
+            training = update.training
+            steps = [self.noise * self.clip / size for size in training.batch_sizes]
             scale = sum(s**2 for s in steps) ** 0.5
             if update.kind == "weights":
-                scale *= facts.learning_rate  # each step's noise is multiplied by it; momentum would add more
-        return replace(changed(update, tensors, Sanitised("dp", noise=scale)), buffers={})
+                scale *= training.learning_rate  # each step's noise is multiplied by it; momentum would add more
+        return replace(changed(update, tensors, SanitiserInfo("dp", noise=scale)), buffers={})
 
     def gradients(
         self, model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], generator: torch.Generator

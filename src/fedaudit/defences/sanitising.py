@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.settings import arguments, check_settings
-from fedaudit.update import Sanitised, Tensors, Update
+from fedaudit.update import SanitiserInfo, Tensors, Update
 from fedaudit.utils.registry import Registry
 
 
 @dataclass(frozen=True)
-class Received:
+class ClientContext:
     """What a client has at hand beside its own update.
 
     Attributes:
@@ -33,7 +33,7 @@ class Received:
 class Sanitiser(Protocol):
     """Changes an update before it leaves the client; one instance per client, so it may keep state between rounds."""
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         """Return the update that is sent."""
         ...
 
@@ -57,12 +57,12 @@ def make_sanitiser(name: str, settings: Mapping[str, Any] | None = None) -> Sani
 class NoSanitiser:
     """Sends the update as it is."""
 
-    def __call__(self, update: Update, received: Received, generator: torch.Generator) -> Update:  # noqa: ARG002
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return ``update``."""
         return update
 
 
-def changed(update: Update, tensors: Tensors, how: Sanitised) -> Update:
+def changed(update: Update, tensors: Tensors, how: SanitiserInfo) -> Update:
     """Return ``update`` with other tensors, and what everybody knows of how they came about."""
     return replace(update, tensors=tensors, sanitised=how)
 

@@ -1,8 +1,8 @@
 """Findings against ground truth: the only room that knows both. A module for each kind of finding."""
 
-# they fill KINDS and register ways to evaluate
+# they fill FINDING_TYPES and register ways to evaluate
 from fedaudit.evaluation import attributes, class_images, images, labels, local_models, membership  # noqa: F401
-from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, entry, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate
 from fedaudit.evaluation.scores import (
     check_limits,
     check_thresholds,
@@ -14,9 +14,9 @@ from fedaudit.evaluation.scores import (
 )
 
 __all__ = [
-    "KINDS",
-    "Judged",
-    "Kind",
+    "FINDING_TYPES",
+    "Evaluation",
+    "FindingType",
     "Metric",
     "check_limits",
     "check_thresholds",

@@ -6,8 +6,17 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.records.attribute import AttributeFinding
-from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, entry, evaluate
-from fedaudit.evaluation.membership import judged
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    by_leaks,
+    done,
+    entry,
+    evaluate,
+)
+from fedaudit.evaluation.membership import evaluated
 from fedaudit.evaluation.scores import interval
 from fedaudit.federation.records import NOBODY
 from fedaudit.federation.truth import Truth
@@ -25,7 +34,7 @@ _RESAMPLES = 2000
 
 
 @evaluate.register
-def evaluate_attribute(finding: AttributeFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
+def evaluate_attribute(finding: AttributeFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     """Compare named with true values, for clients' records; the baseline knows every class's most frequent value.
 
     The baseline takes these values from the records themselves, so it is rather too good than too bad. Records count
@@ -33,11 +42,11 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
     """
     clients = {m.client for m in observation.messages}
     own = clients.pop() if len(clients) == 1 else None
-    rows = judged(truth, own)
+    rows = evaluated(truth, own)
     if not len(rows) or observation.records is None:
         whose = "a client that updates used" if own is None else f"client {own}"
         reason = f"none of the {len(truth.owners)} records is an example of {whose}; raise threat.records"
-        return Judged(entry(finding.attack, observation, status="not applicable", reason=reason))
+        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
     right = (finding.values == truth.values).double()[rows]
     usual = (most_frequent(truth.values, observation.records.labels) == truth.values).double()[rows]
     member = truth.owners[rows] != NOBODY
@@ -56,7 +65,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
         ],
         leak=over.low > 0,
     )
-    return Judged(result.model_copy(update={"notes": [*result.notes, note]}))
+    return Evaluation(result.model_copy(update={"notes": [*result.notes, note]}))
 
 
 def most_frequent(values: Tensor, labels: Tensor) -> Tensor:
@@ -71,7 +80,7 @@ def most_frequent(values: Tensor, labels: Tensor) -> Tensor:
     return found
 
 
-KINDS["attribute"] = Kind(
+FINDING_TYPES["attribute"] = FindingType(
     verdict=by_leaks("in {} of {} runs the attack named a hidden attribute better than its frequencies allow"),
     rules=(
         "An attribute counts as leaked when more of the clients' records are named rightly than by naming the most "

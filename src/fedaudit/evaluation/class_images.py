@@ -9,8 +9,8 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_leaks, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
-from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, evaluate
 from fedaudit.federation.truth import Truth
 from fedaudit.results import Chart, Line, MetricResult, Sheet
 from fedaudit.threat import Observation
@@ -46,7 +46,9 @@ _CAPTION = (
 
 
 @evaluate.register
-def evaluate_class_images(finding: ClassImagesFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
+def evaluate_class_images(
+    finding: ClassImagesFinding, observation: Observation, truth: Truth, *, seed: int
+) -> Evaluation:
     """Compare drawn pictures with real held-out ones of the class; those of the second half of the attack count.
 
     Held out is what no update of a recorded round was made from; where the clients' data are of another split, all of
@@ -76,8 +78,8 @@ def evaluate_class_images(finding: ClassImagesFinding, observation: Observation,
     late = [i for i, number in enumerate(finding.rounds) if number >= middle]
     now = {key: sum(likenesses[i][key] for i in late) / len(late) for key in likenesses[0]}
     without = likeness(others, own)
-    share, chance = sum(shares[i] for i in late) / len(late), recognised(others)
-    metrics: list[MetricResult] = [RECOGNISED.of(share, chance)]
+    share, rng = sum(shares[i] for i in late) / len(late), recognised(others)
+    metrics: list[MetricResult] = [RECOGNISED.of(share, rng)]
     for metric, key in (
         (PSNR_BEST, "psnr best"),
         (PSNR_MEAN, "psnr"),
@@ -95,7 +97,7 @@ def evaluate_class_images(finding: ClassImagesFinding, observation: Observation,
         y_label="share recognised",
         lines=[
             Line(name="drawn", x=rounds, y=shares),
-            Line(name="real, other classes", x=[0.0], y=[chance]),
+            Line(name="real, other classes", x=[0.0], y=[rng]),
         ],
     )
     rows = [("real", own[: finding.images.shape[1]])]
@@ -110,9 +112,9 @@ def evaluate_class_images(finding: ClassImagesFinding, observation: Observation,
         metrics=metrics,
         charts=[chart],
         sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
-        leak=share >= 0.5 and share > chance,
+        leak=share >= 0.5 and share > rng,
     )
-    return Judged(result, {name: sheet(images) for name, (_, images) in zip(names, rows, strict=True)})
+    return Evaluation(result, {name: sheet(images) for name, (_, images) in zip(names, rows, strict=True)})
 
 
 def _held_out(truth: Truth) -> tuple[Tensor, Tensor]:
@@ -156,7 +158,7 @@ def sheet(images: Tensor) -> Tensor:
     return torch.cat(parts[:-1], dim=2)
 
 
-KINDS["class-images"] = Kind(
+FINDING_TYPES["class-images"] = FindingType(
     verdict=by_leaks("in {} of {} federations a malicious client drew pictures that pass for the class"),
     rules=(
         "A class counts as drawn when an independent classifier takes at least half of the pictures of the "

@@ -6,18 +6,18 @@ from typing import Any
 
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.federation.history import Course
+from fedaudit.federation.history import History
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Transcript
-from fedaudit.results import CourseRecord, CourseTiming, FederationRecord
+from fedaudit.results import FederationRecord, HistoryRecord, HistoryTiming
 from fedaudit.scenario import Scenario
 from fedaudit.threat import observe
 from fedaudit.utils.registry import Registry
 from fedaudit.utils.validation import NamedSpec
 
 
-def federation_record(transcript: Transcript, course: Course | None, scenario: Scenario) -> FederationRecord:
-    """Return the facts of one of the scenario's federations; ``course``: None where it was read from disk."""
+def federation_record(transcript: Transcript, history: History | None, scenario: Scenario) -> FederationRecord:
+    """Return the facts of one of the scenario's federations; ``history``: None where it was read from disk."""
     run = next(run for run in scenario.runs() if run.name == transcript.name)
     spec = run.federation
     examples = sorted({u.num_examples for r in transcript.rounds for u in r.updates})
@@ -28,10 +28,10 @@ def federation_record(transcript: Transcript, course: Course | None, scenario: S
         local = _many(spec.local_steps, "local step") if spec.local_steps else _many(spec.local_epochs, "local epoch")
         what = f"each trains for {local} on batches of {spec.batch_size} ({sizes}) and sends its weights"
     rounds = _many(spec.rounds, "round")
-    stopped = _stopped(transcript, course, spec)
+    stopped = _stopped(transcript, history, spec)
     if stopped is not None:
         rounds = (
-            f"{stopped} of {rounds} (then {course.why if course and course.why else 'the privacy budget was spent'})"
+            f"{stopped} of {rounds} (then {history.why if history and history.why else 'the privacy budget was spent'})"
         )
     per_round = spec.clients_per_round or spec.clients
     who = (
@@ -56,27 +56,29 @@ def federation_record(transcript: Transcript, course: Course | None, scenario: S
         aggregator=run.defences.aggregator.name,
         sanitiser=run.defences.sanitiser.name,
         defences=defences,
-        course=None if course is None else _course_record(course, spec),
+        course=None if history is None else _course_record(history, spec),
     )
 
 
-def _course_record(course: Course, spec: FederationSpec) -> CourseRecord:
-    updates = len(course.bytes)
+def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
+    updates = len(history.bytes)
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
-    return CourseRecord(
-        rounds=course.rounds,
-        accuracy=course.accuracy,
-        per_client=course.per_client,
-        examples=course.measured_on,
-        bytes=sum(course.bytes) / updates,
-        parameters=sum(course.parameters) / updates,
-        epsilon=course.epsilon,
-        epsilon_pld=course.epsilon_pld,
-        stopped=course.stopped,
-        why_stopped=course.why,
-        honest_accepted=course.accepted(range(honest)),
-        malicious_accepted=course.accepted(range(honest, spec.clients)),
-        timing=CourseTiming(training=course.training_seconds / updates, sanitising=course.sanitising_seconds / updates),
+    return HistoryRecord(
+        rounds=history.rounds,
+        accuracy=history.accuracy,
+        per_client=history.per_client,
+        examples=history.measured_on,
+        bytes=sum(history.bytes) / updates,
+        parameters=sum(history.parameters) / updates,
+        epsilon=history.epsilon,
+        epsilon_pld=history.epsilon_pld,
+        stopped=history.stopped,
+        why_stopped=history.why,
+        honest_accepted=history.accepted(range(honest)),
+        malicious_accepted=history.accepted(range(honest, spec.clients)),
+        timing=HistoryTiming(
+            training=history.training_seconds / updates, sanitising=history.sanitising_seconds / updates
+        ),
     )
 
 
@@ -106,9 +108,9 @@ def _many(number: int | None, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _stopped(transcript: Transcript, course: Course | None, spec: FederationSpec) -> int | None:
+def _stopped(transcript: Transcript, history: History | None, spec: FederationSpec) -> int | None:
     """Return after how many rounds the privacy budget ended the federation, if it did and that is known."""
-    if course is not None:
-        return course.stopped
+    if history is not None:
+        return history.stopped
     played = len(transcript.rounds)
     return played if spec.record is None and played < spec.rounds else None

@@ -12,8 +12,8 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
-from fedaudit.evaluation.kinds import KINDS, Judged, Kind, done, evaluate
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
 from fedaudit.results import Curve, ImageResult, Verdict
@@ -25,7 +25,7 @@ BY_CHANCE = 0.05  # how often guessing may identify as many images as an attack 
 
 
 @evaluate.register
-def evaluate_images(finding: ImageFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:
+def evaluate_images(finding: ImageFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     """Compare recovered images with what the clients really trained on.
 
     In every round that images were recovered of, recovered and true ones are paired by the assignment of least total
@@ -59,7 +59,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         id(m): np.random.default_rng(derive_seed(seed, "same-class", federation, m.round, m.client)) for m in messages
     }
     results: list[ImageResult] = []
-    pictures: dict[str, Tensor] = {}
+    image_files: dict[str, Tensor] = {}
     first, uses = _distinct(true)
     different = _different(truth.candidates)
     for i in first:
@@ -85,7 +85,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
             )
         )
-        pictures |= {results[-1].true_image: true[i], results[-1].reconstruction: images[i]}
+        image_files |= {results[-1].true_image: true[i], results[-1].reconstruction: images[i]}
     trace = finding.trace
     curve = trace and Curve(
         iterations=trace.iterations,
@@ -101,7 +101,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         matching=matching(order, true),
         curve=curve,
     )
-    return Judged(result, pictures)
+    return Evaluation(result, image_files)
 
 
 def _rows(finding: ImageFinding, message: Message, looked_at: int) -> Tensor:
@@ -203,7 +203,7 @@ def guessing(images: Sequence[ImageResult]) -> float:
     return float(binomtest(identified, len(images), 1 / max(fewest, 1), alternative="greater").pvalue)
 
 
-KINDS["images"] = Kind(
+FINDING_TYPES["images"] = FindingType(
     verdict=lambda findings: judge([image for finding in findings for image in finding.images]),
     rules=(
         "An image counts as recognisable when its reconstruction is nearer (mean squared error) to it than to any "

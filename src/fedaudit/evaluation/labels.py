@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.labels.attack import LabelFinding
-from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_leaks, done, evaluate
 from fedaudit.federation.truth import Truth
 from fedaudit.threat import Observation
 
@@ -14,7 +14,7 @@ ACCURACY = Metric("label_accuracy", "share of the labels that were found, both s
 
 
 @evaluate.register
-def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:  # noqa: ARG001
+def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
     """Compare inferred labels with the true ones, as multisets; the baseline guesses every class equally often."""
     message = observation.messages[0]
     true = truth.labels[message.round, message.client].flatten()
@@ -28,7 +28,7 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
         label_accuracy=accuracy,
         leak=accuracy == 1 and accuracy > guess,
     )
-    return Judged(result)
+    return Evaluation(result)
 
 
 def label_accuracy(inferred: Tensor, true: Tensor) -> float:
@@ -38,7 +38,7 @@ def label_accuracy(inferred: Tensor, true: Tensor) -> float:
     return float(overlap.sum()) / len(true)
 
 
-KINDS["labels"] = Kind(
+FINDING_TYPES["labels"] = FindingType(
     verdict=by_leaks("all labels of {} of {} updates were found where guessing finds fewer"),
     rules=(
         "An update's labels count as found when every class is named as often as it occurred, and naming every class "

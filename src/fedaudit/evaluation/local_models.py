@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding
-from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_leaks, done, evaluate
 from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, Line, MetricResult
@@ -84,7 +84,7 @@ def evaluate_local_model(
     truth: Truth,
     *,
     seed: int,  # noqa: ARG001
-) -> Judged:
+) -> Evaluation:
     """Compare a rebuilt model with the client's own optimum, the last model that it returned, and the global model.
 
     The optimum is the least loss over all examples that the client's updates used, found by L-BFGS in float64 from the
@@ -109,7 +109,7 @@ def evaluate_local_model(
     left = losses["rebuilt"] - losses["own"]
     closed = 1 - left / gap if gap > _SMALL * max(1.0, losses["own"]) else None
     leak = closed is not None and closed >= 0.5
-    if observation.setup.num_classes is not None:
+    if observation.task_info.num_classes is not None:
         accuracies = {k: local.accuracy(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
         metrics.append(LOCAL_ACCURACY.of(accuracies["rebuilt"], accuracies["returned"]))
         metrics.append(OVER_GLOBAL.of(accuracies["rebuilt"] - accuracies["sent"]))
@@ -121,11 +121,11 @@ def evaluate_local_model(
         norm = max(float(own.norm()), 1e-30)
         apart = [float((_flat(s) - own).norm()) / norm for s in (rebuilt, returned)]
         metrics.append(DISTANCE.of(apart[0], apart[1]))
-        if observation.setup.num_classes is None:
+        if observation.task_info.num_classes is None:
             leak = leak and apart[0] * norm < min(float((v - own).norm()) for v in _travelled(observation, names))
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
-    return Judged(
+    return Evaluation(
         done(
             finding,
             observation,
@@ -174,7 +174,7 @@ def _local(observation: Observation, truth: Truth, client: int, buffers: Tensors
     module = copy.deepcopy(observation.module).double()
     set_training_mode(module, "eval")
     targets = targets.double() if targets.is_floating_point() else targets
-    return Local(module, observation.loss, observation.setup.normalise(inputs).double(), targets, buffers)
+    return Local(module, observation.loss, observation.task_info.normalise(inputs).double(), targets, buffers)
 
 
 def _travelled(observation: Observation, names: list[str]) -> list[Tensor]:
@@ -216,7 +216,7 @@ def _flat(state: Tensors) -> Tensor:
     return torch.cat([t.flatten() for t in state.values()])
 
 
-KINDS["local-model"] = Kind(
+FINDING_TYPES["local-model"] = FindingType(
     verdict=by_leaks("{} of {} clients' own models were rebuilt"),
     rules=(
         "A client's own model counts as rebuilt when it serves the client's data better than what travelled: for "

@@ -7,7 +7,16 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from fedaudit.attacks.records.membership_finding import MembershipFinding
-from fedaudit.evaluation.kinds import KINDS, Judged, Kind, Metric, by_leaks, done, entry, evaluate
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    by_leaks,
+    done,
+    entry,
+    evaluate,
+)
 from fedaudit.federation.records import NOBODY, UNUSED
 from fedaudit.federation.truth import Truth
 from fedaudit.results import Chart, Line
@@ -26,7 +35,7 @@ _CAPTION = (
 
 
 @evaluate.register
-def evaluate_membership(finding: MembershipFinding, observation: Observation, truth: Truth, *, seed: int) -> Judged:  # noqa: ARG001
+def evaluate_membership(finding: MembershipFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
     """Compare an attack's scores and decisions with whose the records are.
 
     Members and others are compared in pairs, as they were drawn, so that both are alike in class. Pairs whose member no
@@ -36,18 +45,18 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     """
     clients = {m.client for m in observation.messages}
     own = clients.pop() if len(clients) == 1 else None
-    rows = judged(truth, own)
+    rows = evaluated(truth, own)
     left_out = (len(truth.owners) - len(rows)) // 2
     if not len(rows):
         whose = "a client that updates used" if own is None else f"client {own}"
         reason = f"none of the {len(truth.owners)} records is an example of {whose}; raise threat.records"
-        return Judged(entry(finding.attack, observation, status="not applicable", reason=reason))
+        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
     member = truth.owners[rows] != NOBODY
     scores, said = finding.scores[rows], finding.members[rows]
     false, true = roc(scores[member], scores[~member])
     area = auc(scores[member], scores[~member])
-    chance = float(mannwhitneyu(scores[member], scores[~member], alternative="greater").pvalue)
-    notes = [f"AUC {area:.3f} over {int(member.sum())} members and as many others; by guessing with p = {chance:.2g}"]
+    rng = float(mannwhitneyu(scores[member], scores[~member], alternative="greater").pvalue)
+    notes = [f"AUC {area:.3f} over {int(member.sum())} members and as many others; by guessing with p = {rng:.2g}"]
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
     if len(rows) < 2 / LOW:
@@ -72,18 +81,18 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
                 ],
             )
         ],
-        leak=chance <= _SURE,
+        leak=rng <= _SURE,
     )
-    return Judged(result.model_copy(update={"notes": [*result.notes, *notes]}))
+    return Evaluation(result.model_copy(update={"notes": [*result.notes, *notes]}))
 
 
-def judged(truth: Truth, client: int | None) -> Tensor:
+def evaluated(truth: Truth, client: int | None) -> Tensor:
     """Return the records (k,) that count: used members, of ``client`` if one is given, and their twins."""
     counts = truth.owners > UNUSED
     counts &= truth.owners != NOBODY
     if client is not None:
         counts &= truth.owners == client
-    return torch.nonzero(counts | counts[truth.twins])[:, 0]
+    return torch.nonzero(counts | counts[truth.matched])[:, 0]
 
 
 def roc(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +122,7 @@ def tpr_at(members: Tensor, others: Tensor, share: float) -> float:
     return float(true[false <= share].max())
 
 
-KINDS["membership"] = Kind(
+FINDING_TYPES["membership"] = FindingType(
     verdict=by_leaks("in {} of {} runs the attack told members from other records better than guessing"),
     rules=(
         "Membership counts as leaked when members score above other records, and guessing would reach that AUC with a "

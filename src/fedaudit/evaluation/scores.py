@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import bootstrap, ttest_1samp
 
-from fedaudit.evaluation.kinds import KINDS, metric
+from fedaudit.evaluation.finding_types import FINDING_TYPES, metric
 from fedaudit.results import (
     AttackSummary,
     Comparison,
@@ -37,14 +37,14 @@ _IMAGE_LIMITS = ("psnr", "ssim", "identification_rate", "label_accuracy")
 
 def limitable() -> list[str]:
     """Return the metrics that a user may set a limit for: those of which more is more leakage."""
-    metrics = (m.name for kind in KINDS.values() for m in kind.metrics if m.higher_is_better)
+    metrics = (m.name for kind in FINDING_TYPES.values() for m in kind.metrics if m.higher_is_better)
     return list(dict.fromkeys([*_IMAGE_LIMITS, *metrics]))
 
 
 def verdict_rules(findings: Sequence[FindingResult]) -> list[str]:
     """Return the rules by which ``findings`` were judged, in words."""
     kinds = dict.fromkeys(f.kind for f in findings if f.kind) or {"images": None}
-    return [*(rule for kind in kinds for rule in KINDS[kind].rules), *_COMMON_RULES]
+    return [*(rule for kind in kinds for rule in FINDING_TYPES[kind].rules), *_COMMON_RULES]
 
 
 def interval(values: Sequence[float], *, resamples: int, seed: int) -> Interval:
@@ -89,7 +89,7 @@ def summarise(findings: Sequence[FindingResult], *, resamples: int, seed: int) -
             text = f"{attack} could not be played: {group[0].reason}"
             rows.append(AttackSummary(verdict="not applicable", verdict_text=text, **common))
             continue
-        verdict, text = KINDS[kind].verdict(done)
+        verdict, text = FINDING_TYPES[kind].verdict(done)
 
         def over(values: Sequence[float]) -> Interval | None:
             return interval(values, resamples=resamples, seed=seed) if values else None
@@ -128,13 +128,13 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
     rows = []
     for name in dict.fromkeys(m.name for f in done for m in f.metrics):
         found = [m for f in done for m in f.metrics if m.name == name]
-        facts = metric(name)
+        training = metric(name)
         mean = over([m.value for m in found])
         assert mean is not None  # there is one value at least
         rows.append(
             MetricSummary(
                 name=name,
-                summary=facts.summary if facts else name,
+                summary=training.summary if training else name,
                 unit=found[0].unit,
                 higher_is_better=found[0].higher_is_better,
                 value=mean,
@@ -153,17 +153,17 @@ def compare(findings: Sequence[FindingResult]) -> list[Comparison]:
     rows = []
     for federation in dict.fromkeys(f.federation for f in findings):
         scores: dict[str, dict[str, dict[Any, float]]] = {}
-        facts = {"psnr": (True, "dB")}  # metric to whether higher is better, and its unit
+        training = {"psnr": (True, "dB")}  # metric to whether higher is better, and its unit
         for f in findings:
             if f.federation == federation and f.images:
                 own = scores.setdefault("psnr", {}).setdefault(f.attack, {})
                 own.update({(f.round, f.client, i): image.psnr for i, image in enumerate(f.images)})
             elif f.federation == federation and f.metrics:
                 first = f.metrics[0]
-                facts[first.name] = (first.higher_is_better, first.unit)
+                training[first.name] = (first.higher_is_better, first.unit)
                 scores.setdefault(first.name, {}).setdefault(f.attack, {})[f.round, f.client] = first.value
         for name, by_attack in scores.items():
-            higher, unit = facts[name]
+            higher, unit = training[name]
             for b, a in itertools.combinations(by_attack, 2):
                 shared = [key for key in by_attack[a] if key in by_attack[b]]
                 if not shared:
@@ -195,8 +195,8 @@ def check_limits(limits: dict[str, float]) -> None:
         raise BadInput(f"limits are a mapping of metrics to numbers, such as {{'psnr': 20}}, not {limits!r}")
     for name, limit in limits.items():
         if name not in limitable():
-            facts = metric(name)
-            why = f"there is no limit for '{name}'" if facts is None else f"of '{name}' less is more leakage"
+            training = metric(name)
+            why = f"there is no limit for '{name}'" if training is None else f"of '{name}' less is more leakage"
             raise BadInput(f"{why}; known: {', '.join(limitable())}")
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
             raise BadInput(f"the limit for '{name}' is {limit!r}; give a number")

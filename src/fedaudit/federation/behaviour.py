@@ -11,12 +11,12 @@ from torch import nn
 
 from fedaudit.defences.settings import arguments, check_settings
 from fedaudit.federation.checkpoint import State
-from fedaudit.federation.client import Batch
-from fedaudit.update import Loss, Setup, Tensors
+from fedaudit.federation.local_training import Batch
+from fedaudit.update import Loss, TaskInfo, Tensors
 from fedaudit.utils.registry import Registry
 
 
-class LocalTraining(Protocol):
+class HonestTraining(Protocol):
     """Trains as the protocol says, on whatever batches it is given."""
 
     def __call__(self, batches: Sequence[Batch], limit: float | None = None) -> Tensors:
@@ -30,7 +30,7 @@ class LocalTraining(Protocol):
 
 
 @dataclass(frozen=True)
-class Turn:
+class ClientStep:
     """All that a client has in its hands in one round: what every client has, and nothing of another's.
 
     Attributes:
@@ -40,7 +40,7 @@ class Turn:
         weights: the global model's state that was received.
         batches: of the client's own data, as it would train on them honestly.
         train: honest local training.
-        setup: what everybody knows.
+        task_info: what everybody knows.
         loss: mean over a batch.
         generator: of all that it draws.
         records: the adversary's, normalised inputs and targets, where the adversary is such a client and has any.
@@ -51,8 +51,8 @@ class Turn:
     model: nn.Module
     weights: Tensors
     batches: list[Batch]
-    train: LocalTraining
-    setup: Setup
+    train: HonestTraining
+    task_info: TaskInfo
     loss: Loss
     generator: torch.Generator
     records: Batch | None = None
@@ -61,15 +61,15 @@ class Turn:
 class Behaviour(Protocol):
     """What malicious clients do. One instance for all malicious clients of a federation: they collude."""
 
-    def __call__(self, turn: Turn) -> Tensors:
+    def __call__(self, step: ClientStep) -> Tensors:
         """Return what the client sends: a tensor for each of the model's trainable parameters."""
         ...
 
-    def check(self, setup: Setup, records: bool) -> None:
+    def check(self, task_info: TaskInfo, records: bool) -> None:
         """Refuse, before anything is simulated, a federation in which it can't do what it is for.
 
         Args:
-            setup: what everybody knows.
+            task_info: what everybody knows.
             records: whether its turns will have the adversary's records.
 
         Raises:
@@ -77,7 +77,7 @@ class Behaviour(Protocol):
         """
         ...
 
-    def journal(self) -> Tensors:
+    def adversary_log(self) -> Tensors:
         """Return what the adversary has brought home so far, by name."""
         ...
 

@@ -9,15 +9,15 @@ from fedaudit.defences.privacy import Account, account, central_noise
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.defences.settings import check_settings
 from fedaudit.federation.checkpoint import State
-from fedaudit.federation.history import Course
+from fedaudit.federation.history import History
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 
 
-class Budget:
+class PrivacyBudget:
     """Who may still send, where the updates have differential privacy."""
 
-    def __init__(self, spec: FederationSpec, defences: DefencesSpec, shares: list[Split], course: Course) -> None:
-        self.course = course
+    def __init__(self, spec: FederationSpec, defences: DefencesSpec, shares: list[Split], history: History) -> None:
+        self.history = history
         self.account: Account | None = None
         self.central_noise = 0.0
         self.sent = [0] * spec.clients
@@ -63,12 +63,12 @@ class Budget:
         """Note what has been spent when a round is over: locally, by the client that sent most often."""
         self.count(senders)
         if self.account is not None:
-            self.course.epsilon.append(self.account.spent(self._counted()))
+            self.history.epsilon.append(self.account.spent(self._counted()))
 
     def end(self) -> None:
         """Note what was spent in all, by the tighter account."""
         if self.account is not None:
-            self.course.epsilon_pld = self.account.spent(self._counted(), "pld")
+            self.history.epsilon_pld = self.account.spent(self._counted(), "pld")
 
     def _counted(self) -> int:
         return self.finished if self.central else max(self.sent)

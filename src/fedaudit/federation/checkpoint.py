@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.federation.transcript import Round
-from fedaudit.update import Sanitised, TrainingFacts, Update
+from fedaudit.update import SanitiserInfo, TrainingConfig, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.version import __version__
 
@@ -167,7 +167,7 @@ def _packed(update: Update) -> State:
 
 
 def _nested(update: Update) -> dict[str, Any]:
-    return {"facts": update.facts, "sanitised": update.sanitised}
+    return {"training": update.training, "sanitised": update.sanitised}
 
 
 def unpack(rounds: Sequence[State]) -> list[Round]:
@@ -176,11 +176,11 @@ def unpack(rounds: Sequence[State]) -> list[Round]:
 
 
 def _unpacked(update: State) -> Update:
-    facts, sanitised = update["facts"], update["sanitised"]
+    training, sanitised = update["training"], update["sanitised"]
     return Update(
         **{
             **update,
-            "facts": TrainingFacts(**facts) if facts else None,
-            "sanitised": Sanitised(**sanitised) if sanitised else None,
+            "training": TrainingConfig(**training) if training else None,
+            "sanitised": SanitiserInfo(**sanitised) if sanitised else None,
         }
     )

@@ -1,128 +1,231 @@
-"""What a client does with the model that it received: one gradient, or local training."""
+"""A client in the simulator: what it holds, what it sends, and what it remembers from round to round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.update import Loss, Tensors
+from fedaudit.data import Dataset
+from fedaudit.data.dataset import Split
+from fedaudit.defences.privacy import DifferentialPrivacy
+from fedaudit.defences.sanitising import ClientContext, make_sanitiser
+from fedaudit.federation.behaviour import Behaviour, ClientStep
+from fedaudit.federation.checkpoint import State
+from fedaudit.federation.encoding import decode, encode
+from fedaudit.federation.history import History
+from fedaudit.federation.local_training import Batch, Gradients, gradient, local_randomness, train, trainable
+from fedaudit.federation.records import Records, RecordsSpec
+from fedaudit.federation.spec import DefencesSpec, FederationSpec
+from fedaudit.models import set_training_mode
+from fedaudit.update import Loss, TaskInfo, Tensors, TrainingConfig, Update
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.seeds import derive_seed, generator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-Batch = tuple[Tensor, Tensor]
+Layers = tuple[tuple[str, ...], ...]
 
 
-@contextmanager
-def local_randomness(seed: int) -> Iterator[None]:
-    """Let dropout and its kin draw from ``seed``; the global RNG is as it was afterwards."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield
+@dataclass(frozen=True)
+class Federation:
+    """What a simulation needs beside its spec.
 
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that training changes, by name.
-
-    Raises:
-        BadInput: there are none.
+    Attributes:
+        dataset: whose ``split`` the clients hold.
+        split: ``train`` or ``test``.
+        task_info: what everybody knows.
+        model: with the weights of round 0; it isn't changed.
+        loss: mean over a batch.
+        reveal_labels: whether updates carry their labels, for threat models that grant them.
+        wanted: the examples that the threat model grants the adversary.
     """
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
-        raise BadInput("the model has no trainable parameter; nothing would travel in this federation")
-    return found
+
+    dataset: Dataset
+    split: str
+    task_info: TaskInfo
+    model: nn.Module
+    loss: Loss
+    reveal_labels: bool
+    wanted: RecordsSpec = field(default_factory=RecordsSpec)
 
 
-# What takes the place of a batch's gradient where a defence changes the training itself: one tensor a parameter.
-Gradients = Callable[[nn.Module, Loss, Batch], list[Tensor]]
+class Client:
+    """One client: its data, its place in the current pass over them, its sanitiser's state."""
 
+    def __init__(
+        self,
+        number: int,
+        data: Split,
+        federation: Federation,
+        spec: FederationSpec,
+        defences: DefencesSpec,
+        seed: int,
+        layers: Layers,
+        behaviour: Behaviour | None = None,
+        records: Records | None = None,
+    ) -> None:
+        self.number = number
+        self.data = data
+        self.federation = federation
+        self.spec = spec
+        self.seed = seed
+        self.order = generator(seed, spec.name, "order", number)
+        self.noise = generator(seed, spec.name, "sanitiser", number)
+        self.sanitiser = make_sanitiser(defences.sanitiser.name, defences.sanitiser.settings())
+        self.layers = layers
+        self.behaviour = behaviour
+        self.records = records
+        self.used = torch.zeros(len(data), dtype=torch.bool)  # which of its examples an update was made from
+        self.draws = generator(seed, spec.name, "behaviour", number)
+        self.gradients: Gradients | None = None
+        if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
+            self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
+        self.pending: list[Tensor] = []
 
-def gradient(model: nn.Module, loss: Loss, batch: Batch, gradients: Gradients | None = None) -> Tensors:
-    """Return the gradient of the mean loss over ``batch`` for every trainable parameter, or what ``gradients`` says.
+    def state(self) -> State:
+        """Return what changes from round to round, for a checkpoint."""
+        return {
+            "order": self.order.get_state(),
+            "noise": self.noise.get_state(),
+            "draws": self.draws.get_state(),
+            "pending": self.pending,
+            "used": self.used,
+            "sanitiser": dict(vars(self.sanitiser)),
+        }
 
-    Raises:
-        BadInput: the gradient isn't finite, or the loss isn't one number.
-    """
-    parameters = trainable(model)
-    grads: Sequence[Tensor | None]
-    if gradients is None:
-        value = _loss(model, loss, batch)
-        grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-    else:
-        grads = gradients(model, loss, batch)
-    result = {}
-    for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
-        grad = torch.zeros_like(parameter) if grad is None else grad
-        if not torch.isfinite(grad).all():
-            raise BadInput(f"the gradient of '{name}' is not finite: check the data, the loss and the learning rate")
-        result[name] = grad.detach()
-    return result
+    def restore(self, state: State) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.order.set_state(state["order"])
+        self.noise.set_state(state["noise"])
+        self.draws.set_state(state["draws"])
+        self.pending = list(state["pending"])
+        self.used = state["used"]
+        vars(self.sanitiser).update(state["sanitiser"])
 
+    def light(self) -> Client:
+        """Return itself without the others' data, for another process."""
+        data = self.federation.dataset
+        empty = dataclasses.replace(data, train=data.train[[0]], test=data.test[[0]])  # copies: a view travels whole
+        other = copy.copy(self)
+        other.federation = dataclasses.replace(self.federation, dataset=empty, model=nn.Identity())
+        return other
 
-def train(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[Batch],
-    *,
-    learning_rate: float,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    proximal_mu: float = 0.0,
-    gradients: Gradients | None = None,
-    limit: float | None = None,
-) -> list[float]:
-    """Train ``model`` in place by SGD, one step a batch; return each step's loss before the step.
+    def _next(self) -> Tensor:
+        """Return the row numbers of the next mini-batch: pass after pass, each shuffled anew.
 
-    FedProx (Li et al. 2020, Eq. 2) adds μ/2·‖w − w_global‖² to the loss, w_global being the weights at the start. With
-    ``limit`` every parameter is brought back to within that distance of its start after each step.
+        A pass's last batch may be short; a client with fewer than ``batch_size`` examples has one batch, of all that
+        it has.
+        """
+        if not self.pending:
+            order = torch.randperm(len(self.data), generator=self.order)
+            self.pending = list(order.split(min(self.spec.batch_size, len(self.data))))
+        return self.pending.pop(0)
 
-    Raises:
-        BadInput: training diverged, or the loss isn't one number.
-    """
-    parameters = list(trainable(model).values())
-    anchor = [p.detach().clone() for p in parameters] if proximal_mu or limit is not None else []
-    optimiser = torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
-    losses: list[Tensor] = []
-    for batch in batches:
-        optimiser.zero_grad(set_to_none=True)
-        value = _loss(model, loss, batch)
-        if gradients is None:
-            value.backward()
-        else:
-            for parameter, own in zip(parameters, gradients(model, loss, batch), strict=True):
-                parameter.grad = own
-        for parameter, start in zip(parameters, anchor if proximal_mu else [], strict=False):
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - start, alpha=proximal_mu)
-        optimiser.step()
-        if limit is not None:
-            with torch.no_grad():
-                for parameter, start in zip(parameters, anchor, strict=True):
-                    torch.clamp(parameter, start - limit, start + limit, out=parameter)
-        losses.append(value.detach())
-    if not all(torch.isfinite(p).all() for p in parameters):
-        raise BadInput(f"local training diverged at learning rate {learning_rate:g}; lower it")
-    return [float(value) for value in losses]
+    def _batches(self) -> list[Tensor]:
+        if self.spec.algorithm == "fedsgd":
+            return [self._next()]
+        if self.spec.local_steps is not None:
+            return [self._next() for _ in range(self.spec.local_steps)]
+        per_epoch = math.ceil(len(self.data) / self.spec.batch_size)
+        return [self._next() for _ in range((self.spec.local_epochs or 1) * per_epoch)]
 
+    def train(self, model: nn.Module, index: int) -> tuple[Tensors, list[Tensor]]:
+        """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
+        rows = self._batches()
+        self.used[torch.cat(rows)] = True
+        task_info, loss = self.federation.task_info, self.federation.loss
+        batches = [(task_info.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
+        start = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        honest = partial(self._honest, model, start)
+        set_training_mode(model, task_info.batch_norm)
+        with local_randomness(derive_seed(self.seed, self.spec.name, "dropout", self.number, index)):
+            if self.behaviour is None:
+                return honest(batches), rows
+            held = (task_info.normalise(self.records.inputs), self.records.labels) if self.records else None
+            step = ClientStep(index, self.number, model, start, batches, honest, task_info, loss, self.draws, held)
+            return self.behaviour(step), rows
 
-def _loss(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
-    inputs, targets = batch
-    try:
-        value = loss(model(inputs), targets)
-    except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
-        if "Expected more than 1 value per channel" not in str(error):
-            given = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"
-            raise BadInput(f"the model or the loss can't take {given}: {type(error).__name__}: {error}") from error
-        raise BadInput(
-            "BatchNorm in training mode can't normalise a single value per channel: "
-            "use a larger batch_size or larger images, or model.batch_norm: eval"
-        ) from None
-    if not isinstance(value, Tensor) or value.ndim:
-        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise BadInput(f"the loss must return one number, the mean over the batch, not {got}")
-    return value
+    def _honest(
+        self, model: nn.Module, start: Tensors, batches: Sequence[Batch], limit: float | None = None
+    ) -> Tensors:
+        """Return the gradient of the first batch, or ΔW after training ``model`` in place on all of them."""
+        spec, loss = self.spec, self.federation.loss
+        if spec.algorithm == "fedsgd":
+            return gradient(model, loss, batches[0], self.gradients)
+        train(
+            model,
+            loss,
+            batches,
+            learning_rate=spec.learning_rate,
+            momentum=spec.momentum,
+            weight_decay=spec.weight_decay,
+            proximal_mu=spec.proximal_mu,
+            gradients=self.gradients,
+            limit=limit,
+        )
+        return {name: p.detach() - start[name] for name, p in trainable(model).items()}
+
+    def run_round(self, model: nn.Module, index: int, start: Tensors, history: History) -> tuple[Update, Tensor]:
+        """Return the update of round ``index`` as it arrives, and the rows of the examples it was made from, in order.
+
+        Args:
+            model: with the weights of the round.
+            index: of the round.
+            start: these weights.
+            history: is told what it cost.
+        """
+        spec = self.spec
+        began = time.perf_counter()
+        tensors, rows = self.train(model, index)
+        history.training_seconds += time.perf_counter() - began
+        end = model.state_dict()
+        moved = {
+            n: end[n].detach().clone() for n, _ in model.named_buffers() if n in end and not end[n].equal(start[n])
+        }
+        if not all(torch.isfinite(value).all() for value in moved.values()):
+            raise BadInput(
+                f"BatchNorm's statistics are not finite after client {self.number}'s training; lower learning_rate"
+            )
+        used = torch.cat(rows)
+        update = Update(
+            client=self.number,
+            kind="gradient" if spec.algorithm == "fedsgd" else "weights",
+            tensors=tensors,
+            num_examples=len(used),
+            training=TrainingConfig(
+                learning_rate=spec.learning_rate,
+                local_steps=len(rows),
+                batch_sizes=tuple(len(r) for r in rows),
+                momentum=spec.momentum if spec.algorithm != "fedsgd" else 0.0,
+                weight_decay=spec.weight_decay if spec.algorithm != "fedsgd" else 0.0,
+                proximal_mu=spec.proximal_mu,
+                data_size=len(self.data),
+            ),
+            buffers=moved,
+            labels=self.data.targets[used] if self.federation.reveal_labels else None,
+        )
+        began = time.perf_counter()
+        context = ClientContext(start, self.layers, spec.clients_per_round or spec.clients)
+        update = self.sanitiser(update, context, self.noise)
+        history.sanitising_seconds += time.perf_counter() - began
+        return self._send(update, start, history), used
+
+    def _send(self, update: Update, start: Tensors, history: History) -> Update:
+        """Return the update as it is read from the bytes that travel."""
+        message = encode({**update.tensors, **update.buffers}, list(start))
+        arrived = decode(message, start)
+        sparse = update.sanitised is not None and update.sanitised.sparse
+        count = torch.count_nonzero if sparse else torch.numel
+        history.bytes.append(len(message))
+        history.parameters.append(sum(int(count(tensor)) for tensor in update.tensors.values()))
+        return dataclasses.replace(
+            update,
+            tensors={name: arrived[name] for name in update.tensors},
+            buffers={name: arrived[name] for name in update.buffers},
+        )

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
-from fedaudit.update import Setup
+from fedaudit.update import TaskInfo
 
 
 @dataclass
-class Course:
+class History:
     """Filled by the simulator while it runs.
 
     Attributes:
@@ -52,7 +52,7 @@ class Course:
     sent: list[list[int]] = field(default_factory=list)
     rejected: list[list[int]] = field(default_factory=list)
 
-    def add(self, turn: Course) -> None:
+    def add(self, turn: History) -> None:
         """Add what one client's turn cost, which was told to a course of its own."""
         self.bytes += turn.bytes
         self.parameters += turn.parameters
@@ -68,42 +68,42 @@ class Course:
         return shares
 
     def measure(
-        self, model: nn.Module, setup: Setup, held_out: Split, shares: Sequence[Split], finished: int, last: bool
+        self, model: nn.Module, task_info: TaskInfo, held_out: Split, shares: Sequence[Split], finished: int, last: bool
     ) -> None:
         """Measure the model's accuracy if it is time; its mode and buffers stay as they were.
 
         Args:
             model: global.
-            setup: its preprocessing.
+            task_info: its preprocessing.
             held_out: examples that no client holds.
             shares: what each client holds; only its classes count.
             finished: rounds.
             last: no more rounds follow.
         """
-        if self.every is None or setup.num_classes is None or not (last or finished % self.every == 0):
+        if self.every is None or task_info.num_classes is None or not (last or finished % self.every == 0):
             return
         self.measured_on = min(self.examples, len(held_out))
-        right = _right(model, setup, held_out[torch.arange(self.measured_on)])
+        right = _right(model, task_info, held_out[torch.arange(self.measured_on)])
         total = right.sum(dim=0)
         by_class = right[1] / total.clamp(min=1)
         self.rounds.append(finished)
         self.accuracy.append(float(right[1].sum() / total.sum()))
         per_client = []
         for share in shares:
-            held = torch.bincount(share.targets, minlength=setup.num_classes).double()
+            held = torch.bincount(share.targets, minlength=task_info.num_classes).double()
             held *= total > 0
             per_client.append(float((by_class * held).sum() / held.sum().clamp(min=1)))
         self.per_client.append(per_client)
 
 
-def _right(model: nn.Module, setup: Setup, data: Split) -> Tensor:
+def _right(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
     """Return (2, classes) numbers of wrong and right answers."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
-    counts = torch.zeros(2, setup.outputs, dtype=torch.float64)
+    counts = torch.zeros(2, task_info.outputs, dtype=torch.float64)
     with torch.no_grad():
         for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
-            hit = model(setup.normalise(inputs)).argmax(dim=1) == targets
+            hit = model(task_info.normalise(inputs)).argmax(dim=1) == targets
             counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
     for part, mode in modes.items():
         part.training = mode

@@ -12,13 +12,13 @@ UNUSED = -2  # owner of a record that a client holds, but that none of its updat
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RecordsSpec:
     """What a threat model grants its adversary.
 
     Attributes:
         records: half of them are clients' examples.
         public: further examples of the same kind.
-        in_hand: whether malicious clients have the records while the federation runs.
+        during_training: whether malicious clients have the records while the federation runs.
         hidden: the attribute that the records lack, if any.
         pretrained: the model was trained on the whole train split before: none of that is an example that nobody
             trained on.
@@ -26,7 +26,7 @@ class Wanted:
 
     records: int = 0
     public: int = 0
-    in_hand: bool = False
+    during_training: bool = False
     hidden: str | None = None
     pretrained: bool = False
 

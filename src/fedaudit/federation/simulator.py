@@ -19,16 +19,16 @@ from fedaudit.defences.privacy import refuse_batch_norm
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.defences.settings import check_settings
 from fedaudit.federation.behaviour import Behaviour, make_behaviour
-from fedaudit.federation.budget import Budget
+from fedaudit.federation.budget import PrivacyBudget
 from fedaudit.federation.checkpoint import Checkpoint, State, identity, pack, unpack
-from fedaudit.federation.draw_records import Drawn, draw
-from fedaudit.federation.history import Course
-from fedaudit.federation.participant import Federation, Layers, Participant
+from fedaudit.federation.client import Client, Federation, Layers
+from fedaudit.federation.history import History
+from fedaudit.federation.record_draw import RecordDraw, draw
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.federation.worker_pool import Crew
+from fedaudit.federation.worker_pool import WorkerPool
 from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
@@ -46,7 +46,7 @@ def simulate(
     *,
     seed: int,
     report: Report | None = None,
-    course: Course | None = None,
+    history: History | None = None,
     checkpoint: Checkpoint | None = None,
     workers: int = 1,
 ) -> tuple[Transcript, Truth]:
@@ -60,36 +60,40 @@ def simulate(
         defences: in place.
         seed: of the scenario.
         report: called with the updates made so far.
-        course: is told how it goes.
+        history: is told how it goes.
         checkpoint: where a simulation that is killed goes on from.
         workers: processes for the clients of a round, where rounds are so long that it pays.
 
     Raises:
         BadInput: the spec asks for more examples, clients or batches than there are.
     """
-    shares = spread(federation.dataset, federation.split, spec, seed=seed)
+    shares = partition_clients(federation.dataset, federation.split, spec, seed=seed)
     check(federation, spec, defences, shares, seed=seed)
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
     behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
-    drawn = hold(federation, spec, shares, seed=seed, measured=course is not None and course.every is not None)
-    in_hand = drawn.records if federation.wanted.in_hand else None
+    drawn = draw_records(
+        federation, spec, shares, seed=seed, measured=history is not None and history.every is not None
+    )
+    during_training = drawn.records if federation.wanted.during_training else None
     clients = [
-        Participant(i, share, federation, spec, defences, seed, layers, *((behaviour, in_hand) if i >= honest else ()))
+        Client(
+            i, share, federation, spec, defences, seed, layers, *((behaviour, during_training) if i >= honest else ())
+        )
         for i, share in enumerate(shares)
     ]
     aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
     root = _root(aggregator, shares, federation, spec, seed)
-    course = course or Course()
+    history = history or History()
     per_round = spec.clients_per_round or spec.clients
-    budget = Budget(spec, defences, shares, course)
+    budget = PrivacyBudget(spec, defences, shares, history)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
     sampler = _sampler(spec, seed)
     rounds: list[Round] = []
     rows: dict[tuple[int, int], Tensor] = {}
-    parts: dict[str, Participant | Server | Budget | Behaviour] = {f"client {c.number}": c for c in clients}
+    parts: dict[str, Client | Server | PrivacyBudget | Behaviour] = {f"client {c.number}": c for c in clients}
     parts |= {"server": server, "budget": budget}
     if root:
         parts["root"] = root
@@ -97,8 +101,17 @@ def simulate(
         parts["behaviour"] = behaviour
 
     def facts() -> list[Any]:
-        about = [spec, defences, seed, course.every, course.examples, federation.setup, model, federation.reveal_labels]
-        measured = [] if course.every is None else [drawn.held_out[: course.examples]]
+        about = [
+            spec,
+            defences,
+            seed,
+            history.every,
+            history.examples,
+            federation.task_info,
+            model,
+            federation.reveal_labels,
+        ]
+        measured = [] if history.every is None else [drawn.held_out[: history.examples]]
         data = [tensor for part in (*shares, *measured) for tensor in (part.inputs, part.targets)]
         held = [federation.wanted, *(vars(drawn.records).values() if drawn.records else ())]
         return [*about, *identity(federation.loss), *identity(federation.model), *data, *held]
@@ -109,7 +122,7 @@ def simulate(
             "model": model.state_dict(),
             "sampler": sampler.get_state(),
             "parts": {name: part.state() for name, part in parts.items()},
-            "course": vars(course),
+            "course": vars(history),
             "rounds": pack(rounds),
             "rows": rows,
         }
@@ -121,9 +134,9 @@ def simulate(
         sampler.set_state(saved["sampler"])
         for name, part in parts.items():
             part.restore(saved["parts"][name])
-        vars(course).update(saved["course"])
+        vars(history).update(saved["course"])
         rounds, rows = unpack(saved["rounds"]), saved["rows"]
-    crew = Crew(clients, workers, spec.rounds - begin)
+    pool = WorkerPool(clients, workers, spec.rounds - begin)
 
     def tell(before: int, turns: int) -> None:
         if report:
@@ -133,10 +146,10 @@ def simulate(
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
         chosen, why = _choose(spec, budget, aggregator, sampler)
         if why:
-            course.stopped, course.why = index, why
+            history.stopped, history.why = index, why
             break
         kept = spec.record is None or index in spec.record
-        turns = crew.play(model, index, weights, chosen, course, partial(tell, index * per_round))
+        turns = pool.run_round(model, index, weights, chosen, history, partial(tell, index * per_round))
         updates = [update for update, _ in turns]
         if kept:
             rows |= {(index, number): used for number, (_, used) in zip(chosen, turns, strict=True)}
@@ -145,32 +158,32 @@ def simulate(
         after, aggregate = server.apply(weights, updates, own)
         model.load_state_dict(after)
         rejected = {updates[row].client: reason for row, reason in aggregate.rejected.items()}
-        course.sent.append(chosen)
-        course.rejected.append(sorted(rejected))
+        history.sent.append(chosen)
+        history.rejected.append(sorted(rejected))
         if kept:
             rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
         budget.close(chosen)
         last = index + 1 == spec.rounds
-        course.measure(model, federation.setup, drawn.held_out, shares, index + 1, last)
+        history.measure(model, federation.task_info, drawn.held_out, shares, index + 1, last)
         if checkpoint:
             checkpoint.save(facts, state, last)
-    if course.stopped is not None and course.rounds[-1:] != [course.stopped]:
-        course.measure(model, federation.setup, drawn.held_out, shares, course.stopped, True)
+    if history.stopped is not None and history.rounds[-1:] != [history.stopped]:
+        history.measure(model, federation.task_info, drawn.held_out, shares, history.stopped, True)
     budget.end()
-    transcript = Transcript(spec.name, federation.setup, copy.deepcopy(federation.model), federation.loss, rounds)
-    transcript.journal = behaviour.journal() if behaviour else {}
+    transcript = Transcript(spec.name, federation.task_info, copy.deepcopy(federation.model), federation.loss, rounds)
+    transcript.adversary_log = behaviour.adversary_log() if behaviour else {}
     transcript.records = drawn.records
     inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
     labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
     candidates = _candidates(federation, inputs, labels, rows)
     owners = drawn.owned([client.used for client in clients])
     return transcript, Truth(
-        inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.twins, drawn.values
+        inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.matched, drawn.values
     )
 
 
 def _choose(
-    spec: FederationSpec, budget: Budget, aggregator: BoundAggregator, sampler: torch.Generator
+    spec: FederationSpec, budget: PrivacyBudget, aggregator: BoundAggregator, sampler: torch.Generator
 ) -> tuple[list[int], str]:
     """Return who takes part in the next round, drawn among those who may still send; or nobody, and why."""
     per_round = spec.clients_per_round or spec.clients
@@ -180,13 +193,13 @@ def _choose(
         return [], "the privacy budget was spent"
     if len(chosen) < per_round:
         try:
-            aggregator.rehearse(len(chosen))
+            aggregator.dry_run(len(chosen))
         except BadInput as error:
             return [], f"the privacy budget of all but {len(chosen)} clients was spent: {error}"
     return chosen, ""
 
 
-def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
+def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
     """Return what each client of ``spec`` holds; quick, so that what doesn't fit is found before any training.
 
     Args:
@@ -203,9 +216,9 @@ def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> 
         held = pool[_held_examples(pool, spec.examples)]
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be spread over {spec.clients} clients")
-        chance = generator(seed, spec.name, "partition")
+        rng = generator(seed, spec.name, "partition")
         options = spec.partition.options()
-        rows = partition(spec.partition.scheme, held.targets, spec.clients, chance, groups=held.groups, **options)
+        rows = partition(spec.partition.scheme, held.targets, spec.clients, rng, groups=held.groups, **options)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
     shares = [held[share] for share in rows]
@@ -224,9 +237,9 @@ def spread(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> 
     return shares
 
 
-def hold(
+def draw_records(
     federation: Federation, spec: FederationSpec, shares: list[Split], *, seed: int, measured: bool = False
-) -> Drawn:
+) -> RecordDraw:
     """Return the records that the adversary holds, if any, and on what accuracy is measured.
 
     That is the split which the clients don't hold; where the model was trained on that, what is left of theirs.
@@ -243,7 +256,7 @@ def hold(
     """
     data = federation.dataset
     pool, held_out = (data.train, data.test) if federation.split == "train" else (data.test, data.train)
-    chance = generator(seed, spec.name, "records")
+    rng = generator(seed, spec.name, "records")
     wanted = federation.wanted
     if wanted.hidden is not None and wanted.hidden not in data.attributes:
         known = ", ".join(data.attributes) or "none"
@@ -252,11 +265,11 @@ def hold(
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
     try:
         if not wanted.pretrained:
-            return draw(wanted, shares, honest, pool, held_out, generator=chance, hidden=hidden)
+            return draw(wanted, shares, honest, pool, held_out, generator=rng, hidden=hidden)
         if federation.split == "train":  # all of it was trained on
-            return draw(wanted, shares, honest, pool[:0], held_out, generator=chance, hidden=hidden)
-        drawn = draw(wanted, shares, honest, pool, held_out[:0], generator=chance, hidden=hidden)
-        classes = federation.setup.num_classes
+            return draw(wanted, shares, honest, pool[:0], held_out, generator=rng, hidden=hidden)
+        drawn = draw(wanted, shares, honest, pool, held_out[:0], generator=rng, hidden=hidden)
+        classes = federation.task_info.num_classes
         if measured and classes is not None and len(drawn.held_out) < classes:
             raise BadInput(
                 f"the model was trained on the train split, and clients leave {len(drawn.held_out)} examples of the "
@@ -292,11 +305,11 @@ def check(
                 "lower defences.aggregator.root_examples"
             )
         settings = check_settings(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
-        if settings.get("level") == "sample" and federation.setup.batch_norm == "train":
+        if settings.get("level") == "sample" and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
         if spec.malicious:
             behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings())
-            behaviour.check(federation.setup, bool(federation.wanted.records and federation.wanted.in_hand))
+            behaviour.check(federation.task_info, bool(federation.wanted.records and federation.wanted.during_training))
         _check_budget(spec, defences, aggregator, shares, seed)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
@@ -306,7 +319,7 @@ def _check_budget(
     spec: FederationSpec, defences: DefencesSpec, aggregator: BoundAggregator, shares: list[Split], seed: int
 ) -> None:
     """Refuse a privacy budget that ends the federation before the first recorded round."""
-    budget = Budget(spec, defences, shares, Course())
+    budget = PrivacyBudget(spec, defences, shares, History())
     first = min(spec.record or [0])
     if budget.account is None or budget.allowed > first:  # nobody has sent so often by then
         return
@@ -328,25 +341,25 @@ def _check_size(federation: Federation, spec: FederationSpec) -> None:
     rounds = spec.rounds if spec.record is None else len(spec.record)
     sent = rounds * (spec.clients_per_round or spec.clients)
     tensors = (sent + rounds) * sum(t.numel() for t in federation.model.state_dict().values())
-    pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.setup.input_shape)
+    pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.task_info.input_shape)
     check_memory(4 * (tensors + pixels), f"its transcript ({sent:,} updates)")
 
 
 def _root(
     aggregator: BoundAggregator, shares: list[Split], federation: Federation, spec: FederationSpec, seed: int
-) -> Participant | None:
+) -> Client | None:
     """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
     if not aggregator.info.get("root"):
         return None
     wanted = aggregator.settings["root_examples"]
     owned = Split(torch.cat([s.inputs for s in shares]), torch.cat([s.targets for s in shares]))
     rows = torch.randperm(len(owned), generator=generator(seed, spec.name, "root"))[:wanted]
-    return Participant(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())
+    return Client(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())
 
 
 def _layers(federation: Federation) -> Layers:
     """Return the names of each layer's parameters and statistics, in forward order."""
-    sample = federation.setup.normalise(torch.zeros(2, *federation.setup.input_shape))
+    sample = federation.task_info.normalise(torch.zeros(2, *federation.task_info.input_shape))
     groups = {layer.name: list(layer.parameters) for layer in layer_groups(federation.model, sample)}
     for name, _ in federation.model.named_buffers():
         owner = name.rpartition(".")[0]

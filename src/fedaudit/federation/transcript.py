@@ -19,14 +19,23 @@ from torch import Tensor, nn
 
 from fedaudit.federation.records import Records
 from fedaudit.models import build_model
-from fedaudit.update import Loss, Sanitised, Setup, Tensors, TrainingFacts, Update, UpdateKind, loss_function
+from fedaudit.update import (
+    Loss,
+    SanitiserInfo,
+    TaskInfo,
+    Tensors,
+    TrainingConfig,
+    Update,
+    UpdateKind,
+    loss_function,
+)
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.validation import Name, Number, explain
 
 FORMAT = "fedaudit-transcript"
 VERSION = 1
 INDEX = "index.json"
-JOURNAL = "journal.safetensors"
+ADVERSARY_LOG = "journal.safetensors"
 RECORDS = "records.safetensors"
 
 
@@ -54,30 +63,30 @@ class Transcript:
 
     Attributes:
         name: of the federation.
-        setup: what everybody knows.
+        task_info: what everybody knows.
         module: the architecture (its own weights mean nothing; every round has the ones that travelled).
         loss: mean over a batch, (outputs, targets) to a scalar.
         rounds: in order.
-        journal: what malicious clients brought home, by name; only they have it.
+        adversary_log: what malicious clients brought home, by name; only they have it.
         records: the examples that the adversary holds, if any.
     """
 
     def __init__(
         self,
         name: str,
-        setup: Setup,
+        task_info: TaskInfo,
         module: nn.Module,
         loss: Loss,
         rounds: list[Round],
-        journal: Tensors | None = None,
+        adversary_log: Tensors | None = None,
         records: Records | None = None,
     ) -> None:
         self.name = name
-        self.setup = setup
+        self.task_info = task_info
         self.module = module
         self.loss = loss
         self.rounds = rounds
-        self.journal = journal or {}
+        self.adversary_log = adversary_log or {}
         self.records = records
         self._checked = False
 
@@ -106,7 +115,7 @@ class Transcript:
                 own = f"{place}, client {update.client}"
                 _check_update(update.tensors, update.buffers, update.sanitised, parameters, buffers, own)
                 if update.labels is not None:
-                    _check_labels(update.labels, self.setup, own)
+                    _check_labels(update.labels, self.task_info, own)
         self._checked = True
 
     def fingerprint(self) -> str:
@@ -134,13 +143,15 @@ class Transcript:
             check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)
             rounds = [_save_round(folder, r) for r in self.rounds]
-            if self.journal:
-                save_file({k: v.detach().cpu().contiguous() for k, v in self.journal.items()}, folder / JOURNAL)
+            if self.adversary_log:
+                save_file(
+                    {k: v.detach().cpu().contiguous() for k, v in self.adversary_log.items()}, folder / ADVERSARY_LOG
+                )
             if self.records:
                 save_file({k: v.contiguous() for k, v in vars(self.records).items()}, folder / RECORDS)
-            setup = TypeAdapter(Setup).dump_python(self.setup, mode="json")
-            index = _Index(format=FORMAT, version=VERSION, name=self.name, setup=setup, rounds=rounds)
-            (folder / INDEX).write_text(index.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            task_info = TypeAdapter(TaskInfo).dump_python(self.task_info, mode="json")
+            index = _Index(format=FORMAT, version=VERSION, name=self.name, setup=task_info, rounds=rounds)
+            (folder / INDEX).write_text(index.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
 
@@ -159,15 +170,15 @@ class Transcript:
         """
         folder = Path(folder)
         index = _read_index(folder)
-        setup = _read_setup(folder / INDEX, index.setup)
-        if (module is None and setup.model == "custom") or (loss is None and setup.loss == "custom"):
-            own = "model" if setup.model == "custom" else "loss"
+        task_info = _read_setup(folder / INDEX, index.task_info)
+        if (module is None and task_info.model == "custom") or (loss is None and task_info.loss == "custom"):
+            own = "model" if task_info.model == "custom" else "loss"
             raise BadInput(f"the transcript in '{folder}' is of a user's own {own}; load it from Python and pass that")
         try:
-            loss = loss or loss_function(setup.loss)
+            loss = loss or loss_function(task_info.loss)
             if module is None:
                 module = build_model(
-                    setup.model, input_shape=setup.input_shape, outputs=setup.outputs, width=setup.width
+                    task_info.model, input_shape=task_info.input_shape, outputs=task_info.outputs, width=task_info.width
                 )
         except BadInput as error:
             raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
@@ -175,11 +186,11 @@ class Transcript:
         rounds = []
         for entry in index.rounds:
             weights = _read_tensors(folder, entry.weights, state)
-            updates = [_read_update(folder, u, parameters, buffers, setup) for u in entry.updates]
+            updates = [_read_update(folder, u, parameters, buffers, task_info) for u in entry.updates]
             rounds.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
-        journal = _read_file(folder, JOURNAL) if (folder / JOURNAL).is_file() else {}
-        records = _read_records(folder, setup) if (folder / RECORDS).is_file() else None
-        loaded = cls(index.name, setup, module, loss, rounds, journal, records)
+        adversary_log = _read_file(folder, ADVERSARY_LOG) if (folder / ADVERSARY_LOG).is_file() else {}
+        records = _read_records(folder, task_info) if (folder / RECORDS).is_file() else None
+        loaded = cls(index.name, task_info, module, loss, rounds, adversary_log, records)
         loaded._checked = True
         return loaded
 
@@ -207,9 +218,9 @@ class _UpdateEntry(BaseModel):
     kind: UpdateKind
     file: str
     num_examples: Annotated[int, Field(ge=1, le=10_000_000)]
-    facts: TrainingFacts | None
+    training: TrainingConfig | None = Field(alias="facts")  # its name in version 1
     labels: list[_Natural] | list[Number] | None = None
-    sanitised: Sanitised | None = None
+    sanitised: SanitiserInfo | None = None
 
 
 class _RoundEntry(BaseModel):
@@ -226,7 +237,7 @@ class _Index(BaseModel):
     format: str
     version: int
     name: Name
-    setup: dict[str, Any]
+    task_info: dict[str, Any] = Field(alias="setup")  # its name in version 1
     rounds: Annotated[list[_RoundEntry], Field(min_length=1)]
 
 
@@ -246,7 +257,7 @@ def _save_round(folder: Path, record: Round) -> _RoundEntry:
                 kind=update.kind,
                 file=file,
                 num_examples=update.num_examples,
-                facts=update.facts,
+                facts=update.training,
                 labels=labels,
                 sanitised=update.sanitised,
             )
@@ -272,7 +283,7 @@ def _read_index(folder: Path) -> _Index:
         raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, _Index)}") from None
     except CorruptTranscript:
         raise
-    except BadInput as error:  # from the training facts of an update
+    except BadInput as error:  # from how an update was trained
         raise CorruptTranscript(f"{path}: {error}") from None
     _check_order(path, index.rounds)
     return index
@@ -302,14 +313,14 @@ def _check_order(path: Path | str, rounds: Sequence[_RoundEntry | Round]) -> Non
         clients = [u.client for u in entry.updates]
         if len(set(clients)) < len(clients):
             raise CorruptTranscript(f"{path}: a client sent two updates in round {entry.index}; it sends one")
-        strangers = set(entry.rejected) - set(clients)
-        if strangers:
-            raise CorruptTranscript(f"{path}: round {entry.index} rejects client {min(strangers)}, who sent nothing")
+        absent = set(entry.rejected) - set(clients)
+        if absent:
+            raise CorruptTranscript(f"{path}: round {entry.index} rejects client {min(absent)}, who sent nothing")
 
 
-def _read_setup(path: Path, values: dict[str, Any]) -> Setup:
+def _read_setup(path: Path, values: dict[str, Any]) -> TaskInfo:
     try:
-        return TypeAdapter(Setup).validate_python(values)
+        return TypeAdapter(TaskInfo).validate_python(values)
     except ValidationError as error:
         raise CorruptTranscript(f"{path}: 'setup' is broken: {explain(error)}") from None
     except BadInput as error:
@@ -358,7 +369,9 @@ def _read_tensors(folder: Path, file: str, wanted: Tensors) -> Tensors:
     return tensors
 
 
-def _read_update(folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers: Tensors, setup: Setup) -> Update:
+def _read_update(
+    folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers: Tensors, task_info: TaskInfo
+) -> Update:
     tensors = _read_file(folder, entry.file)
     path = folder / entry.file
     moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
@@ -371,9 +384,9 @@ def _read_update(folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers
             kind=entry.kind,
             tensors={name.removeprefix("parameters/"): own[name] for name in sent},  # in the model's order
             num_examples=entry.num_examples,
-            facts=entry.facts,
+            training=entry.training,
             buffers=moved,
-            labels=None if entry.labels is None else _labels(entry.labels, setup.num_classes),
+            labels=None if entry.labels is None else _labels(entry.labels, task_info.num_classes),
             sanitised=entry.sanitised,
         )
     except BadInput as error:
@@ -383,7 +396,7 @@ def _read_update(folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers
 def _check_update(
     own: Tensors,
     moved: Tensors,
-    sanitised: Sanitised | None,
+    sanitised: SanitiserInfo | None,
     parameters: Tensors,
     buffers: Tensors,
     path: Path | str,
@@ -398,43 +411,43 @@ def _check_update(
     return sent
 
 
-def _read_records(folder: Path, setup: Setup) -> Records:
+def _read_records(folder: Path, task_info: TaskInfo) -> Records:
     tensors = _read_file(folder, RECORDS)
     path = folder / RECORDS
     if set(tensors) != {field.name for field in dataclasses.fields(Records)}:
         raise CorruptTranscript(f"{path}: {', '.join(sorted(tensors))[:80]} are no records")
     for part in ("", "public_"):
         inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
-        check_examples(inputs, labels, setup, len(inputs), f"{path}: {part}records")
+        check_examples(inputs, labels, task_info, len(inputs), f"{path}: {part}records")
     records = Records(**tensors)
     k, c = records.codes.shape if records.codes.ndim == 2 else (-1, -1)
     columns, values = records.columns, records.public_values
     wrong = columns.shape != (c,) or columns.dtype != torch.int64 or not torch.isfinite(records.codes).all()
-    wrong |= bool(((columns < 0) | (columns >= setup.input_shape[0])).any())
+    wrong |= bool(((columns < 0) | (columns >= task_info.input_shape[0])).any())
     wrong |= values.shape != (len(records.public_inputs) if k else 0,) or values.dtype != torch.int64
     if wrong or bool(((values < 0) | (values >= k)).any()):
         raise CorruptTranscript(f"{path}: what it says of the hidden attribute is broken")
     return records
 
 
-def check_examples(inputs: Tensor, labels: Tensor, setup: Setup, count: int, what: str) -> None:
-    """Check that ``inputs`` and ``labels``, read from a file, are ``count`` examples of the kind that ``setup`` says.
+def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: int, what: str) -> None:
+    """Check that ``inputs`` and ``labels``, read from a file, are ``count`` examples of the kind in ``task_info``.
 
     Raises:
         CorruptTranscript: they aren't; ``what`` names them.
     """
-    if inputs.shape != (count, *setup.input_shape) or len(labels) != count:
+    if inputs.shape != (count, *task_info.input_shape) or len(labels) != count:
         shapes = f"{tuple(inputs.shape)} inputs, {tuple(labels.shape)} labels"
-        raise CorruptTranscript(f"{what}: {shapes}; expected {count} of shape {setup.input_shape}")
+        raise CorruptTranscript(f"{what}: {shapes}; expected {count} of shape {task_info.input_shape}")
     if inputs.dtype != torch.float32 or not torch.isfinite(inputs).all():
         raise CorruptTranscript(f"{what}: the inputs must be finite float32 numbers")
-    if setup.kind == "image" and bool((inputs < 0).any() | (inputs > 1).any()):
+    if task_info.kind == "image" and bool((inputs < 0).any() | (inputs > 1).any()):
         raise CorruptTranscript(f"{what}: a pixel lies outside of [0, 1]")
-    _check_labels(labels, setup, what)
+    _check_labels(labels, task_info, what)
 
 
-def _check_labels(labels: Tensor, setup: Setup, where: str) -> None:
-    classes = setup.num_classes
+def _check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
+    classes = task_info.num_classes
     if classes is None:
         wrong = labels.ndim != 2 or labels.shape[1] != 1 or not bool(torch.isfinite(labels).all())
     else:

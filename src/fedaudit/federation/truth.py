@@ -35,7 +35,7 @@ class Truth:
             from two that are equal; empty where they weren't recorded.
         owners: (n,) of each of the adversary's records the client that trained on it, or -1 for nobody, or -2 where a
             client holds it and no update used it; empty where the adversary has none.
-        twins: (n,) of each record the one of the other sort that was drawn to go with it.
+        matched: (n,) of each record the one of the other sort that was drawn to go with it.
         values: (n,) of each record the value of the attribute that it lacks; empty where it lacks none.
     """
 
@@ -46,7 +46,7 @@ class Truth:
     about: dict[str, Any]
     rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     owners: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    twins: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    matched: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def held_by(self, client: int) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ class Truth:
         """
         tensors = {"candidates": self.candidates, "candidate_labels": self.candidate_labels}
         if len(self.owners):
-            tensors |= {"owners": self.owners, "twins": self.twins, "values": self.values}
+            tensors |= {"owners": self.owners, "twins": self.matched, "values": self.values}
         for (r, c), value in self.inputs.items():
             tensors[f"inputs/{r}/{c}"] = value
             tensors[f"labels/{r}/{c}"] = self.labels[r, c]
@@ -114,7 +114,9 @@ class Truth:
                     labels[r, c] = tensors[f"labels/{r}/{c}"]
                     if f"rows/{r}/{c}" in tensors:
                         rows[r, c] = tensors[f"rows/{r}/{c}"]
-            known = {name: tensors[name] for name in ("owners", "twins", "values") if name in tensors}
+            known = {name: tensors[name] for name in ("owners", "values") if name in tensors}
+            if "twins" in tensors:  # the name in files
+                known["matched"] = tensors["twins"]
             return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about, rows, **known)
         except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
             raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
@@ -148,7 +150,7 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     """
     if truth.about.get("transcript") != transcript.fingerprint():
         raise CorruptTranscript(f"{path} is the ground truth of another transcript than '{transcript.name}'")
-    setup = transcript.setup
+    task_info = transcript.task_info
     updates = {(r.index, u.client): u.num_examples for r in transcript.rounds for u in r.updates}
     parts = {
         f"round {r}, client {c}": (truth.inputs.get((r, c)), truth.labels.get((r, c)), n)
@@ -163,11 +165,11 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
             raise CorruptTranscript(f"{path} has nothing on {what}")
         if count < 1:
             raise CorruptTranscript(f"{path}: {what}: there are none")
-        check_examples(inputs, labels, setup, count, f"{path}: {what}")
+        check_examples(inputs, labels, task_info, count, f"{path}: {what}")
     n = len(transcript.records) if transcript.records else 0
     places = torch.arange(n)
-    whole = all(known.shape == (n,) and known.dtype == torch.int64 for known in (truth.owners, truth.twins))
-    if not whole or bool((truth.owners < UNUSED).any()) or not truth.twins.sort().values.equal(places):
+    whole = all(known.shape == (n,) and known.dtype == torch.int64 for known in (truth.owners, truth.matched))
+    if not whole or bool((truth.owners < UNUSED).any()) or not truth.matched.sort().values.equal(places):
         raise CorruptTranscript(f"{path}: what it says of the adversary's {n} records are none of theirs")
     kinds = len(transcript.records.codes) if transcript.records else 0
     values = truth.values

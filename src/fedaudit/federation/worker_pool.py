@@ -10,38 +10,38 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from torch import Tensor, nn
 
 from fedaudit.federation.checkpoint import State
-from fedaudit.federation.history import Course
-from fedaudit.federation.participant import Participant
+from fedaudit.federation.client import Client
+from fedaudit.federation.history import History
 from fedaudit.update import Tensors, Update
 from fedaudit.utils.errors import FedAuditError
 from fedaudit.utils.machine import keep_freed_memory, one_thread
 
-Turn = tuple[Update, Tensor]
+StepResult = tuple[Update, Tensor]
 _WORTH = 10.0  # seconds that are left, below which starting processes doesn't pay
 
 
-class Crew:
+class WorkerPool:
     """Lets the clients of a round take their turns.
 
     The first round is played in this process and timed; if more than ten seconds are left, worker processes take the
     honest clients' turns from then on. Malicious clients collude, so theirs are taken here, one after the other.
     """
 
-    def __init__(self, clients: Sequence[Participant], workers: int, rounds: int) -> None:
+    def __init__(self, clients: Sequence[Client], workers: int, rounds: int) -> None:
         self.clients = clients
         self.workers = workers
         self.left = rounds
         self.seconds = 0.0  # of the last round that was played here
 
-    def play(
+    def run_round(
         self,
         model: nn.Module,
         index: int,
         weights: Tensors,
         chosen: Sequence[int],
-        course: Course,
+        history: History,
         report: Callable[[int], None],
-    ) -> list[Turn]:
+    ) -> list[StepResult]:
         """Return what each chosen client sends, as it arrives, and the rows of the examples it was made from.
 
         Args:
@@ -49,7 +49,7 @@ class Crew:
             index: of the round.
             weights: of the round.
             chosen: numbers of the clients.
-            course: is told what it cost.
+            history: is told what it cost.
             report: called with the turns of this round that have been taken.
 
         Raises:
@@ -57,8 +57,8 @@ class Crew:
         """
         self.left -= 1
         if self.workers > 1 and len(chosen) > 1 and self.seconds * (self.left + 1) > _WORTH:
-            return self._apart(model, index, weights, chosen, course, report)
-        return self._here(model, index, weights, chosen, course, report)
+            return self._apart(model, index, weights, chosen, history, report)
+        return self._here(model, index, weights, chosen, history, report)
 
     def _here(
         self,
@@ -66,16 +66,16 @@ class Crew:
         index: int,
         weights: Tensors,
         chosen: Sequence[int],
-        course: Course,
+        history: History,
         report: Callable[[int], None],
-    ) -> list[Turn]:
+    ) -> list[StepResult]:
         began = time.perf_counter()
-        turns = []
+        steps = []
         for number in chosen:
-            turns.append(_turn(self.clients[number], model, index, weights, course))
-            report(len(turns))
+            steps.append(_step(self.clients[number], model, index, weights, history))
+            report(len(steps))
         self.seconds = time.perf_counter() - began
-        return turns
+        return steps
 
     def _apart(
         self,
@@ -83,41 +83,41 @@ class Crew:
         index: int,
         weights: Tensors,
         chosen: Sequence[int],
-        course: Course,
+        history: History,
         report: Callable[[int], None],
-    ) -> list[Turn]:
+    ) -> list[StepResult]:
         honest = [number for number in chosen if self.clients[number].behaviour is None]
         pool = Parallel(n_jobs=min(self.workers, len(honest) or 1), backend="loky", return_as="generator")
         calls = (delayed(_work)(self.clients[number].light(), model, index, weights) for number in honest)
-        done: dict[int, tuple[Turn, Course]] = {}
+        done: dict[int, tuple[StepResult, History]] = {}
         try:
             results = pool(calls)
             for number in sorted(set(chosen) - set(honest)):
-                own = Course()
-                done[number] = _turn(self.clients[number], model, index, weights, own), own
+                own = History()
+                done[number] = _step(self.clients[number], model, index, weights, own), own
                 report(len(done))
-            for number, (turn, state, own) in zip(honest, results, strict=True):
+            for number, (step, state, own) in zip(honest, results, strict=True):
                 self.clients[number].restore(state)
-                done[number] = turn, own
+                done[number] = step, own
                 report(len(done))
         except TerminatedWorkerError:
             raise FedAuditError(
                 "a worker process died in the simulation, perhaps for want of memory: run again with fewer --workers"
             ) from None
         for number in chosen:
-            course.add(done[number][1])
+            history.add(done[number][1])
         return [done[number][0] for number in chosen]
 
 
-def _turn(client: Participant, model: nn.Module, index: int, weights: Tensors, course: Course) -> Turn:
+def _step(client: Client, model: nn.Module, index: int, weights: Tensors, history: History) -> StepResult:
     model.load_state_dict(weights)
-    return client.participate(model, index, weights, course)
+    return client.run_round(model, index, weights, history)
 
 
-def _work(client: Participant, model: nn.Module, index: int, weights: Tensors) -> tuple[Turn, State, Course]:
+def _work(client: Client, model: nn.Module, index: int, weights: Tensors) -> tuple[StepResult, State, History]:
     """Run in a worker: one turn, what the client remembers of it, and what it cost."""
     keep_freed_memory()
-    course = Course()
+    history = History()
     with one_thread():
-        turn = _turn(client, model, index, weights, course)
-    return turn, client.state(), course
+        step = _step(client, model, index, weights, history)
+    return step, client.state(), history

@@ -77,14 +77,14 @@ def attack_transcript(
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
         raise BadInput(f"the transcript in '{folder}' grants no labels; simulate with --set threat.knows_labels=true")
     truth_path = truth or folder / FILE
-    judged = truth is not None or truth_path.exists()
-    if limits and not judged:
+    evaluated = truth is not None or truth_path.exists()
+    if limits and not evaluated:
         raise BadInput(f"--fail-above needs the ground truth to judge by, and there is none at {truth_path}")
-    if judged:  # find out before hours of work; only the seed is kept until every attack has been played
+    if evaluated:  # find out before hours of work; only the seed is kept until every attack has been played
         seed = _open_truth(truth_path, transcript)[1].seed if seed is None else seed
     targets = plan([transcript], attacks, adversary)
     outcomes = play(targets, seed=seed or 0, device=device, workers=workers, store=out / "findings", display=display)
-    if not judged:
+    if not evaluated:
         _save_findings(out, targets, outcomes)
         return None
     loaded, scenario, data, model = _open_truth(truth_path, transcript)

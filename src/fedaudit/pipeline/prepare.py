@@ -17,9 +17,9 @@ from fedaudit.defences.aggregation import make_aggregator
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.defences.settings import check_settings
 from fedaudit.federation.behaviour import BEHAVIOURS
-from fedaudit.federation.client import local_randomness, train
-from fedaudit.federation.participant import Federation
-from fedaudit.federation.simulator import check, hold, spread
+from fedaudit.federation.client import Federation
+from fedaudit.federation.local_training import local_randomness, train
+from fedaudit.federation.simulator import check, draw_records, partition_clients
 from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
 from fedaudit.models import (
     MODELS,
@@ -32,7 +32,7 @@ from fedaudit.models import (
 )
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario
-from fedaudit.update import Loss, Setup, loss_function
+from fedaudit.update import Loss, TaskInfo, loss_function
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import derive_seed, generator
 
@@ -89,7 +89,7 @@ def _resolve_defences(defences: DefencesSpec, scenario: Scenario) -> DefencesSpe
                 f"under {federation.algorithm} the server would add 1 or -1 to every weight: use scale: mean"
             )
         try:
-            aggregator.rehearse(federation.clients_per_round or federation.clients)
+            aggregator.dry_run(federation.clients_per_round or federation.clients)
         except BadInput as error:
             raise BadInput(f"federation '{federation.name}': {error}") from None
     return DefencesSpec.model_validate(
@@ -144,7 +144,7 @@ def prepare_federation(
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
         loss = loss_function(loss_name)
-    setup = Setup(
+    task_info = TaskInfo(
         model=spec.name,
         width=spec.width,
         batch_norm=spec.batch_norm,
@@ -158,7 +158,7 @@ def prepare_federation(
     if model is None:
         if spec.name == "custom":
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
-        model = build_model(spec.name, input_shape=setup.input_shape, outputs=setup.outputs, width=spec.width)
+        model = build_model(spec.name, input_shape=task_info.input_shape, outputs=task_info.outputs, width=spec.width)
         initialise(model, spec.initialisation, generator(scenario.seed, "model"))
     else:
         model = _copied(model)
@@ -167,7 +167,7 @@ def prepare_federation(
     federation = Federation(
         dataset=dataset,
         split=scenario.data.split,
-        setup=setup,
+        task_info=task_info,
         model=model,
         loss=loss,
         reveal_labels=scenario.threat.knows_labels,
@@ -179,8 +179,8 @@ def prepare_federation(
     _check_outputs(federation, own)  # what doesn't fit is found before the training
     measured = scenario.evaluation.accuracy_every is not None
     for one in scenario.federations:
-        shares = spread(dataset, scenario.data.split, one, seed=scenario.seed)
-        hold(federation, one, shares, seed=scenario.seed, measured=measured)
+        shares = partition_clients(dataset, scenario.data.split, one, seed=scenario.seed)
+        draw_records(federation, one, shares, seed=scenario.seed, measured=measured)
         for defences in (scenario.defences, *scenario.other_defences):
             check(federation, one, defences, shares, seed=scenario.seed)
     if spec.training.epochs:
@@ -212,7 +212,7 @@ def _copied(model: Any) -> nn.Module:
 
 
 def _check_outputs(federation: Federation, own: bool) -> None:
-    sample = federation.setup.normalise(federation.dataset.test.inputs[:2])
+    sample = federation.task_info.normalise(federation.dataset.test.inputs[:2])
     parameters = dict(federation.model.named_parameters())
     if len(dict(federation.model.named_parameters(remove_duplicate=False))) > len(parameters):
         raise BadInput("two parameters of the model are one tensor (tied weights), which isn't supported; untie them")
@@ -222,7 +222,7 @@ def _check_outputs(federation: Federation, own: bool) -> None:
             outputs: Any = federation.model(sample)
     except (RuntimeError, ValueError, TypeError) as error:
         raise BadInput(f"the model can't take examples of shape {tuple(sample.shape)}: {error}") from error
-    expected = (len(sample), federation.setup.outputs)
+    expected = (len(sample), federation.task_info.outputs)
     if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         more = ""
@@ -259,7 +259,9 @@ def _pretrain(federation: Federation, scenario: Scenario, report: Report | None)
         set_training_mode(federation.model, "train")
         order = torch.randperm(len(data), generator=shuffle).split(spec.batch_size)
         batches = (
-            (federation.setup.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) >= least
+            (federation.task_info.normalise(data.inputs[rows]), data.targets[rows])
+            for rows in order
+            if len(rows) >= least
         )
         with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
             train(federation.model, federation.loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
@@ -278,5 +280,5 @@ def accuracy(federation: Federation) -> float:
     right = 0
     with torch.no_grad():
         for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
-            right += int((model(federation.setup.normalise(inputs)).argmax(dim=1) == targets).sum())
+            right += int((model(federation.task_info.normalise(inputs)).argmax(dim=1) == targets).sum())
     return right / len(test)

@@ -54,12 +54,12 @@ def rank_of(
         NotApplicable: it is no chain of affine layers and invertible activations; the message says why.
     """
     federation, _, _ = prepare_federation(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss)
-    setup = federation.setup
-    if setup.num_classes is None:
+    task_info = federation.task_info
+    if task_info.num_classes is None:
         raise NotApplicable("the rank analysis needs a classifier; this model predicts real values")
-    module = as_trained(federation.model, setup, federation.model.state_dict())
+    module = as_trained(federation.model, task_info, federation.model.state_dict())
     start = generator(scenario.seed, "rank")
-    return rank_analysis(module, setup.input_shape, federation.loss, setup.num_classes, generator=start)
+    return rank_analysis(module, task_info.input_shape, federation.loss, task_info.num_classes, generator=start)
 
 
 def for_programs(analysis: RankAnalysis) -> dict[str, Any]:

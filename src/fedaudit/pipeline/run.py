@@ -22,7 +22,7 @@ from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summ
 from fedaudit.evaluation.federations import federation_record
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.federation.checkpoint import Checkpoint
-from fedaudit.federation.history import Course
+from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
@@ -53,12 +53,12 @@ class Audit:
 
     Attributes:
         result: JSON-serialisable.
-        pictures: relative path to (C, H, W) pixels in [0, 1].
+        image_files: relative path to (C, H, W) pixels in [0, 1].
         scenario: resolved, as YAML.
     """
 
     result: AuditResult
-    pictures: dict[str, Tensor]
+    image_files: dict[str, Tensor]
     scenario: str
 
     @property
@@ -90,7 +90,7 @@ class Audit:
         """
         try:
             (folder / "images").mkdir(parents=True, exist_ok=True)
-            for name, pixels in self.pictures.items():
+            for name, pixels in self.image_files.items():
                 save_png(pixels, folder / name)
             (folder / "scenario.yaml").write_text(self.scenario, encoding="utf-8")
             self.result.save(folder / "results.json")
@@ -104,7 +104,7 @@ class Recording:
 
     transcript: Transcript
     truth: Truth
-    course: Course | None = None
+    history: History | None = None
 
 
 def run_audit(
@@ -210,7 +210,7 @@ def record(
         if names is not None and run.name not in names:
             continue
         report = display.stage(f"federation {run.name}", spec.rounds * (spec.clients_per_round or spec.clients))
-        course = Course(scenario.evaluation.accuracy_every, scenario.evaluation.accuracy_examples)
+        history = History(scenario.evaluation.accuracy_every, scenario.evaluation.accuracy_examples)
         checkpoint = simulation_checkpoint(store, run.name) if store else None
         transcript, truth = simulate(
             federation,
@@ -218,7 +218,7 @@ def record(
             run.defences,
             seed=scenario.seed,
             report=report,
-            course=course,
+            history=history,
             checkpoint=checkpoint,
             workers=workers,
         )
@@ -228,7 +228,7 @@ def record(
             "data": data.model_dump(mode="json"),
             "model": model_record.model_dump(mode="json"),
         }
-        recordings.append(Recording(transcript, dataclasses.replace(truth, about=about), course))
+        recordings.append(Recording(transcript, dataclasses.replace(truth, about=about), history))
     return recordings, data, model_record
 
 
@@ -243,7 +243,7 @@ def check_public_examples(recordings: Sequence[Recording], attacks: Sequence[Att
         if public is None:
             continue
         for recording in recordings:
-            kind = recording.transcript.setup.kind
+            kind = recording.transcript.task_info.kind
             for victims in recording.truth.inputs.values() if kind == "image" else ():
                 shared = int(torch.isin(fingerprints(victims), public).sum())
                 if shared:
@@ -273,14 +273,14 @@ def assess(
     check_public_examples([r for r in recordings if r.transcript.name in attacked], attacks)
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
-    pictures: dict[str, Tensor] = {}
+    image_files: dict[str, Tensor] = {}
     for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
         if isinstance(outcome, NotApplicable):
             findings.append(entry(attack.name, observation, status="not applicable", reason=str(outcome)))
             continue
-        judged = evaluate(outcome, observation, truths[observation.federation], seed=scenario.seed)
-        findings.append(judged.result)
-        pictures |= judged.pictures
+        evaluated = evaluate(outcome, observation, truths[observation.federation], seed=scenario.seed)
+        findings.append(evaluated.result)
+        image_files |= evaluated.image_files
     resamples = scenario.evaluation.bootstrap
     summaries = summarise(findings, resamples=resamples, seed=scenario.seed)
     knows, does_not_know = scenario.threat.knowledge()
@@ -298,7 +298,7 @@ def assess(
             does_not_know=does_not_know,
             acts=scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations),
         ),
-        federations=[federation_record(r.transcript, r.course, scenario) for r in recordings],
+        federations=[federation_record(r.transcript, r.history, scenario) for r in recordings],
         attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
         findings=findings,
         summaries=summaries,
@@ -315,7 +315,7 @@ def assess(
             workers=workers,
         ),
     )
-    return Audit(result, pictures, scenario.to_yaml())
+    return Audit(result, image_files, scenario.to_yaml())
 
 
 # What is attacked, with what, and why not if it can't be.

@@ -61,14 +61,14 @@ class Trial:
             type(self.attack).__name__,
             self.attack.settings(),
             [hashlib.sha256(f.read_bytes()).hexdigest() if f.is_file() else None for f in self.attack.files()],
-            str(seen.setup),
+            str(seen.task_info),
             str(seen.threat),
             str(seen.module),
             getattr(seen.loss, "__qualname__", repr(type(seen.loss))),
             [seen.federation, seen.update_kind, len(seen.weights)],
             [
                 [
-                    [m.round, m.client, m.update.num_examples, str(m.update.facts)],
+                    [m.round, m.client, m.update.num_examples, str(m.update.training)],
                     None if m.update.labels is None else m.update.labels.tolist(),
                 ]
                 for m in seen.messages
@@ -83,16 +83,16 @@ class Trial:
             digest.update(hashed[id(weights)])
         for message in seen.messages:
             digest.update(_digest(message.update.tensors) + _digest(message.update.buffers))
-        digest.update(_digest(seen.journal) + _digest(vars(seen.records) if seen.records else {}))
+        digest.update(_digest(seen.adversary_log) + _digest(vars(seen.records) if seen.records else {}))
         return digest.hexdigest()[:32]
 
     def play(self, report: Report | None = None) -> Finding | NotApplicable:
         """Return the finding, or why there is none."""
-        seen, looks_at = self.observation, self.attack.scope()
+        seen, scope = self.observation, self.attack.scope()
         where: tuple[str | int, ...] = ()
-        if looks_at == "update":
+        if scope == "update":
             where = (seen.messages[0].round, seen.messages[0].client)
-        elif looks_at == "client":
+        elif scope == "client":
             where = ("client", seen.messages[0].client)
         start = generator(self.seed, "attack", seen.federation, *where)
         progress = None if report is None else lambda done, total: report(self.work * done / total)

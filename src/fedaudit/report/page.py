@@ -16,7 +16,7 @@ import jinja2
 import yaml
 from PIL import Image
 
-from fedaudit.report import courses, figures, frontier
+from fedaudit.report import figures, frontier, histories
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
 from fedaudit.results import (
     AttackSummary,
@@ -117,7 +117,7 @@ class Victim:
 class Chapter:
     """Everything that the page says about one federation."""
 
-    facts: FederationRecord
+    record: FederationRecord
     summaries: list[AttackSummary]
     strongest: AttackSummary | None
     typical: tuple[Victim, Cell] | None
@@ -176,7 +176,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
     for name in named + [c.federation for c in result.comparisons]:
         if name not in {f.name for f in result.federations}:
             raise BadInput(f"results: federation '{name}' is not among the federations; repeat the audit")
-    chapters = [_chapter(result, facts, album, i) for i, facts in enumerate(result.federations, start=1)]
+    chapters = [_chapter(result, record, album, i) for i, record in enumerate(result.federations, start=1)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedaudit.report"),
         autoescape=True,
@@ -218,7 +218,7 @@ def _frontier(result: AuditResult) -> dict[str, object]:
     by = frontier.scale(result)
     drawing = frontier.draw(rows, by)
     _, first = frontier.ORDERS[frontier.order(result)]
-    learning, taken = courses.accuracy(result), courses.taken(result)
+    learning, taken = histories.accuracy(result), histories.taken(result)
     return {
         "prices": rows,
         "price_scale": by,
@@ -226,7 +226,7 @@ def _frontier(result: AuditResult) -> dict[str, object]:
         "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows, by)) if drawing else None,
         "learning": _plots([learning], "accuracy") if learning else None,
         "taken": _plots(taken, "taken") if taken else None,
-        "courses": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
+        "histories": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
     }
 
 
@@ -276,9 +276,9 @@ def headline(result: AuditResult) -> Headline:
 def comparison_text(comparison: Comparison) -> str:
     """Return a paired comparison as a sentence, always counted in favour of the first attack that it names."""
     d, unit = comparison.difference, f" {comparison.unit}".rstrip()
-    pictures = comparison.metric == "psnr"
-    signed = _signed if pictures else _signed_short
-    better = "recovers better pictures" if pictures else f"does better by {comparison.metric.replace('_', ' ')}"
+    image_files = comparison.metric == "psnr"
+    signed = _signed if image_files else _signed_short
+    better = "recovers better pictures" if image_files else f"does better by {comparison.metric.replace('_', ' ')}"
     if comparison.outcome == "b is better":
         d = Interval(mean=-d.mean, median=-d.median, low=-d.high, high=-d.low, n=d.n)
     told = f"{signed(d.mean)}{unit}{d.span(signed)}, n = {count(d.n)}"
@@ -338,39 +338,39 @@ def _strongest(summary: AttackSummary, federation: str) -> str:
     return f"The strongest attack, {summary.attack} on {federation}, {' and '.join(parts)}."
 
 
-def _chapter(result: AuditResult, facts: FederationRecord, album: Album, index: int) -> Chapter:
-    summaries = [s for s in result.summaries if s.federation == facts.name]
-    findings = [f for f in result.findings if f.federation == facts.name]
+def _chapter(result: AuditResult, record: FederationRecord, album: Album, index: int) -> Chapter:
+    summaries = [s for s in result.summaries if s.federation == record.name]
+    findings = [f for f in result.findings if f.federation == record.name]
     best = strongest(result, summaries)
     columns = [a for a in figures.attack_names(result) if any(f.images for f in findings if f.attack == a)]
     victims = _victims(result, findings, columns, album)
     cells = [(v, c) for v in victims if best and (c := v.cells.get(best.attack))]
     cells.sort(key=lambda pair: pair[1].image.psnr)
     candidates = [i.candidates for f in findings for i in f.images]
-    spread_rows = figures.spreads(result, facts.name)
+    spread_rows = figures.spreads(result, record.name)
     charts = [c.model_copy(update={"title": f"{f.attack}, {c.title}"}) for f in findings for c in f.charts]
     plots = _plots(charts[:CHARTS], f"f{index}-c")
     curves: dict[str, str] = {}
     legend: dict[str, str] = {}
     banded = False
     for quantity in figures.AXIS_LABELS:
-        series = figures.curve_series(result, facts.name, quantity)
+        series = figures.curve_series(result, record.name, quantity)
         if series:
             figure = figures.draw_curves(series, quantity)
-            text = _curve_alt(series, quantity, facts.name)
+            text = _curve_alt(series, quantity, record.name)
             curves[quantity] = figures.to_svg(figure, f"f{index}-{quantity}-", text)
         banded |= any(line.updates > 1 for line in series)
         for line in series:
             legend[line.attack] = figures.to_svg(figures.draw_swatch(line.style), f"f{index}-l{line.style}-", None)
     return Chapter(
-        facts=facts,
+        record=record,
         summaries=summaries,
         strongest=best,
         typical=cells[(len(cells) - 1) // 2] if cells else None,
         columns=columns,
         victims=victims[:SHOWN],
         hidden=max(0, len(victims) - SHOWN),
-        comparisons=[(c, comparison_text(c)) for c in result.comparisons if c.federation == facts.name],
+        comparisons=[(c, comparison_text(c)) for c in result.comparisons if c.federation == record.name],
         candidates=max(candidates, default=None),
         curves=curves,
         legend=list(legend.items()),

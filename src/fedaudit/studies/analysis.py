@@ -168,8 +168,8 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
     """Judge a claim at every combination of the axes that neither side fixes, as far as it was run."""
     text, better, worse = claim.text, claim.better, claim.worse
     name = claim.metric or study.metric
-    facts = measure(name)
-    sign = 1 if (facts.higher_is_better if facts else IMAGE_METRICS[name]) else -1
+    metric = measure(name)
+    sign = 1 if (metric.higher_is_better if metric else IMAGE_METRICS[name]) else -1
     open_axes = [axis for axis in study.axes if axis not in better and axis not in worse]
     claims = []
     for levels in itertools.product(*(study.axes[axis] for axis in open_axes)):

@@ -228,9 +228,9 @@ def grid(analysis: Analysis) -> tuple[list[str], list[str], list[tuple[list[str]
 
 def unit_of(name: str) -> str:
     """Return a metric's name as a table's heading or an axis has it."""
-    facts = measure(name)
+    metric = measure(name)
     words = name.replace("_", " ")
-    return _UNITS.get(name) or (f"{words}, {facts.unit}" if facts and facts.unit else words)
+    return _UNITS.get(name) or (f"{words}, {metric.unit}" if metric and metric.unit else words)
 
 
 def cell_text(name: str, cell: Cell | None) -> tuple[str, list[str]]:

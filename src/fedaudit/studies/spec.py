@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedaudit.attacks import make_attack
-from fedaudit.evaluation.kinds import KINDS, Metric, metric
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Metric, metric
 from fedaudit.scenario import Scenario, apply_override, scenario_from
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -147,7 +147,7 @@ def check_metric(name: str) -> None:
         ValueError: they can't; the message says which ones they can.
     """
     if name not in IMAGE_METRICS and measure(name) is None:
-        others = [*MEASURES, *(m.name for kind in KINDS.values() for m in kind.metrics)]
+        others = [*MEASURES, *(m.name for kind in FINDING_TYPES.values() for m in kind.metrics)]
         raise ValueError(unknown_name("metric", name, [*IMAGE_METRICS, *others]))
 
 

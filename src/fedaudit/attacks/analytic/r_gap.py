@@ -18,7 +18,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.models import set_training_mode
 from fedaudit.threat import Message, Observation
-from fedaudit.update import Loss, Setup, Tensors
+from fedaudit.update import Loss, TaskInfo, Tensors
 from fedaudit.utils.errors import NotApplicable
 
 _TIE = 1e-4  # relative; below, two candidates for the last layer's derivative can't be told apart by themselves
@@ -72,14 +72,16 @@ class RGap(Attack):
 
     def _prepare(self, observation: Observation) -> tuple[nn.Module, list[Block], Tensors]:
         message = observation.single()
-        setup = observation.setup
-        if setup.kind != "image":
-            raise NotApplicable(f"{self.name} recovers images; these examples are rows of a table, {setup.input_shape}")
-        if setup.num_classes is None:
+        task_info = observation.task_info
+        if task_info.kind != "image":
+            raise NotApplicable(
+                f"{self.name} recovers images; these examples are rows of a table, {task_info.input_shape}"
+            )
+        if task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         gradient = _exact_gradient(message)
-        module = as_trained(observation.module, setup, message.weights)
-        blocks = chain(module, setup.input_shape)
+        module = as_trained(observation.module, task_info, message.weights)
+        blocks = chain(module, task_info.input_shape)
         for block in blocks:
             check_size(block)
         last = _last_layer(blocks)
@@ -103,10 +105,10 @@ class RGap(Attack):
         """
         started = time.perf_counter()
         module, blocks, gradient = self._prepare(observation)
-        message, setup = observation.single(), observation.setup
+        message, task_info = observation.single(), observation.task_info
         granted = message.update.labels
         candidates = _candidates(_last_layer(blocks), gradient, observation.loss, granted)
-        low, high = (edge.double() for edge in setup.pixel_range(torch.zeros((1, *setup.input_shape))))
+        low, high = (edge.double() for edge in task_info.pixel_range(torch.zeros((1, *task_info.input_shape))))
         runs = []
         for i, k in enumerate(candidates):
             image, notes = _backwards(blocks, k, gradient, progress, (i, len(candidates)))
@@ -114,12 +116,12 @@ class RGap(Attack):
             distance = mismatch(module, observation.loss, image, label, gradient)
             runs.append((distance, float((image - image.clamp(low, high)).norm()), image, label, notes))
         least = min(run[0] for run in runs)
-        twins = [run for run in runs if run[0] <= least + _TWIN]
-        distance, _, image, label, notes = min(twins or runs, key=lambda run: run[1])
-        if len(twins) > 1:
+        matched = [run for run in runs if run[0] <= least + _TWIN]
+        distance, _, image, label, notes = min(matched or runs, key=lambda run: run[1])
+        if len(matched) > 1:
             notes.append(
-                f"{len(twins)} images have this gradient (they differ by a factor); the one with pixels nearest to the "
-                "valid range was taken"
+                f"{len(matched)} images have this gradient (they differ by a factor); the one with pixels nearest to "
+                "the valid range was taken"
             )
         if not distance <= _SUSPECT:  # also where it isn't a number
             notes.append(
@@ -128,7 +130,7 @@ class RGap(Attack):
             )
         if not bool(torch.isfinite(image).all()):
             raise NotApplicable("the recursion overflowed; play an attack that optimises (invg, agic)")
-        pixels = setup.denormalise(image.float()).clamp(0, 1)
+        pixels = task_info.denormalise(image.float()).clamp(0, 1)
         return ImageFinding(
             attack=self.name,
             images=pixels,
@@ -140,11 +142,11 @@ class RGap(Attack):
         )
 
 
-def as_trained(module: nn.Module, setup: Setup, weights: Mapping[str, Tensor]) -> nn.Module:
+def as_trained(module: nn.Module, task_info: TaskInfo, weights: Mapping[str, Tensor]) -> nn.Module:
     """Return a copy of ``module`` with ``weights``, in float64 on the CPU, in the mode of the client's training."""
     own = copy.deepcopy(module).cpu()
     own.load_state_dict(dict(weights))
-    set_training_mode(own, setup.batch_norm)
+    set_training_mode(own, task_info.batch_norm)
     return own.double()
 
 
@@ -156,9 +158,9 @@ def _exact_gradient(message: Message) -> Tensors:
     Raises:
         NotApplicable: the update is something else.
     """
-    update, facts = message.update, message.update.facts
+    update, training = message.update, message.update.training
     remedy = "play an attack that optimises (invg, agic), or audit batch_size: 1"
-    if update.kind == "weights" and facts is None:
+    if update.kind == "weights" and training is None:
         raise NotApplicable(
             "r-gap needs to know how the client trained to use a FedAvg update; set threat.knows_training=true"
         )
@@ -171,10 +173,11 @@ def _exact_gradient(message: Message) -> Tensors:
     if not any(bool(t.any()) for t in tensors.values()):
         raise NotApplicable("the update is zero throughout: it carries nothing to invert")
     if update.kind == "weights":
-        assert facts is not None  # one example is one step
-        decay = facts.weight_decay
+        assert training is not None  # one example is one step
+        decay = training.weight_decay
         return {
-            name: -t / facts.learning_rate - decay * message.weights[name].double().cpu() for name, t in tensors.items()
+            name: -t / training.learning_rate - decay * message.weights[name].double().cpu()
+            for name, t in tensors.items()
         }
     return tensors
 

@@ -20,9 +20,9 @@ from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
 from fedaudit.attacks.inversion.priors import Prior
 from fedaudit.attacks.inversion.reconstruct import Objective, Reconstruction, reconstruct
-from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Task
-from fedaudit.federation.client import local_randomness
-from fedaudit.threat import LooksAt, Message, Observation
+from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Problem
+from fedaudit.federation.local_training import local_randomness
+from fedaudit.threat import Message, Observation, Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, NonNegative
 
@@ -30,20 +30,20 @@ _POOL = 2  # side and stride of the average pooling before pictures are compared
 
 
 @dataclass(frozen=True)
-class Sighting:
+class EpochUpdate:
     """One observed update, made ready.
 
     Attributes:
         message: as it was seen.
         epoch: from 0.
         prepared: the model, the gradient, the labels.
-        task: its distance, as a function of its own batch of images.
+        problem: its distance, as a function of its own batch of images.
     """
 
     message: Message
     epoch: int
     prepared: Prepared
-    task: Task
+    problem: Problem
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
@@ -68,7 +68,7 @@ class SeveralEpochs(GradientInversion):
         gamma: γ of the epochs after it; 0 leaves them out.
     """
 
-    looks_at: ClassVar[LooksAt] = "client"
+    default_scope: ClassVar[Scope] = "client"
 
     epochs: Annotated[int, Field(ge=1, strict=True)] = 2
     pre_iterations: Count = 2_000
@@ -115,18 +115,18 @@ class SeveralEpochs(GradientInversion):
         self.check(observation)
         started = time.perf_counter()
         wanted = [e for e in range(self.epochs) if (self.gamma if e else self.gamma_first) > 0]
-        sightings: list[list[Sighting]] = []
+        epoch_updates: list[list[EpochUpdate]] = []
         for number, epoch in enumerate(_cut(observation.messages, self.epochs)):
             if number in wanted:
-                known = sightings[0][0].prepared.labels if sightings and len(epoch) == 1 else None
-                sightings.append([self._sight(observation, m, number, device, known) for m in epoch])
-        everything = [s for epoch in sightings for s in epoch]
-        first = sightings[0]
-        matching = len(sightings) > 1 and len(first) > 1
+                known = epoch_updates[0][0].prepared.labels if epoch_updates and len(epoch) == 1 else None
+                epoch_updates.append([self._sight(observation, m, number, device, known) for m in epoch])
+        everything = [s for epoch in epoch_updates for s in epoch]
+        first = epoch_updates[0]
+        matching = len(epoch_updates) > 1 and len(first) > 1
         steps = _Steps(progress, matching * len(everything) * self.pre_iterations)
         if matching:
-            pictures = [torch.cat([self._alone(s, generator, steps) for s in epoch]) for epoch in sightings]
-            labels = [torch.cat([s.prepared.labels for s in epoch]) for epoch in sightings]
+            pictures = [torch.cat([self._alone(s, generator, steps) for s in epoch]) for epoch in epoch_updates]
+            labels = [torch.cat([s.prepared.labels for s in epoch]) for epoch in epoch_updates]
             chains = chain(
                 [
                     match(a, b, x if self.label_filter else None, y if self.label_filter else None, self.pooling)
@@ -135,37 +135,37 @@ class SeveralEpochs(GradientInversion):
                 len(pictures[0]),
             )
         else:
-            chains = torch.arange(sum(len(s.prepared.labels) for s in first)).repeat(len(sightings), 1)
-        places = [_places(epoch, column) for epoch, column in zip(sightings, chains, strict=True)]
+            chains = torch.arange(sum(len(s.prepared.labels) for s in first)).repeat(len(epoch_updates), 1)
+        places = [_places(epoch, column) for epoch, column in zip(epoch_updates, chains, strict=True)]
         parts = _components(places)
         steps.total += len(parts) * self.iterations
         runs = []
         for part in parts:
             shared = [(s, rows) for place in places for s, rows in place if rows[0] in part]
             runs.append((part, self._together(shared, part, generator, steps)))
-        return self._finding(observation, sightings, places, runs, time.perf_counter() - started)
+        return self._finding(observation, epoch_updates, places, runs, time.perf_counter() - started)
 
     def _sight(
         self, observation: Observation, message: Message, epoch: int, device: str, labels: Tensor | None
-    ) -> Sighting:
+    ) -> EpochUpdate:
         """Make an update ready; ``labels``, if given, are those of its only counterpart in the first epoch."""
         prepared = self.prepare(observation, message, device)
         if labels is not None:
             prepared = dataclasses.replace(prepared, labels=labels)
-        return Sighting(message, epoch, prepared, self.task(prepared, message))
+        return EpochUpdate(message, epoch, prepared, self.problem(prepared, message))
 
     def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:  # noqa: ARG002
         """Return none: they are added once for the shared images."""
         return []
 
-    def _alone(self, sighting: Sighting, generator: torch.Generator, steps: _Steps) -> Tensor:
+    def _alone(self, epoch_update: EpochUpdate, generator: torch.Generator, steps: _Steps) -> Tensor:
         """Return the pictures of one update on its own, normalised."""
         short = dataclasses.replace(self, iterations=self.pre_iterations)
-        rows = torch.arange(len(sighting.prepared.labels))
-        return short._together([(sighting, rows)], rows, generator, steps).images
+        rows = torch.arange(len(epoch_update.prepared.labels))
+        return short._together([(epoch_update, rows)], rows, generator, steps).images
 
     def _together(
-        self, shared: Sequence[tuple[Sighting, Tensor]], part: Tensor, generator: torch.Generator, steps: _Steps
+        self, shared: Sequence[tuple[EpochUpdate, Tensor]], part: Tensor, generator: torch.Generator, steps: _Steps
     ) -> Reconstruction:
         """Reconstruct the images ``part`` from the updates that they were used in."""
         prepared = shared[0][0].prepared
@@ -173,7 +173,7 @@ class SeveralEpochs(GradientInversion):
         terms = [
             (
                 1.0 if len(shared) == 1 else (self.gamma if s.epoch else self.gamma_first),
-                s.task.single,
+                s.problem.single,
                 torch.tensor([position[int(row)] for row in rows], device=prepared.labels.device),
             )
             for s, rows in shared
@@ -210,24 +210,26 @@ class SeveralEpochs(GradientInversion):
     def _finding(
         self,
         observation: Observation,
-        sightings: list[list[Sighting]],
-        places: list[list[tuple[Sighting, Tensor]]],
+        epoch_updates: list[list[EpochUpdate]],
+        places: list[list[tuple[EpochUpdate, Tensor]]],
         runs: list[tuple[Tensor, Reconstruction]],
         seconds: float,
     ) -> ImageFinding:
         order = torch.cat([part for part, _ in runs]).argsort()
-        labels = torch.cat([s.prepared.labels for s in sightings[0]]).cpu()
+        labels = torch.cat([s.prepared.labels for s in epoch_updates[0]]).cpu()
         rounds: list[list[int]] = [[] for _ in order]
         for place in places:
-            for sighting, rows in place:
+            for epoch_update, rows in place:
                 for row in rows.tolist():
-                    rounds[row].append(sighting.message.round)
+                    rounds[row].append(epoch_update.message.round)
         traces = [run.trace for _, run in runs]
         pixels = torch.cat([torch.cat([run.images[None], run.trace.snapshots]) for _, run in runs], dim=1)[:, order]
-        pixels = observation.setup.denormalise(pixels.flatten(0, 1)).clamp(0, 1).unflatten(0, (-1, len(order))).cpu()
+        pixels = (
+            observation.task_info.denormalise(pixels.flatten(0, 1)).clamp(0, 1).unflatten(0, (-1, len(order))).cpu()
+        )
         objective = torch.tensor([trace.objective for trace in traces]).sum(dim=0).tolist()
-        notes = [note for epoch in sightings for s in epoch for note in s.task.notes]
-        seen = sightings[0][0]
+        notes = [note for epoch in epoch_updates for s in epoch for note in s.problem.notes]
+        seen = epoch_updates[0][0]
         return ImageFinding(
             attack=self.name,
             images=pixels[0],
@@ -304,7 +306,7 @@ def _cut(messages: Sequence[Message], epochs: int) -> list[Sequence[Message]]:
     return [messages[i : i + length] for i in range(0, len(messages), length)]
 
 
-def _places(epoch: Sequence[Sighting], column: Tensor) -> list[tuple[Sighting, Tensor]]:
+def _places(epoch: Sequence[EpochUpdate], column: Tensor) -> list[tuple[EpochUpdate, Tensor]]:
     """Return, for every update of an epoch, which images are its examples, in the order of its labels."""
     image_at = torch.empty_like(column)
     image_at[column] = torch.arange(len(column))
@@ -312,7 +314,7 @@ def _places(epoch: Sequence[Sighting], column: Tensor) -> list[tuple[Sighting, T
     return list(zip(epoch, image_at.split(sizes), strict=True))
 
 
-def _components(places: Sequence[Sequence[tuple[Sighting, Tensor]]]) -> list[Tensor]:
+def _components(places: Sequence[Sequence[tuple[EpochUpdate, Tensor]]]) -> list[Tensor]:
     """Return the images that hang together through shared updates, group by group, each ascending."""
     pairs = [(int(rows[0]), int(row)) for place in places for _, rows in place for row in rows]
     count = 1 + max(column for _, column in pairs)

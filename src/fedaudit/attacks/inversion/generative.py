@@ -21,10 +21,10 @@ from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.objectives import flatten, unflatten
 from fedaudit.attacks.inversion.reconstruct import Objective, Optimisation, Reconstruction, Schedule, reconstruct
 from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion
-from fedaudit.federation.client import local_randomness
+from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.generator import Generator, TrainedGenerator
 from fedaudit.threat import Observation
-from fedaudit.update import Setup
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import MissingData, NotApplicable
 from fedaudit.utils.validation import Fraction, NonNegative, Positive
 
@@ -77,7 +77,7 @@ class GIAS(GradientInversion):
                 f"{self.name} needs public data of the same kind, which this adversary doesn't have; "
                 "set threat.knows_public_data=true"
             )
-        self._trained(observation.setup)
+        self._trained(observation.task_info)
 
     def files(self) -> list[Path]:
         """Return the generator's file."""
@@ -90,7 +90,7 @@ class GIAS(GradientInversion):
         except MissingData:
             return None  # check() says so
 
-    def _trained(self, setup: Setup) -> TrainedGenerator:
+    def _trained(self, task_info: TaskInfo) -> TrainedGenerator:
         command = "fedaudit train-generator --data NAME --out generator.safetensors"
         if self.generator_file is None:
             raise NotApplicable(
@@ -100,11 +100,11 @@ class GIAS(GradientInversion):
             trained = _load(self.generator_file)
         except MissingData as error:
             raise NotApplicable(f"{error}; make one with '{command}'") from None
-        if trained.network.spec.input_shape != tuple(setup.input_shape):
-            shapes = f"{trained.network.spec.input_shape}, the victims' are {tuple(setup.input_shape)}"
+        if trained.network.spec.input_shape != tuple(task_info.input_shape):
+            shapes = f"{trained.network.spec.input_shape}, the victims' are {tuple(task_info.input_shape)}"
             raise NotApplicable(
                 f"the generator '{self.generator_file}' makes images of {shapes}; make one with "
-                f"'{command} --image-size {setup.input_shape[1]}'"
+                f"'{command} --image-size {task_info.input_shape[1]}'"
             )
         return trained
 
@@ -123,10 +123,10 @@ class GIAS(GradientInversion):
         """
         self.check(observation)
         started = time.perf_counter()
-        message, setup = observation.single(), observation.setup
+        message, task_info = observation.single(), observation.task_info
         network = _load(self.generator_file).network.to(device)
         prepared = self.prepare(observation, message, device)
-        task = self.task(prepared, message)
+        problem = self.problem(prepared, message)
         count = len(prepared.labels)
         first, second = self._searches()
         total = self.restarts * first.iterations + second.iterations
@@ -134,7 +134,7 @@ class GIAS(GradientInversion):
         def search(decode: Decode, initial: Tensor, settings: Optimisation, done: int) -> tuple[Reconstruction, Decode]:
             report = None if progress is None else lambda own, _: progress(done + own, total)
             with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
-                objective = through(decode, task.objective)
+                objective = through(decode, problem.objective)
                 run = reconstruct(objective, [initial], settings, prepared.pixel_range, generator, report)
             if not math.isfinite(run.objective):
                 raise NotApplicable(f"the optimisation diverged at learning_rate {settings.learning_rate:g}; lower it")
@@ -142,7 +142,7 @@ class GIAS(GradientInversion):
 
         runs = [
             search(
-                from_codes(network, setup),
+                from_codes(network, task_info),
                 torch.randn((count, network.spec.latent), generator=generator).to(device),
                 first,
                 restart * first.iterations,
@@ -152,9 +152,9 @@ class GIAS(GradientInversion):
         codes = min(runs, key=lambda run: run[0].objective)
         weights = flatten(list(network.parameters())).detach().repeat(count, 1)
         adapted = search(
-            from_weights(network, setup, codes[0].images), weights, second, self.restarts * first.iterations
+            from_weights(network, task_info, codes[0].images), weights, second, self.restarts * first.iterations
         )
-        trace, images = _joined(codes, adapted, setup)
+        trace, images = _joined(codes, adapted, task_info)
         return ImageFinding(
             attack=self.name,
             images=images,
@@ -163,7 +163,7 @@ class GIAS(GradientInversion):
             objective=adapted[0].objective,
             iterations=total,
             trace=trace,
-            notes=(*self.notes(prepared, message.update), *task.notes),
+            notes=(*self.notes(prepared, message.update), *problem.notes),
             seconds=time.perf_counter() - started,
         )
 
@@ -179,12 +179,12 @@ class GIAS(GradientInversion):
         )
 
 
-def from_codes(network: Generator, setup: Setup) -> Decode:
+def from_codes(network: Generator, task_info: TaskInfo) -> Decode:
     """Return codes (n, latent) to normalised images."""
-    return lambda codes: setup.normalise(network(codes))
+    return lambda codes: task_info.normalise(network(codes))
 
 
-def from_weights(network: Generator, setup: Setup, codes: Tensor) -> Decode:
+def from_weights(network: Generator, task_info: TaskInfo, codes: Tensor) -> Decode:
     """Return weights (n, parameters), a row for each of ``codes``, to normalised images."""
     names = [name for name, _ in network.named_parameters()]
     shapes = [p.shape for p in network.parameters()]
@@ -194,7 +194,7 @@ def from_weights(network: Generator, setup: Setup, codes: Tensor) -> Decode:
             functional_call(network, dict(zip(names, unflatten(row, shapes), strict=True)), (code[None],))
             for row, code in zip(weights, codes, strict=True)
         ]
-        return setup.normalise(torch.cat(images))
+        return task_info.normalise(torch.cat(images))
 
     return decode
 
@@ -213,13 +213,13 @@ def through(decode: Decode, objective: Objective) -> Objective:
 
 
 def _joined(
-    codes: tuple[Reconstruction, Decode], adapted: tuple[Reconstruction, Decode], setup: Setup
+    codes: tuple[Reconstruction, Decode], adapted: tuple[Reconstruction, Decode], task_info: TaskInfo
 ) -> tuple[Trace, Tensor]:
     """Return the trace of both searches, one after the other, and the last images, all as pixels."""
     (one, decode), (two, decode_two) = codes, adapted
     with torch.no_grad():
         pictures = [decode(s) for s in one.trace.snapshots[:-1]] + [decode_two(s) for s in two.trace.snapshots]
-    pixels = setup.denormalise(torch.cat(pictures)).clamp(0, 1).unflatten(0, (len(pictures), -1)).cpu()
+    pixels = task_info.denormalise(torch.cat(pictures)).clamp(0, 1).unflatten(0, (len(pictures), -1)).cpu()
     offset = one.trace.iterations[-1]
     iterations = one.trace.iterations[:-1] + [offset + i for i in two.trace.iterations]
     return Trace(iterations, one.trace.objective[:-1] + two.trace.objective, pixels), pixels[-1]

@@ -18,7 +18,7 @@ from fedaudit.attacks.inversion.priors import (
     registered_mean,
 )
 from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, Schedule, with_priors
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Task
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Problem
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.threat import Message
 from fedaudit.update import Update
@@ -93,7 +93,7 @@ class GradInversion(GradientInversion):
         """Return (group·n, C, H, W) noise."""
         return [torch.cat([super(GradInversion, self).initial(prepared, generator)[0] for _ in range(self.group)])]
 
-    def task(self, prepared: Prepared, message: Message) -> Task:
+    def problem(self, prepared: Prepared, message: Message) -> Problem:
         """Return the sum over the seeds, with the pull between them."""
         engine = self.make_engine(prepared, message)
         alone = with_priors(engine, self.priors(prepared))
@@ -118,18 +118,18 @@ class GradInversion(GradientInversion):
                     gradient = gradient.add(away, alpha=2 * scale)
             return value, [gradient]
 
-        return Task(objective, alone, engine.notes)
+        return Problem(objective, alone, engine.notes)
 
     def choose(
         self,
         run: Reconstruction,
-        task: Task,
+        problem: Problem,
         prepared: Prepared,
         update: Update,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """Return the seed of least distance plus priors."""
         count = len(prepared.labels)
-        values = torch.stack([task.single([seed])[0] for seed in run.images.split(count)])
+        values = torch.stack([problem.single([seed])[0] for seed in run.images.split(count)])
         return torch.arange(count) + count * int(values.argmin()), prepared.labels.cpu()
 
 

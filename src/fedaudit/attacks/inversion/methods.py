@@ -18,7 +18,7 @@ from fedaudit.attacks.inversion.priors import (
     outside_range,
 )
 from fedaudit.attacks.inversion.reconstruct import OptimiserName, Reconstruction, Schedule
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Start, Task, prepare
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Problem, Start, prepare
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.threat import Message, Observation
 from fedaudit.update import Update
@@ -55,9 +55,10 @@ class DLG(GradientInversion):
     def check(self, observation: Observation) -> None:
         """Refuse a loss that takes no class probabilities, too."""
         super().check(observation)
-        if observation.setup.loss != "cross-entropy":
+        if observation.task_info.loss != "cross-entropy":
             raise NotApplicable(
-                f"{self.name} optimises soft labels, which the loss '{observation.setup.loss}' may not take; use idlg"
+                f"{self.name} optimises soft labels, which the loss '{observation.task_info.loss}' may not take; "
+                "use idlg"
             )
 
     def prepare(self, observation: Observation, message: Message, device: str) -> Prepared:
@@ -67,20 +68,20 @@ class DLG(GradientInversion):
     def initial(self, prepared: Prepared, generator: torch.Generator) -> list[Tensor]:
         """Return noise, for the label logits, too."""
         images = super().initial(prepared, generator)
-        return [*images, torch.randn((len(images[0]), prepared.setup.outputs), generator=generator)]
+        return [*images, torch.randn((len(images[0]), prepared.task_info.outputs), generator=generator)]
 
-    def task(self, prepared: Prepared, message: Message) -> Task:
+    def problem(self, prepared: Prepared, message: Message) -> Problem:
         """Return the distance as a function of images and label logits; no fast engine knows the latter."""
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)
         distance = distance_to(self.distance, message.update, names, prepared.gradient, weights)
         step = with_soft_labels(prepared.victim, distance)
-        return Task(lambda variables: step(*variables), lambda variables: step(*variables), [])
+        return Problem(lambda variables: step(*variables), lambda variables: step(*variables), [])
 
     def choose(
         self,
         run: Reconstruction,
-        task: Task,  # noqa: ARG002
+        problem: Problem,  # noqa: ARG002
         prepared: Prepared,  # noqa: ARG002
         update: Update,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
@@ -254,10 +255,15 @@ class AGIC(InvG):
             notes.append("the model has no convolution: layer weights are all equal")
         elif self.relu_modifier and not any(layer.relu_follows for layer in convolutions):
             notes.append("no ReLU follows a convolution: the ReLU modifier is 1 throughout")
-        facts = update.facts
-        if facts and update.kind == "weights" and facts.local_steps > 1 and facts.learning_rate >= _COARSE_RATE:
+        training = update.training
+        if (
+            training
+            and update.kind == "weights"
+            and training.local_steps > 1
+            and training.learning_rate >= _COARSE_RATE
+        ):
             notes.append(
-                f"learning rate {facts.learning_rate:g} over {facts.local_steps} local steps: the paper advises "
+                f"learning rate {training.learning_rate:g} over {training.local_steps} local steps: the paper advises "
                 "against the one-batch approximation from 0.01 on"
             )
         return notes

@@ -104,7 +104,7 @@ def reconstruct(
     """
     variables = [v.clone() for v in initial]
     images = variables[0]
-    descend = descent(objective, variables, settings, pixel_range, generator)
+    descend = pseudo_gradient(objective, variables, settings, pixel_range, generator)
     keep = {round(settings.iterations * k / _SNAPSHOTS) for k in range(_SNAPSHOTS)}
     kept: list[int] = []
     values: list[Tensor] = []
@@ -133,7 +133,7 @@ def reconstruct(
     return Reconstruction(images, variables[1:], trace.objective[-1], trace)
 
 
-def descent(
+def pseudo_gradient(
     objective: Objective,
     variables: list[Tensor],
     settings: Optimisation,

@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.defended import distance_to
-from fedaudit.attacks.inversion.engines.guarded import Checked, EngineName, make_engine
+from fedaudit.attacks.inversion.engines.guarded import EngineName, GuardedEngine, make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
 from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
 from fedaudit.attacks.inversion.objectives import DISTANCES
@@ -33,10 +33,10 @@ from fedaudit.attacks.inversion.reconstruct import (
 )
 from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
 from fedaudit.attacks.victim import Victim, load_victim, one_batch_gradient
-from fedaudit.federation.client import local_randomness
+from fedaudit.federation.local_training import local_randomness
 from fedaudit.models import Layer
 from fedaudit.threat import Message, Observation
-from fedaudit.update import Setup, TrainingFacts, Update
+from fedaudit.update import TaskInfo, TrainingConfig, Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 
@@ -51,7 +51,7 @@ class Prepared:
     """An observation made ready for the optimiser.
 
     Attributes:
-        setup: what everybody knows.
+        task_info: what everybody knows.
         victim: the model as the client ran it.
         layers: of the model, in forward order.
         gradient: the observed gradient by name; for a FedAvg update its one-batch approximation ΔW / (−μ·T).
@@ -59,7 +59,7 @@ class Prepared:
         label_source: ``given``, the inference's name, or ``optimised``.
     """
 
-    setup: Setup
+    task_info: TaskInfo
     victim: Victim
     layers: list[Layer]
     gradient: dict[str, Tensor]
@@ -69,11 +69,11 @@ class Prepared:
     @property
     def pixel_range(self) -> tuple[Tensor, Tensor]:
         """Normalised black and white, (1, C, H, W) each."""
-        return self.setup.pixel_range(torch.zeros((1, *self.setup.input_shape), device=self.labels.device))
+        return self.task_info.pixel_range(torch.zeros((1, *self.task_info.input_shape), device=self.labels.device))
 
 
 @dataclass(frozen=True)
-class Task:
+class Problem:
     """What is minimised.
 
     Attributes:
@@ -147,21 +147,23 @@ class GradientInversion(Attack):
             NotApplicable: with the reason and the remedy.
         """
         message = observation.single()
-        setup = observation.setup
-        if setup.kind != "image":
-            raise NotApplicable(f"{self.name} recovers images; these examples are rows of a table, {setup.input_shape}")
-        if setup.num_classes is None:
+        task_info = observation.task_info
+        if task_info.kind != "image":
+            raise NotApplicable(
+                f"{self.name} recovers images; these examples are rows of a table, {task_info.input_shape}"
+            )
+        if task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
-        if min(setup.input_shape[1:]) < 2:
+        if min(task_info.input_shape[1:]) < 2:
             raise NotApplicable(f"{self.name} needs images of at least 2 by 2 pixels")
-        facts = message.update.facts
-        if message.update.kind == "weights" and facts is None and self.needs_training_facts(message.update):
+        training = message.update.training
+        if message.update.kind == "weights" and training is None and self.needs_training_facts(message.update):
             raise NotApplicable(
                 f"{self.name} needs to know how the client trained to use a FedAvg update; "
                 "set threat.knows_training=true"
             )
-        if message.update.kind == "weights" and facts is not None:
-            self._check_local_training(facts)
+        if message.update.kind == "weights" and training is not None:
+            self._check_local_training(training)
         if self.most_examples is not None and message.update.num_examples > self.most_examples:
             raise NotApplicable(
                 f"{self.name} recovers one example, this update was made over {message.update.num_examples}; "
@@ -174,18 +176,19 @@ class GradientInversion(Attack):
         """Whether a FedAvg update can't be used without learning rate and local steps."""
         return True
 
-    def _check_local_training(self, facts: TrainingFacts) -> None:
-        if self.fedavg == "single-step" and facts.local_steps > 1:
+    def _check_local_training(self, training: TrainingConfig) -> None:
+        if self.fedavg == "single-step" and training.local_steps > 1:
             raise NotApplicable(
-                f"{self.name} has no answer to {facts.local_steps} local steps; use invg (by simulation) or agic "
+                f"{self.name} has no answer to {training.local_steps} local steps; use invg (by simulation) or agic "
                 "(as one batch)"
             )
-        if self.fedavg == "full-batch" and facts.local_steps > 1:
-            sizes = set(facts.batch_sizes)
-            if facts.data_size is None or sizes != {facts.data_size}:
+        if self.fedavg == "full-batch" and training.local_steps > 1:
+            sizes = set(training.batch_sizes)
+            if training.data_size is None or sizes != {training.data_size}:
                 raise NotApplicable(
                     f"{self.name} divides a FedAvg update by its local steps, which holds if each of them used all of "
-                    f"the client's {facts.data_size or ''} examples; these batches have {min(sizes)}; use agic or invg"
+                    f"the client's {training.data_size or ''} examples; these batches have {min(sizes)}; "
+                    "use agic or invg"
                 )
 
     def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:  # noqa: ARG002 (subclasses look at it)
@@ -226,13 +229,13 @@ class GradientInversion(Attack):
         if not self.aware:
             message = _undefended(message)
         prepared = self.prepare(observation, message, device)
-        task = self.task(prepared, message)
+        problem = self.problem(prepared, message)
         best: Reconstruction | None = None
         for restart in range(self.restarts):
             initial = [v.to(device) for v in self.initial(prepared, generator)]
             with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
                 run = reconstruct(
-                    task.objective,
+                    problem.objective,
                     initial,
                     self.optimisation(),
                     prepared.pixel_range,
@@ -244,8 +247,8 @@ class GradientInversion(Attack):
         if best is None or not bool(torch.isfinite(best.trace.snapshots).all()):
             raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
         pixels = torch.cat([best.images[None], best.trace.snapshots]).flatten(0, 1)
-        pixels = observation.setup.denormalise(pixels).clamp(0, 1).unflatten(0, (-1, len(best.images))).cpu()
-        chosen, labels = self.choose(best, task, prepared, message.update)
+        pixels = observation.task_info.denormalise(pixels).clamp(0, 1).unflatten(0, (-1, len(best.images))).cpu()
+        chosen, labels = self.choose(best, problem, prepared, message.update)
         return ImageFinding(
             attack=self.name,
             images=pixels[0, chosen],
@@ -254,33 +257,33 @@ class GradientInversion(Attack):
             objective=best.objective,
             iterations=self.iterations * self.restarts,
             trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:, chosen]),
-            notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *task.notes),
+            notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *problem.notes),
             seconds=time.perf_counter() - started,
         )
 
     def prepare(self, observation: Observation, message: Message, device: str) -> Prepared:
         """Make ``message`` ready; see :func:`prepare`."""
-        facts = message.update.facts
-        full = facts.data_size if self.fedavg == "full-batch" and facts and facts.local_steps > 1 else None
+        training = message.update.training
+        full = training.data_size if self.fedavg == "full-batch" and training and training.local_steps > 1 else None
         return prepare(observation, message, self.label_inference, device, num_examples=full)
 
     def initial(self, prepared: Prepared, generator: torch.Generator) -> list[Tensor]:
         """Return the first value of what is optimised, the dummy images first."""
-        shape = prepared.setup.input_shape
+        shape = prepared.task_info.input_shape
         if self.start == "patterned":
             return [_patterned(len(prepared.labels), shape, generator)]
         return [torch.randn((len(prepared.labels), *shape), generator=generator)]
 
-    def task(self, prepared: Prepared, message: Message) -> Task:
+    def problem(self, prepared: Prepared, message: Message) -> Problem:
         """Return what is minimised."""
         engine = self.make_engine(prepared, message)
         objective = with_priors(engine, self.priors(prepared))
-        return Task(objective, objective, engine.notes)
+        return Problem(objective, objective, engine.notes)
 
     def choose(
         self,
         run: Reconstruction,
-        task: Task,  # noqa: ARG002 (subclasses look at it)
+        problem: Problem,  # noqa: ARG002 (subclasses look at it)
         prepared: Prepared,
         update: Update,
     ) -> tuple[Tensor, Tensor]:
@@ -302,27 +305,27 @@ class GradientInversion(Attack):
             average=self.average,
         )
 
-    def make_engine(self, prepared: Prepared, message: Message) -> Checked:
+    def make_engine(self, prepared: Prepared, message: Message) -> GuardedEngine:
         """Return the step: one batch for gradients, and for FedAvg whichever of the two ways the method takes."""
         update = message.update
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)
-        target, facts = prepared.gradient, one_gradient(len(prepared.labels))
+        target, training = prepared.gradient, one_gradient(len(prepared.labels))
         if update.kind == "weights" and self.fedavg == "simulation":
-            assert update.facts is not None  # check() saw to it
+            assert update.training is not None  # check() saw to it
             target = {name: -t.to(prepared.labels.device) for name, t in update.tensors.items()}
-            facts = update.facts
+            training = update.training
             if (
                 self.distance == "squared-l2"
             ):  # of gradients, not of descents: else it shrinks with the learning rate squared
-                scale = (facts.learning_rate * facts.local_steps) ** -2
+                scale = (training.learning_rate * training.local_steps) ** -2
                 weights = {name: scale * weight for name, weight in weights.items()}
         if self.aware:
             distance = distance_to(self.distance, update, names, target, weights)
         else:
             distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
         steps = self.iterations * self.restarts * (1 if self.optimiser == "adam" else 20)
-        return make_engine(self.engine, prepared.victim, prepared.labels, facts, distance, steps)
+        return make_engine(self.engine, prepared.victim, prepared.labels, training, distance, steps)
 
 
 def prepare(
@@ -346,7 +349,7 @@ def prepare(
         NotApplicable: the labels are neither granted nor inferable.
         BadInput: no such label inference.
     """
-    setup = observation.setup
+    task_info = observation.task_info
     update = message.update
     wanted = num_examples or update.num_examples
     victim, layers = load_victim(observation, message, device)
@@ -356,10 +359,12 @@ def prepare(
     elif update.labels is not None:
         labels, source = update.labels[:wanted].to(device), "given"
     else:
-        assert setup.num_classes is not None  # check() saw to it
-        evidence = last_layer(victim, layers, gradient, setup.num_classes, setup.input_shape)
+        assert task_info.num_classes is not None  # check() saw to it
+        evidence = last_layer(victim, layers, gradient, task_info.num_classes, task_info.input_shape)
         labels, source = infer_labels(label_inference, evidence, wanted)
-    return Prepared(setup=setup, victim=victim, layers=layers, gradient=gradient, labels=labels, label_source=source)
+    return Prepared(
+        task_info=task_info, victim=victim, layers=layers, gradient=gradient, labels=labels, label_source=source
+    )
 
 
 def _undefended(message: Message) -> Message:

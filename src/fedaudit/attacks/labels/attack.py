@@ -60,11 +60,11 @@ class Labels(Attack):
             NotApplicable: with the reason and the remedy.
         """
         message = observation.single()
-        if observation.setup.num_classes is None:
+        if observation.task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         if message.update.labels is not None:
             raise NotApplicable("the adversary is granted the labels; set threat.knows_labels=false")
-        if message.update.kind == "weights" and message.update.facts is None:
+        if message.update.kind == "weights" and message.update.training is None:
             raise NotApplicable(
                 f"{self.name} needs the learning rate and the local steps to use a FedAvg update; "
                 "set threat.knows_training=true"
@@ -85,11 +85,11 @@ class Labels(Attack):
         """
         self.check(observation)
         started = time.perf_counter()
-        message, setup = observation.single(), observation.setup
-        assert setup.num_classes is not None  # check() saw to it
+        message, task_info = observation.single(), observation.task_info
+        assert task_info.num_classes is not None  # check() saw to it
         victim, layers = load_victim(observation, message, device)
         evidence = last_layer(
-            victim, layers, one_batch_gradient(message.update, device), setup.num_classes, setup.input_shape
+            victim, layers, one_batch_gradient(message.update, device), task_info.num_classes, task_info.input_shape
         )
         labels, method = infer_labels(self.method, evidence, message.update.num_examples)
         if progress:
@@ -98,7 +98,7 @@ class Labels(Attack):
             attack=self.name,
             labels=labels.cpu(),
             method=method,
-            num_classes=setup.num_classes,
+            num_classes=task_info.num_classes,
             notes=(f"labels inferred by {method}",),
             seconds=time.perf_counter() - started,
         )

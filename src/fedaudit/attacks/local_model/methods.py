@@ -14,7 +14,7 @@ from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
 from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
 from fedaudit.attacks.local_model.messages import Exchanged, exchanged, is_linear
-from fedaudit.threat import LooksAt, Observation
+from fedaudit.threat import Observation, Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 
@@ -29,7 +29,7 @@ class _LocalModelAttack(Attack):
 
     threat_model: ClassVar[str] = _THREAT
     paper: ClassVar[str] = _PAPER
-    looks_at: ClassVar[LooksAt] = "client"
+    default_scope: ClassVar[Scope] = "client"
     recovers: ClassVar[str] = "local models"
 
 
@@ -109,17 +109,17 @@ class LocalModelExact(_LocalModelAttack):
             NotApplicable: with the reason and the remedy.
         """
         seen = exchanged(observation)
-        setup = observation.setup
-        if setup.loss != "mse":
+        task_info = observation.task_info
+        if task_info.loss != "mse":
             raise NotApplicable(
-                f"{self.name} is for the squared loss (mse), not for {setup.loss}; local-model is for any"
+                f"{self.name} is for the squared loss (mse), not for {task_info.loss}; local-model is for any"
             )
-        if not is_linear(observation.module, observation.messages[0].weights, setup.input_shape):
+        if not is_linear(observation.module, observation.messages[0].weights, task_info.input_shape):
             raise NotApplicable(
                 f"{self.name} is for models that are linear in their parameters; local-model is for any"
             )
-        facts = [m.update.facts for m in observation.messages]
-        if any(f is not None and f.data_size is not None and min(f.batch_sizes) < f.data_size for f in facts):
+        training = [m.update.training for m in observation.messages]
+        if any(f is not None and f.data_size is not None and min(f.batch_sizes) < f.data_size for f in training):
             raise NotApplicable(
                 f"{self.name} needs full batches, and this client trains on mini-batches; local-model works with these"
             )
@@ -149,12 +149,12 @@ class LocalModelExact(_LocalModelAttack):
         n, p = self._used(seen)
         zero = zero_of_affine_map(seen.sent[:n], seen.moved[:n], noise=seen.noise, truncate=self.truncate)
         self._refuse(zero, n, p)
-        facts = [m.update.facts for m in observation.messages]
+        training = [m.update.training for m in observation.messages]
         return LocalModelFinding(
             attack=self.name,
             state=seen.state(zero.point),
             objective=zero.remaining,
-            notes=(*_about(zero, p), *_decay(any(f is not None and f.weight_decay > 0 for f in facts))),
+            notes=(*_about(zero, p), *_decay(any(f is not None and f.weight_decay > 0 for f in training))),
             rounds_used=n,
             condition=zero.condition,
             directions=zero.used,

@@ -15,9 +15,9 @@ from torch import Tensor
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
 from fedaudit.attacks.records.target import whole
-from fedaudit.federation.behaviour import BEHAVIOURS, Turn
-from fedaudit.threat import LooksAt, Observation
-from fedaudit.update import Setup, Tensors
+from fedaudit.federation.behaviour import BEHAVIOURS, ClientStep
+from fedaudit.threat import Observation, Scope
+from fedaudit.update import TaskInfo, Tensors
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Number, Positive, Whole
 
@@ -57,30 +57,30 @@ class AgrEvaderClient:
     last: int = field(default=-1, init=False)  # round of the last notes
     losses: list[Tensor] = field(default_factory=list, init=False)
 
-    def __call__(self, turn: Turn) -> Tensors:
+    def __call__(self, step: ClientStep) -> Tensors:
         """Return the honest update, turned towards a higher loss of the records."""
-        if turn.round < self.start:
-            return turn.train(turn.batches)
-        self.check(turn.setup, records=turn.records is not None)
-        assert turn.records is not None
-        inputs, labels = turn.records
-        model = copy.deepcopy(turn.model).eval()
+        if step.round < self.start:
+            return step.train(step.batches)
+        self.check(step.task_info, records=step.records is not None)
+        assert step.records is not None
+        inputs, labels = step.records
+        model = copy.deepcopy(step.model).eval()
         labels = labels.double() if labels.is_floating_point() else labels
         outputs = model(inputs).double()
-        losses = torch.stack([turn.loss(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
-        if turn.round > self.last:  # colluders who come later in the round find it noted
-            self.last = turn.round
+        losses = torch.stack([step.loss(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
+        if step.round > self.last:  # colluders who come later in the round find it noted
+            self.last = step.round
             self.losses.append(losses.detach())
-        honest = turn.train(turn.batches)
+        honest = step.train(step.batches)
         parameters = {name: p for name, p in model.named_parameters() if name in honest}
         fitted = (-losses.clamp(min=_SMALL)).exp()
         grads = torch.autograd.grad((1 - fitted).log().sum(), list(parameters.values()), allow_unused=True)
         up = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)}
-        if all(p.equal(turn.weights[n]) for n, p in turn.model.named_parameters()):
+        if all(p.equal(step.weights[n]) for n, p in step.model.named_parameters()):
             up = {name: -grad for name, grad in up.items()}  # honest training returned a gradient, which is descended
         return turned(honest, up, norm=self.norm, cosine=self.cosine)
 
-    def check(self, setup: Setup, records: bool) -> None:  # noqa: ARG002 (any model will do)
+    def check(self, task_info: TaskInfo, records: bool) -> None:  # noqa: ARG002 (any model will do)
         """Refuse to begin without records.
 
         Raises:
@@ -91,7 +91,7 @@ class AgrEvaderClient:
                 "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.records"
             )
 
-    def journal(self) -> Tensors:
+    def adversary_log(self) -> Tensors:
         """Return the notes: (r, n) losses under the model of each round of the attack."""
         return {_LOSSES: torch.stack(self.losses)} if self.losses else {}
 
@@ -142,7 +142,7 @@ class AgrEvader(Attack):
         "records (threat.records)",
         "malicious clients that push them (federations[].malicious: agrevader)",
     )
-    looks_at: ClassVar[LooksAt] = "federation"
+    default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "membership"
 
     def check(self, observation: Observation) -> None:
@@ -153,7 +153,7 @@ class AgrEvader(Attack):
         """
         observation.need_client(self.name)
         whole(observation)
-        if len(observation.journal.get(_LOSSES, ())) < 2:
+        if len(observation.adversary_log.get(_LOSSES, ())) < 2:
             raise NotApplicable(
                 "no client of this federation pushed records in two rounds or more; set malicious: agrevader, and its "
                 "start at least two below the number of rounds"
@@ -174,7 +174,7 @@ class AgrEvader(Attack):
         """
         self.check(observation)
         started = time.perf_counter()
-        losses = observation.journal[_LOSSES][1:]  # the first is from before the first push
+        losses = observation.adversary_log[_LOSSES][1:]  # the first is from before the first push
         scores = -losses[len(losses) // 2 :].mean(dim=0)
         if progress:
             progress(1, 1)

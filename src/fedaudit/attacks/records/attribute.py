@@ -18,7 +18,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public
 from fedaudit.federation.records import Records
-from fedaudit.threat import LooksAt, Observation
+from fedaudit.threat import Observation, Scope
 from fedaudit.utils.errors import NotApplicable
 
 _SMOOTH = 1.0  # added to every count of public examples
@@ -42,7 +42,7 @@ class AttributeAttack(RecordsAttack):
     """What the attacks on attributes share: records that lack one."""
 
     threat_model: ClassVar[str] = "server, eavesdropper or client, passive; a client sees the global model only"
-    looks_at: ClassVar[LooksAt] = "federation"
+    default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "attributes"
 
     def check(self, observation: Observation) -> None:

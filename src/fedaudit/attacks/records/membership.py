@@ -19,9 +19,9 @@ from torch import Tensor
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.records.membership_finding import MembershipFinding, above, upper_half
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public, whole
-from fedaudit.federation.client import local_randomness, train
+from fedaudit.federation.local_training import local_randomness, train
 from fedaudit.models import initialise, set_training_mode
-from fedaudit.threat import LooksAt, Observation
+from fedaudit.threat import Observation, Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 
@@ -41,7 +41,7 @@ class MembershipAttack(RecordsAttack):
     """
 
     threat_model: ClassVar[str] = "server, eavesdropper or client, passive; a client sees the global model only"
-    looks_at: ClassVar[LooksAt] = "federation"
+    default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "membership"
 
     false_positives: Annotated[Fraction, Field(gt=0)] | None = None
@@ -193,7 +193,7 @@ class ShadowModels(MembershipAttack):
         """
         super().check(observation)
         inputs, _ = public(observation)
-        if observation.setup.num_classes is None:
+        if observation.task_info.num_classes is None:
             raise NotApplicable(f"{self.name} is for classifiers, and this model is a regression; use loss-threshold")
         if len(inputs) < 4:
             raise NotApplicable(f"{self.name} halves {len(inputs)} public examples; raise threat.public_examples to 4")
@@ -229,12 +229,12 @@ class ShadowModels(MembershipAttack):
 
     def _shadow(self, observation: Observation, inputs: Tensor, labels: Tensor, generator: torch.Generator) -> Target:
         module = copy.deepcopy(observation.module)
-        setup = observation.setup
+        task_info = observation.task_info
         try:
             initialise(module, "default", generator)
-            set_training_mode(module, setup.batch_norm)
+            set_training_mode(module, task_info.batch_norm)
             batches = (
-                (setup.normalise(inputs[rows]), labels[rows])
+                (task_info.normalise(inputs[rows]), labels[rows])
                 for _ in range(self.epochs)
                 for rows in torch.randperm(len(inputs), generator=generator).split(self.batch_size)
             )
@@ -242,7 +242,7 @@ class ShadowModels(MembershipAttack):
                 train(module, observation.loss, batches, learning_rate=self.learning_rate)
         except BadInput as error:
             raise NotApplicable(f"{self.name} can't train a shadow model: {error}") from None
-        return Target(module.eval(), setup, observation.loss)
+        return Target(module.eval(), task_info, observation.loss)
 
 
 def _features(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ def _norms(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
     parameters = [p for p in module.parameters() if p.requires_grad]
     labels = labels.double() if labels.is_floating_point() else labels
     norms = []
-    for example, label in zip(target.setup.normalise(inputs).double().split(1), labels.split(1), strict=True):
+    for example, label in zip(target.task_info.normalise(inputs).double().split(1), labels.split(1), strict=True):
         grads = torch.autograd.grad(target.loss(module(example), label), parameters, allow_unused=True)
         norms.append(torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt())
     return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)

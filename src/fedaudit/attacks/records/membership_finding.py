@@ -27,6 +27,6 @@ def upper_half(scores: Tensor) -> Tensor:
     return scores > scores.quantile(0.5)
 
 
-def above(scores: Tensor, strangers: Tensor, share: float) -> Tensor:
+def above(scores: Tensor, non_members: Tensor, share: float) -> Tensor:
     """Return a mask (n,) of the scores above all but ``share`` of those of examples that nobody trained on."""
-    return scores > strangers.quantile(1 - share)
+    return scores > non_members.quantile(1 - share)

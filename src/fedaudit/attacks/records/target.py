@@ -15,8 +15,8 @@ from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make
 from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.methods import LastReturned
 from fedaudit.federation.records import Records
-from fedaudit.threat import LooksAt, Observation
-from fedaudit.update import Loss, Setup
+from fedaudit.threat import Observation, Scope
+from fedaudit.update import Loss, TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
 
 ModelName = Literal["global", "client", "rebuilt"]
@@ -28,13 +28,13 @@ class Target:
 
     Attributes:
         module: with its weights.
-        setup: its preprocessing.
+        task_info: its preprocessing.
         loss: mean over a batch.
         notes: what the user should know of how it was got.
     """
 
     module: nn.Module
-    setup: Setup
+    task_info: TaskInfo
     loss: Loss
     notes: tuple[str, ...] = ()
 
@@ -52,7 +52,7 @@ class Target:
             for part in inputs.split(250):
                 seen.clear()
                 with torch.no_grad():
-                    self.module(self.setup.normalise(part))
+                    self.module(self.task_info.normalise(part))
                 if not seen:
                     raise NotApplicable("the model has no fully connected layer, before which its features would be")
                 parts.append(seen[-1].flatten(1).double())
@@ -64,8 +64,8 @@ class Target:
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return the model's outputs (n, k), float64, for (n, ...) examples as in a data set."""
         with torch.no_grad():
-            parts = [self.module(self.setup.normalise(part)) for part in inputs.split(250)]
-        return torch.cat(parts).double() if parts else torch.zeros(0, self.setup.outputs).double()
+            parts = [self.module(self.task_info.normalise(part)) for part in inputs.split(250)]
+        return torch.cat(parts).double() if parts else torch.zeros(0, self.task_info.outputs).double()
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss (n,) of each example by itself, float64."""
@@ -106,7 +106,7 @@ class RecordsAttack(Attack):
             raise BadInput(f"attack '{self.name}': rebuild: give the name of the attack that rebuilds the model")
         return make_attack(name, settings)
 
-    def scope(self) -> LooksAt:
+    def scope(self) -> Scope:
         """Return ``client`` where the model is one client's."""
         return "federation" if self.model == "global" else "client"
 
@@ -136,7 +136,7 @@ class RecordsAttack(Attack):
             notes = found.notes
         module = copy.deepcopy(observation.module)
         module.load_state_dict(state)
-        return Target(module.eval(), observation.setup, observation.loss, notes)
+        return Target(module.eval(), observation.task_info, observation.loss, notes)
 
 
 def held(observation: Observation) -> Records:

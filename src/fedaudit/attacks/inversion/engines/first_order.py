@@ -12,7 +12,7 @@ from fedaudit.attacks.inversion.engines.passes import Passes
 from fedaudit.attacks.inversion.engines.reference import Engine
 from fedaudit.attacks.inversion.objectives import Distance, flatten, unflatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.update import TrainingFacts
+from fedaudit.update import TrainingConfig
 
 # Length of the finite difference relative to the parameters' norm: long enough for float32, short enough for curves.
 _RELATIVE_STEP = 1e-4
@@ -28,7 +28,7 @@ class _Done:
     kept: list[Kept]
 
 
-def frozen(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance, passes: Passes) -> Engine:
+def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance, passes: Passes) -> Engine:
     """Return an engine of the same meaning as :func:`matching.reference` without any second-order graph.
 
     Our own method, see docs/performance.md.
@@ -42,67 +42,67 @@ def frozen(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Dista
     Args:
         victim: the model.
         labels: (n,) of the images, in the order of use.
-        facts: the local training; :func:`matching.one_gradient` for gradient updates.
+        training: the local training; :func:`matching.one_gradient` for gradient updates.
         distance: of the descent W − W_T to the observed one.
         passes: the two passes of a local step.
     """
     shapes = [p.shape for p in victim.parameters.values()]
-    batches = list(facts.batch_sizes)
-    pull = facts.weight_decay + facts.proximal_mu
+    batches = list(training.batch_sizes)
+    pull = training.weight_decay + training.proximal_mu
 
     origin = flatten([p.detach() for p in victim.parameters.values()])
     length = _RELATIVE_STEP * origin.norm()
     elsewhere = torch.empty_like(origin)  # where passes are taken: one memory for all, as new pages are dear
     origin_views, elsewhere_views = unflatten(origin, shapes), unflatten(elsewhere, shapes)
-    rate = facts.learning_rate
+    rate = training.learning_rate
     # a single step's gradient isn't needed any more when the second pass needs the memory
     gradient_memory = elsewhere if len(batches) == 1 else None
 
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
         cut = list(zip(images.split(batches), labels.split(batches), strict=True))
         done: list[_Done] = []
-        descent = velocity = None
+        pseudo_gradient = velocity = None
         for x, y in cut:
-            if descent is not None:
-                torch.sub(origin, descent, out=elsewhere)
-            own, image_gradient, kept = passes.first(origin_views if descent is None else elsewhere_views, x, y)
+            if pseudo_gradient is not None:
+                torch.sub(origin, pseudo_gradient, out=elsewhere)
+            own, image_gradient, kept = passes.first(origin_views if pseudo_gradient is None else elsewhere_views, x, y)
             gradient = flatten(own, out=gradient_memory)
             del own
             total = gradient
-            if facts.proximal_mu and descent is not None:
-                total = torch.sub(total, descent, alpha=facts.proximal_mu)
-            if facts.weight_decay:
-                total = torch.add(total, origin if descent is None else elsewhere, alpha=facts.weight_decay)
-            if velocity is not None and facts.momentum:
-                total = torch.add(total, velocity, alpha=facts.momentum)
+            if training.proximal_mu and pseudo_gradient is not None:
+                total = torch.sub(total, pseudo_gradient, alpha=training.proximal_mu)
+            if training.weight_decay:
+                total = torch.add(total, origin if pseudo_gradient is None else elsewhere, alpha=training.weight_decay)
+            if velocity is not None and training.momentum:
+                total = torch.add(total, velocity, alpha=training.momentum)
             velocity = total
             done.append(_Done(gradient, velocity, image_gradient, kept))
-            if descent is not None:
-                descent.add_(velocity, alpha=rate)
+            if pseudo_gradient is not None:
+                pseudo_gradient.add_(velocity, alpha=rate)
             else:
-                descent = velocity if rate == 1 and len(cut) == 1 else rate * velocity
-        assert descent is not None
+                pseudo_gradient = velocity if rate == 1 and len(cut) == 1 else rate * velocity
+        assert pseudo_gradient is not None
         del total, gradient, velocity  # what lingers here is as large as the model
-        value, on_descent = distance.derivative(descent)
+        value, pseudo_gradient_grad = distance.derivative(pseudo_gradient)
         if rate != 1:
-            on_descent.mul_(rate)  # times the rate it stays, all the way back
+            pseudo_gradient_grad.mul_(rate)  # times the rate it stays, all the way back
 
         results: list[Tensor] = []
         on_velocity = None
         while done:
             last = done.pop()
             x, y = cut[len(done)]
-            direction = on_descent
-            if on_velocity is not None and facts.momentum:
-                direction = torch.add(on_descent, on_velocity, alpha=facts.momentum)
+            direction = pseudo_gradient_grad
+            if on_velocity is not None and training.momentum:
+                direction = torch.add(pseudo_gradient_grad, on_velocity, alpha=training.momentum)
             on_velocity = direction
             scale = length / direction.norm().clamp_min(1e-30)
             if not done:
                 torch.addcmul(origin, direction, scale, out=elsewhere)
-                del descent, on_descent, on_velocity, direction
+                del pseudo_gradient, pseudo_gradient_grad, on_velocity, direction
                 _, image_gradient = passes.again(elsewhere_views, x, y, last.kept)
             else:
-                torch.sub(origin, descent.sub_(last.velocity, alpha=rate), out=elsewhere)
+                torch.sub(origin, pseudo_gradient.sub_(last.velocity, alpha=rate), out=elsewhere)
                 elsewhere.addcmul_(direction, scale)
                 own, image_gradient = passes.again_with_weights(elsewhere_views, x, y, last.kept)
                 change = last.gradient  # where that was: what it is less after the step along the direction
@@ -111,7 +111,7 @@ def frozen(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Dista
                 change.div_(scale)
                 if pull:
                     change.sub_(direction, alpha=pull)
-                on_descent = torch.add(on_descent, change, alpha=rate, out=change)
+                pseudo_gradient_grad = torch.add(pseudo_gradient_grad, change, alpha=rate, out=change)
             results.append((image_gradient - last.image_gradient) / scale)
         return value, torch.cat(results[::-1]).contiguous()
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedaudit.attacks.inversion.engines.first_order import frozen
+from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.passes import Traced, eager
 from fedaudit.attacks.inversion.engines.reference import Engine, reference
 from fedaudit.attacks.inversion.objectives import Distance
 from fedaudit.attacks.victim import Victim
-from fedaudit.update import TrainingFacts
+from fedaudit.update import TrainingConfig
 
 EngineName = Literal["auto", "reference", "frozen", "compiled"]
 
@@ -25,7 +25,7 @@ COMPILE_FROM = 5_000  # steps; below, compiling does
 
 
 @dataclass
-class Checked:
+class GuardedEngine:
     """A fast engine under guard: compared with the exact one now and then, and given up where they differ.
 
     Attributes:
@@ -74,8 +74,13 @@ class Checked:
 
 
 def make_engine(
-    name: EngineName, victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance, steps: int
-) -> Checked:
+    name: EngineName,
+    victim: Victim,
+    labels: Tensor,
+    training: TrainingConfig,
+    distance: Distance,
+    steps: int,
+) -> GuardedEngine:
     """Return the engine ``name``.
 
     ``auto`` is the first-order one under guard: as the model is written for a handful of steps, traced for more,
@@ -85,17 +90,17 @@ def make_engine(
         name: of the engine.
         victim: the model.
         labels: (n,) of the images.
-        facts: the local training that is matched.
+        training: the local training that is matched.
         distance: of the descent W − W_T to the observed one.
         steps: how many will be taken.
     """
-    exact = _without_fused_attention(reference(victim, labels, facts, distance))
+    exact = _without_fused_attention(reference(victim, labels, training, distance))
     if name == "reference":
-        return Checked(exact, exact, every=0)
+        return GuardedEngine(exact, exact, every=0)
     traced = Traced(victim, compiled=name == "compiled" or (name == "auto" and steps >= COMPILE_FROM))
     passes = eager(victim) if name == "auto" and steps < TRACE_FROM else traced.passes()
-    fast = frozen(victim, labels, facts, distance, passes)
-    return Checked(exact, fast, traced.notes, every=CHECK_EVERY if name == "auto" else 0)
+    fast = first_order(victim, labels, training, distance, passes)
+    return GuardedEngine(exact, fast, traced.notes, every=CHECK_EVERY if name == "auto" else 0)
 
 
 def _without_fused_attention(engine: Engine) -> Engine:

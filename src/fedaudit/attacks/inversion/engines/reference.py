@@ -14,18 +14,18 @@ from torch import Tensor
 
 from fedaudit.attacks.inversion.objectives import Distance, flatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.update import Tensors, TrainingFacts
+from fedaudit.update import Tensors, TrainingConfig
 
 # (n, C, H, W) normalised images -> (distance, its gradient on the images)
 Engine = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def one_gradient(num_examples: int) -> TrainingFacts:
+def one_gradient(num_examples: int) -> TrainingConfig:
     """Return the local training whose descent *is* the gradient of one batch: a single step of learning rate 1."""
-    return TrainingFacts(1.0, 1, (num_examples,))
+    return TrainingConfig(1.0, 1, (num_examples,))
 
 
-def reference(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Distance) -> Engine:
+def reference(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance) -> Engine:
     """Return the exact engine: double backward through the client's local steps.
 
     With :func:`one_gradient` it matches the gradient of one batch; with a FedAvg client's facts the images are cut into
@@ -34,16 +34,16 @@ def reference(victim: Victim, labels: Tensor, facts: TrainingFacts, distance: Di
     Args:
         victim: the model.
         labels: (n,) of the images, in the order of use.
-        facts: the local training.
+        training: the local training.
         distance: of the descent W − W_T to the observed one.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
-    sizes = list(facts.batch_sizes)
+    sizes = list(training.batch_sizes)
 
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
         images = images.detach().requires_grad_()
-        descent = unrolled(victim, start, images.split(sizes), labels.split(sizes), facts)
-        value = distance(flatten(descent))
+        pseudo_gradient = unrolled(victim, start, images.split(sizes), labels.split(sizes), training)
+        value = distance(flatten(pseudo_gradient))
         (grad,) = torch.autograd.grad(value, images)
         return value.detach(), grad
 
@@ -73,7 +73,11 @@ def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Te
 
 
 def unrolled(
-    victim: Victim, start: Tensors, images: Sequence[Tensor], labels: Sequence[Tensor], facts: TrainingFacts
+    victim: Victim,
+    start: Tensors,
+    images: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    training: TrainingConfig,
 ) -> list[Tensor]:
     """Return the descent W − W_T of local SGD from ``start``, one step a batch, as a differentiable function.
 
@@ -81,19 +85,19 @@ def unrolled(
     term pulls towards ``start``.
     """
     origin = list(start.values())
-    descent: list[Tensor] = []
+    pseudo_gradient: list[Tensor] = []
     velocity: list[Tensor] = []
     for x, y in zip(images, labels, strict=True):
-        current = [w - d for w, d in zip(origin, descent, strict=True)] if descent else origin
+        current = [w - d for w, d in zip(origin, pseudo_gradient, strict=True)] if pseudo_gradient else origin
         value = victim.value(dict(zip(start, current, strict=True)), x, y)
         grads = list(torch.autograd.grad(value, current, create_graph=True, materialize_grads=True))
-        if facts.proximal_mu and descent:
-            grads = [g - facts.proximal_mu * d for g, d in zip(grads, descent, strict=True)]
-        if facts.weight_decay:
-            grads = [g + facts.weight_decay * w for g, w in zip(grads, current, strict=True)]
-        if facts.momentum and velocity:
-            grads = [facts.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
+        if training.proximal_mu and pseudo_gradient:
+            grads = [g - training.proximal_mu * d for g, d in zip(grads, pseudo_gradient, strict=True)]
+        if training.weight_decay:
+            grads = [g + training.weight_decay * w for g, w in zip(grads, current, strict=True)]
+        if training.momentum and velocity:
+            grads = [training.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
         velocity = grads
-        steps = [facts.learning_rate * g for g in grads]
-        descent = [d + s for d, s in zip(descent, steps, strict=True)] if descent else steps
-    return descent
+        steps = [training.learning_rate * g for g in grads]
+        pseudo_gradient = [d + s for d, s in zip(pseudo_gradient, steps, strict=True)] if pseudo_gradient else steps
+    return pseudo_gradient

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.dataset import Attribute, Split
-from fedaudit.federation.records import NOBODY, UNUSED, Records, Wanted
+from fedaudit.federation.records import NOBODY, UNUSED, Records, RecordsSpec
 from fedaudit.utils.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RecordDraw:
     """Records, and what only the simulator knows of them.
 
     Attributes:
         records: what the adversary gets.
         owners: (n,) the client that holds the record, or :data:`~fedaudit.federation.records.NOBODY`.
         positions: (n,) its row among that client's examples, or -1.
-        twins: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
+        matched: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
         held_out: the examples on which accuracy is measured: none of those that were drawn.
         values: (n,) which value of the hidden attribute each record has; empty where none is hidden.
     """
@@ -31,7 +31,7 @@ class Drawn:
     records: Records | None
     owners: Tensor
     positions: Tensor
-    twins: Tensor
+    matched: Tensor
     held_out: Split
     values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
@@ -45,7 +45,7 @@ class Drawn:
 
 
 def draw(
-    wanted: Wanted,
+    wanted: RecordsSpec,
     shares: Sequence[Split],
     honest: int,
     rest: Split,
@@ -53,7 +53,7 @@ def draw(
     *,
     generator: torch.Generator,
     hidden: Attribute | None = None,
-) -> Drawn:
+) -> RecordDraw:
     """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
 
     Every member has a twin among the others: of its class and of its group (whose data it is like, where the data set
@@ -76,7 +76,7 @@ def draw(
     """
     nothing = torch.zeros(0, dtype=torch.int64)
     if not wanted.records:
-        return Drawn(None, nothing, nothing, nothing, held_out if len(held_out) else _nobodys(rest, shares, set()))
+        return RecordDraw(None, nothing, nothing, nothing, held_out if len(held_out) else _nobodys(rest, shares, set()))
     half = wanted.records // 2
     theirs = _joined(shares[:honest])
     marks = [[*_digests(share)] for share in shares]
@@ -92,15 +92,16 @@ def draw(
         *torch.randperm(len(rest), generator=generator).tolist(),
         *(len(rest) + torch.randperm(len(held_out), generator=generator)).tolist(),
     ]
-    strangers = _distinct(order, [*_digests(rest), *_digests(held_out)], malicious | set(own))
-    if len(strangers) < half + wanted.public + 1:  # one, at least, for accuracy
+    non_members = _distinct(order, [*_digests(rest), *_digests(held_out)], malicious | set(own))
+    if len(non_members) < half + wanted.public + 1:  # one, at least, for accuracy
         raise BadInput(
             f"threat.records and public_examples ask for {half + wanted.public} examples that nobody trains on, and "
-            f"there are {max(0, len(strangers) - 1)}; lower them, or let the clients hold less (federations.*.examples)"
+            f"there are {max(0, len(non_members) - 1)}; lower them, or let the clients hold less "
+            "(federations.*.examples)"
         )
-    others = _twins(_kinds(theirs, members), strangers, _kinds(free, strangers))
+    others = _matched(_kinds(theirs, members), non_members, _kinds(free, non_members))
     gone = set(others)
-    public = [row for row in strangers if row not in gone][: wanted.public]
+    public = [row for row in non_members if row not in gone][: wanted.public]
     taken = {row - len(rest) for row in [*others, *public]}
     left = held_out[[row for row in range(len(held_out)) if row not in taken]]
     if not len(held_out):
@@ -128,11 +129,11 @@ def draw(
         records.inputs[:, columns] = 0.0
         codes = hidden.codes if len(columns) else torch.zeros(len(hidden.values), 0)
         records = replace(records, codes=codes, columns=columns, public_values=known[public])
-    return Drawn(
+    return RecordDraw(
         records=records,
         owners=torch.cat([owners, none])[shuffle],
         positions=torch.cat([positions, none])[shuffle],
-        twins=place[pairs[shuffle]],
+        matched=place[pairs[shuffle]],
         held_out=left,
         values=values,
     )
@@ -172,7 +173,7 @@ def _kinds(split: Split, rows: Sequence[int]) -> list[tuple[int, int]]:
     return [(int(split.groups[row]), int(classes[row])) for row in rows]
 
 
-def _twins(wanted: Sequence[tuple[int, int]], rows: Sequence[int], kinds: Sequence[tuple[int, int]]) -> list[int]:
+def _matched(wanted: Sequence[tuple[int, int]], rows: Sequence[int], kinds: Sequence[tuple[int, int]]) -> list[int]:
     """Return for each wanted (group, class) a row of its own: of both, or else of the class, or else any."""
     found: dict[int, int] = {}
     for first in range(3):  # what is compared: group and class, class, nothing

@@ -43,7 +43,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FindingType:
     """How the findings of one kind are judged together.
 
     Attributes:
@@ -58,24 +58,24 @@ class Kind:
 
 
 # By the finding's ``kind``; filled by the modules of this package.
-KINDS: dict[str, Kind] = {}
+FINDING_TYPES: dict[str, FindingType] = {}
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluation:
     """A finding with its scores, and the pictures that belong to them.
 
     Attributes:
         result: the scores.
-        pictures: relative path to (C, H, W) pixels in [0, 1].
+        image_files: relative path to (C, H, W) pixels in [0, 1].
     """
 
     result: FindingResult
-    pictures: dict[str, Tensor] = field(default_factory=dict)
+    image_files: dict[str, Tensor] = field(default_factory=dict)
 
 
 @singledispatch
-def evaluate(finding: Finding, observation: Observation, truth: Truth, *, seed: int) -> Judged:  # noqa: ARG001
+def evaluate(finding: Finding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
     """Compare a finding with the truth. Each kind registers its own way: ``@evaluate.register``.
 
     Args:
@@ -92,7 +92,7 @@ def evaluate(finding: Finding, observation: Observation, truth: Truth, *, seed: 
 
 def metric(name: str) -> Metric | None:
     """Return the metric ``name`` of whichever kind has it."""
-    return next((m for kind in KINDS.values() for m in kind.metrics if m.name == name), None)
+    return next((m for kind in FINDING_TYPES.values() for m in kind.metrics if m.name == name), None)
 
 
 def by_leaks(what: str) -> Callable[[Sequence[FindingResult]], tuple[Verdict, str]]:

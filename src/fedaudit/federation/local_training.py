@@ -1,0 +1,128 @@
+"""What a client does with the model that it received: one gradient, or local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.update import Loss, Tensors
+from fedaudit.utils.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Batch = tuple[Tensor, Tensor]
+
+
+@contextmanager
+def local_randomness(seed: int) -> Iterator[None]:
+    """Let dropout and its kin draw from ``seed``; the global RNG is as it was afterwards."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that training changes, by name.
+
+    Raises:
+        BadInput: there are none.
+    """
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise BadInput("the model has no trainable parameter; nothing would travel in this federation")
+    return found
+
+
+# What takes the place of a batch's gradient where a defence changes the training itself: one tensor a parameter.
+Gradients = Callable[[nn.Module, Loss, Batch], list[Tensor]]
+
+
+def gradient(model: nn.Module, loss: Loss, batch: Batch, gradients: Gradients | None = None) -> Tensors:
+    """Return the gradient of the mean loss over ``batch`` for every trainable parameter, or what ``gradients`` says.
+
+    Raises:
+        BadInput: the gradient isn't finite, or the loss isn't one number.
+    """
+    parameters = trainable(model)
+    grads: Sequence[Tensor | None]
+    if gradients is None:
+        value = _loss(model, loss, batch)
+        grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    else:
+        grads = gradients(model, loss, batch)
+    result = {}
+    for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
+        grad = torch.zeros_like(parameter) if grad is None else grad
+        if not torch.isfinite(grad).all():
+            raise BadInput(f"the gradient of '{name}' is not finite: check the data, the loss and the learning rate")
+        result[name] = grad.detach()
+    return result
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Batch],
+    *,
+    learning_rate: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    proximal_mu: float = 0.0,
+    gradients: Gradients | None = None,
+    limit: float | None = None,
+) -> list[float]:
+    """Train ``model`` in place by SGD, one step a batch; return each step's loss before the step.
+
+    FedProx (Li et al. 2020, Eq. 2) adds μ/2·‖w − w_global‖² to the loss, w_global being the weights at the start. With
+    ``limit`` every parameter is brought back to within that distance of its start after each step.
+
+    Raises:
+        BadInput: training diverged, or the loss isn't one number.
+    """
+    parameters = list(trainable(model).values())
+    anchor = [p.detach().clone() for p in parameters] if proximal_mu or limit is not None else []
+    optimiser = torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
+    losses: list[Tensor] = []
+    for batch in batches:
+        optimiser.zero_grad(set_to_none=True)
+        value = _loss(model, loss, batch)
+        if gradients is None:
+            value.backward()
+        else:
+            for parameter, own in zip(parameters, gradients(model, loss, batch), strict=True):
+                parameter.grad = own
+        for parameter, start in zip(parameters, anchor if proximal_mu else [], strict=False):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - start, alpha=proximal_mu)
+        optimiser.step()
+        if limit is not None:
+            with torch.no_grad():
+                for parameter, start in zip(parameters, anchor, strict=True):
+                    torch.clamp(parameter, start - limit, start + limit, out=parameter)
+        losses.append(value.detach())
+    if not all(torch.isfinite(p).all() for p in parameters):
+        raise BadInput(f"local training diverged at learning rate {learning_rate:g}; lower it")
+    return [float(value) for value in losses]
+
+
+def _loss(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
+    inputs, targets = batch
+    try:
+        value = loss(model(inputs), targets)
+    except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
+        if "Expected more than 1 value per channel" not in str(error):
+            given = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"
+            raise BadInput(f"the model or the loss can't take {given}: {type(error).__name__}: {error}") from error
+        raise BadInput(
+            "BatchNorm in training mode can't normalise a single value per channel: "
+            "use a larger batch_size or larger images, or model.batch_norm: eval"
+        ) from None
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise BadInput(f"the loss must return one number, the mean over the batch, not {got}")
+    return value
