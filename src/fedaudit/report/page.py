@@ -16,6 +16,7 @@ import jinja2
 import yaml
 from PIL import Image
 
+from fedaudit.data.images import MAX_PIXELS, decode
 from fedaudit.errors import BadInput, MissingData
 from fedaudit.report import courses, figures, frontier
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
@@ -475,18 +476,17 @@ def _read_picture(folder: Path, name: str) -> Picture:
     if len(data) < 24 or not data.startswith(_PNG):
         raise not_png
     width, height = struct.unpack(">II", data[16:24])
-    if not (width and height):
+    if not 0 < width * height <= MAX_PIXELS:
         raise not_png
     kind, shown = "png", data
     if len(data) > _LARGE:
         buffer = io.BytesIO()
         try:
-            with Image.open(io.BytesIO(data)) as image:
-                # Whole chroma: halving it would smooth coloured noise and flatter the attack.
-                copy = image.convert("L" if image.mode in {"1", "L"} else "RGB")
-        except OSError:
+            pixels = decode(data, str(path), mode=None, formats=("PNG",))
+        except BadInput:
             raise not_png from None
-        copy.save(buffer, "JPEG", quality=85, subsampling=0)
+        # Whole chroma: halving it would smooth coloured noise and flatter the attack.
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=85, subsampling=0)
         kind, shown = "jpeg", buffer.getvalue()
     uri = f"data:image/{kind};base64,{base64.b64encode(shown).decode()}"
     return Picture(uri, width, height, hashlib.sha256(data).digest())
