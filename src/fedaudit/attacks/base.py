@@ -12,7 +12,7 @@ import torch
 from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
-from fedaudit.attacks.findings import Finding
+from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.errors import BadInput
 from fedaudit.registry import Registry
 from fedaudit.threat import LooksAt, Observation
@@ -30,7 +30,7 @@ class Attack(ABC):
     Class attributes, shown by ``fedaudit list attacks``:
         name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
         ``looks_at``: what one run of it receives: one update, all messages of one client, or all that the adversary
-        sees of a federation; ``recovers``: what it is after, in words.
+        sees of a federation; ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns.
     """
 
     name: ClassVar[str]
@@ -40,6 +40,7 @@ class Attack(ABC):
     needs: ClassVar[tuple[str, ...]]
     looks_at: ClassVar[LooksAt] = "update"
     recovers: ClassVar[str] = "training images"
+    finds: ClassVar[type[Finding]] = ImageFinding
 
     @abstractmethod
     def check(self, observation: Observation) -> None:

@@ -224,6 +224,7 @@ class GAN(Attack):
     )
     looks_at: ClassVar[LooksAt] = "federation"
     recovers: ClassVar[str] = "pictures of a class"
+    finds: ClassVar[type[Finding]] = ClassImagesFinding
 
     def check(self, observation: Observation) -> None:
         """Refuse where nobody has drawn anything.

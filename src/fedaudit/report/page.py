@@ -18,6 +18,7 @@ from PIL import Image
 
 from fedaudit.data.images import MAX_PIXELS, decode
 from fedaudit.errors import BadInput, MissingData
+from fedaudit.folders import inside
 from fedaudit.report import courses, figures, frontier
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
 from fedaudit.results import (
@@ -466,9 +467,7 @@ def _command(repeat: str, thresholds: list[Threshold]) -> str:
 
 
 def _read_picture(folder: Path, name: str) -> Picture:
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise BadInput(f"picture '{name}' lies outside {folder}; repeat the audit")
+    path = inside(folder, name)
     if not path.is_file():
         raise MissingData(f"picture '{name}' is not in {folder}; keep the pictures beside results.json")
     data = path.read_bytes()

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.membership.finding import MembershipFinding, upper_half
 from fedaudit.attacks.target import whole
 from fedaudit.errors import BadInput, NotApplicable
@@ -144,6 +145,7 @@ class AgrEvader(Attack):
     )
     looks_at: ClassVar[LooksAt] = "federation"
     recovers: ClassVar[str] = "membership"
+    finds: ClassVar[type[Finding]] = MembershipFinding
 
     def check(self, observation: Observation) -> None:
         """Refuse where nobody has pushed any record, or only in the last round.

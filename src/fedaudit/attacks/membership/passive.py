@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
+from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.membership.finding import MembershipFinding, above, upper_half
 from fedaudit.attacks.target import RecordsAttack, Target, held, public, whole
 from fedaudit.errors import BadInput, NotApplicable
@@ -43,6 +44,7 @@ class MembershipAttack(RecordsAttack):
     threat_model: ClassVar[str] = "server, eavesdropper or client, passive; a client sees the global model only"
     looks_at: ClassVar[LooksAt] = "federation"
     recovers: ClassVar[str] = "membership"
+    finds: ClassVar[type[Finding]] = MembershipFinding
 
     false_positives: Annotated[Fraction, Field(gt=0)] | None = None
 
