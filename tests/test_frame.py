@@ -57,6 +57,7 @@ class Drift(Attack):
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
     needs: ClassVar[tuple[str, ...]] = ("updates",)
     recovers: ClassVar[str] = "drifts"
+    finds: ClassVar[type[Finding]] = DriftFinding
 
     scale = 1.0
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
-from fedaudit.attacks.findings import Finding
+from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.threat import Observation, Scope
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Registry
@@ -30,7 +30,8 @@ class Attack(ABC):
     Class attributes, shown by ``fedaudit list attacks``:
         name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
         ``default_scope``: what one run of it receives: one update, all messages of one client, or all that the
-        adversary sees of a federation; ``recovers``: what it is after, in words.
+        adversary sees of a federation; ``recovers``: what it is after, in words; ``finds``: the class of finding that it
+        returns.
     """
 
     name: ClassVar[str]
@@ -40,6 +41,7 @@ class Attack(ABC):
     needs: ClassVar[tuple[str, ...]]
     default_scope: ClassVar[Scope] = "update"
     recovers: ClassVar[str] = "training images"
+    finds: ClassVar[type[Finding]] = ImageFinding
 
     @abstractmethod
     def check(self, observation: Observation) -> None:

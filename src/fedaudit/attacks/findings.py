@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, uint8
 
 from fedaudit.utils.errors import BadInput
 
+SECRET_VARIABLE = "FEDAUDIT_KEY"
 _TENSOR = "tensor"
 _KINDS: dict[str, type[Finding]] = {}
 
@@ -67,31 +71,51 @@ class Finding:
         cls.kind = kind
         _KINDS[kind] = cls
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, key: str = "") -> None:
         """Write one safetensors file; whoever is interrupted leaves no half-written one.
+
+        A digest over all that is read back goes with it. It finds accidents and files that were swapped; with a secret
+        in the environment's ``FEDAUDIT_KEY`` it is an HMAC, which nobody without the secret can forge.
+
+        Args:
+            path: of the file.
+            key: of what it is a finding about; :meth:`load` must be given the same.
 
         Raises:
             OSError: it can't be written.
         """
         tensors: dict[str, Tensor] = {}
-        about = {"kind": self.kind, "fields": _pack(self, "", tensors)}
+        about = json.dumps({"kind": self.kind, "fields": _pack(self, "", tensors)})
         draft = path.with_suffix(".part")
-        save_file(tensors, draft, metadata={"about": json.dumps(about)})
+        save_file(tensors, draft, metadata={"about": about, "digest": _digest(key, about, tensors)})
         draft.replace(path)
 
     @staticmethod
-    def load(path: Path) -> Finding:
+    def load(path: Path, key: str = "") -> Finding:
         """Read what :meth:`save` wrote, as the class that it was.
 
+        Args:
+            path: of the file.
+            key: that it was saved with.
+
         Raises:
-            BadInput: the file is truncated or something else.
+            BadInput: the file is truncated or something else, or its digest isn't that of what it holds under this key.
         """
         try:
             with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["about"])
-                values = _unpack(about["fields"], file)
+                written = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            fitting = _digest(key, written["about"], tensors)
+            if not hmac.compare_digest(written.get("digest", "").encode(), fitting.encode()):
+                raise BadInput(
+                    f"{path} was changed or damaged after it was written, or written under another {SECRET_VARIABLE}: "
+                    "its digest doesn't fit; a disk could have done so, and whoever may write there; "
+                    "delete it and run again"
+                )
+            about = json.loads(written["about"])
+            values = _unpack(about["fields"], tensors)
             found: Finding = TypeAdapter(_KINDS[about["kind"]]).validate_python(values)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, ValidationError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise BadInput(f"{path} is truncated or not a finding ({reason}); delete it and run again") from None
         return found
@@ -150,9 +174,22 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def _unpack(value: Any, file: Any) -> Any:
+def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if list(value) == [_TENSOR]:
-            return file.get_tensor(value[_TENSOR])
-        return {key: _unpack(item, file) for key, item in value.items()}
-    return [_unpack(item, file) for item in value] if isinstance(value, list) else value
+            return tensors[value[_TENSOR]]
+        return {key: _unpack(item, tensors) for key, item in value.items()}
+    return [_unpack(item, tensors) for item in value] if isinstance(value, list) else value
+
+
+def _digest(key: str, about: str, tensors: dict[str, Tensor]) -> str:
+    """Return the digest of all that is read back, each part with its length before it."""
+    secret = os.fsencode(os.environ.get(SECRET_VARIABLE, ""))
+    digest = hmac.new(secret, digestmod="sha256") if secret else hashlib.sha256()
+    for text in (key, about):
+        digest.update(f"{len(text)} {text}".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().flatten().view(uint8).numpy().data)
+    return f"{'hmac-' * bool(secret)}sha256:{digest.hexdigest()}"

@@ -226,6 +226,7 @@ class GAN(Attack):
     )
     default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "pictures of a class"
+    finds: ClassVar[type[Finding]] = ClassImagesFinding
 
     def check(self, observation: Observation) -> None:
         """Refuse where nobody has drawn anything.

@@ -1,9 +1,8 @@
-"""Readers of file formats: parquet, npz, idx, CIFAR's pickles and MATLAB's .mat. A damaged file is one line."""
+"""Readers of file formats: parquet, npz, idx and MATLAB's .mat. A damaged file is one line."""
 
 from __future__ import annotations
 
 import gzip
-import pickle
 import struct
 import tokenize
 import zipfile
@@ -44,7 +43,6 @@ def reading(path: Path) -> Iterator[None]:
         struct.error,
         zlib.error,
         zipfile.BadZipFile,
-        pickle.UnpicklingError,
     )
     try:
         yield
@@ -161,43 +159,3 @@ def _mat_arrays(data: memoryview) -> Iterator[tuple[str, Numbers]]:
                 raise ValueError(f"an array of shape {sides}")
             stored = np.frombuffer(values[1], _MAT_STORED[values[0]])
             yield bytes(name[1]).decode("ascii"), stored.astype(of).reshape(sides, order="F")
-
-
-def read_pickled_batch(path: Path) -> dict[str, Any]:
-    """Return the dictionary in one of CIFAR's python batches, without running anything that the pickle asks for.
-
-    A pickle is a program. This reader admits only what those files use: builtin containers, and the rebuilding of
-    plain numpy arrays. Whatever else the file names is refused.
-
-    Raises:
-        BadInput: damaged, not a dictionary, or it asks for anything else.
-    """
-    with reading(path), path.open("rb") as stream:
-        content = _ArraysOnly(stream, encoding="latin1").load()
-        if not isinstance(content, dict):
-            raise ValueError(f"holds a {type(content).__name__}, not a dictionary")
-        return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
-
-
-def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    if encoding != "latin1":
-        raise ValueError(f"encoding {encoding!r} in a pickle of arrays")
-    return text.encode("latin1")
-
-
-_REBUILD = np.zeros(1).__reduce__()[0]  # numpy's own function, whose module moved between numpy 1 and 2
-_ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _REBUILD,
-    ("numpy._core.multiarray", "_reconstruct"): _REBUILD,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,
-}
-
-
-class _ArraysOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ADMITTED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedaudit.data.files import reading
 from fedaudit.utils.errors import BadInput
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+FORMATS = ("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")  # what files with these suffixes hold, as Pillow calls it
+MAX_PIXELS = 2**26  # of one picture, checked before it is decoded: 8192 x 8192
 _CHUNK = 1024  # images resized at a time, so that large sets don't need several copies in memory
 
 
@@ -32,19 +35,40 @@ def resize(images: Tensor, size: int) -> Tensor:
     return torch.cat(parts).clamp_(0, 1)
 
 
-def decode(data: bytes, where: str, mode: str = "RGB") -> np.ndarray[Any, Any]:
-    """Return the uint8 pixels (H, W, 3) or, for mode "L", (H, W) of an image file's bytes.
+def decode(
+    data: bytes, where: str, mode: str | None = "RGB", formats: tuple[str, ...] = FORMATS
+) -> np.ndarray[Any, Any]:
+    """Return the uint8 pixels of an image file's bytes. Nothing else in this package has Pillow read anything.
+
+    Pillow is told the formats: of others it has readers that start programs (Ghostscript, for EPS).
+
+    Args:
+        data: of the file.
+        where: it was found.
+        mode: "RGB" for (H, W, 3), "L" for (H, W); None for "L" if the file is grey, else "RGB".
+        formats: Pillow's names of those that are read.
 
     Raises:
-        BadInput: no image, or a damaged one.
+        BadInput: no image of these formats, a damaged one, or one of more than MAX_PIXELS.
     """
     from PIL import Image, UnidentifiedImageError
 
+    if not isinstance(data, bytes):
+        raise BadInput(f"{where}: a {type(data).__name__}, not the bytes of an image file; get the file again")
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            return np.array(image.convert(mode))
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own, larger limit, and of metadata
+            with Image.open(io.BytesIO(data), formats=formats) as image:
+                if image.width * image.height <= MAX_PIXELS:
+                    return np.array(image.convert(mode or ("L" if image.mode in {"1", "L"} else "RGB")))
+                why = f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}"
+    except Image.DecompressionBombError:
+        why = f"more than {MAX_PIXELS:,} pixels"
+    except UnidentifiedImageError:
+        why = f"none of the formats {', '.join(formats)}, or damaged"
+    except Exception as error:  # of a damaged file Pillow raises whatever comes
         raise BadInput(f"{where}: not a readable image ({error}); get the file again") from error
+    raise BadInput(f"{where}: not a readable image ({why}); get the file again, or make it smaller")
 
 
 def read_image(path: Path, mode: str = "RGB") -> np.ndarray[Any, Any]:

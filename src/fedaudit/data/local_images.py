@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
 from fedaudit.data.dataset import Dataset
-from fedaudit.data.files import Numbers, read_idx, read_mat, read_npz, read_parquet, read_pickled_batch, reading
+from fedaudit.data.files import Numbers, read_idx, read_mat, read_npz, read_parquet, reading
 from fedaudit.data.images import balanced, decode, image_dataset, read_image
 from fedaudit.utils.errors import BadInput
 
@@ -102,8 +103,12 @@ def _read_cifar_batches(train: list[Path], test: Path, key: str, num_classes: in
             if not {"data", key} <= batch.keys():
                 raise BadInput(f"{path} has no '{key}' beside 'data', only {', '.join(batch)}; get the file again")
             with reading(path):
-                pixels = np.asarray(batch["data"]).reshape(-1, 3, 32, 32)
-                pairs.append(_checked(path, pixels, np.array(batch[key]), num_classes, (3, 32, 32)))
+                pixels, labels = batch["data"], batch[key]
+                if not isinstance(pixels, np.ndarray) or not isinstance(labels, np.ndarray | list):
+                    raise ValueError(f"'data' isn't an array, or '{key}' no list")
+                if isinstance(labels, list) and not all(type(label) is int for label in labels):
+                    raise ValueError(f"'{key}' holds something else than whole numbers")
+                pairs.append(_checked(path, pixels.reshape(-1, 3, 32, 32), np.array(labels), num_classes, (3, 32, 32)))
         splits.append((np.concatenate([p for p, _ in pairs]), np.concatenate([y for _, y in pairs])))
     return splits
 
@@ -116,9 +121,9 @@ def _cifar10_batches(paths: list[Path], request: Request) -> Dataset:
 def _cifar100_batches(paths: list[Path], request: Request) -> Dataset:
     splits = _read_cifar_batches(paths[:1], paths[1], "fine_labels", 100)
     names = read_pickled_batch(paths[2]).get("fine_label_names")
-    if not isinstance(names, list) or len(names) != 100:
+    if not isinstance(names, list) or len(names) != 100 or not all(isinstance(name, str) for name in names):
         raise BadInput(f"{paths[2]} has no list of 100 'fine_label_names'; get the file again")
-    return image_dataset(request, *splits, class_names=[str(n) for n in names], num_classes=100, source=_CIFAR)
+    return image_dataset(request, *splits, class_names=names, num_classes=100, source=_CIFAR)
 
 
 def _svhn(paths: list[Path], request: Request) -> Dataset:

@@ -236,7 +236,7 @@ def _halves(name: str, pixels: Pixels) -> Photo:
 def _read_parquet(paths: list[Path], request: Request) -> Dataset:
     columns = read_parquet(paths[0], "image", "name")
     named = zip(columns["name"], columns["image"], strict=True)
-    return _cut_halves([(Path(name).stem, decode(data, f"{paths[0]}, {name}")) for name, data in named], request)
+    return _cut_halves([(Path(str(n)).stem, decode(data, f"{paths[0]}, {n}")) for n, data in named], request)
 
 
 def _read_folder(paths: list[Path], request: Request) -> Dataset:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.federation.transcript import Round
+from fedaudit.models.torch_files import read_torch_file
 from fedaudit.update import SanitiserInfo, TrainingConfig, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.version import __version__
@@ -43,8 +44,8 @@ class Checkpoint:
     def load(self, facts: Callable[[], list[Any]]) -> State | None:
         """Return the state that was saved of the simulation that ``facts`` tell, if any."""
         try:
-            saved = torch.load(self.path, weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError):
+            saved = read_torch_file(self.path)
+        except (OSError, ValueError, UnpicklingError):
             return None  # none yet, or half of one: then from the beginning
         return saved["state"] if isinstance(saved, dict) and saved.get("key") == _key(facts()) else None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fedaudit.models.torch_files import read_torch_file
 from fedaudit.utils.errors import BadInput, MissingData
 
 _NESTED = ("state_dict", "model_state_dict")  # where training scripts put the tensors in a larger dictionary
@@ -85,21 +86,29 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        content: Any = read_torch_file(path)
+    except UnpicklingError as error:
         raise BadInput(
             f"checkpoint '{path}' holds more than tensors (a pickle that could run code) or is damaged, "
             f"so it is refused; save model.state_dict() as .safetensors"
         ) from error
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"checkpoint '{path}' cannot be read ({reason}); copy or save it again") from error
+    except (ValueError, OSError) as error:
+        raise BadInput(f"checkpoint '{path}' cannot be read ({error}); copy or save it again") from error
     for key in _NESTED:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+    if not isinstance(content, dict) or not all(map(_plain, content.values())):
         raise BadInput(f"checkpoint '{path}' is not a state dict (tensors by name); save model.state_dict()")
     return {str(name): tensor for name, tensor in content.items()}
+
+
+def _plain(value: Any) -> bool:
+    """Return whether ``value`` is a tensor of numbers one after the other: not sparse, nested or quantised."""
+    return (
+        isinstance(value, Tensor)
+        and (value.layout, value.device.type) == (torch.strided, "cpu")
+        and not (value.is_nested or value.is_quantized)
+    )
 
 
 def _few(names: Iterable[str]) -> str:

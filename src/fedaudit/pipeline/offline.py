@@ -20,6 +20,7 @@ from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario, scenario_from
 from fedaudit.threat import ThreatModel
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display
 from fedaudit.utils.validation import explain
 
@@ -147,7 +148,7 @@ def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]
             else:
                 row["not_applicable"] = str(outcome)
             rows.append(row)
-        (out / "findings.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        inside(out, "findings.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
 
@@ -156,7 +157,7 @@ def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]
 def _write_finding(finding: Finding, out: Path, name: list[str]) -> dict[str, Any]:
     """Write what was recovered below ``out`` and return what the list says of it."""
     file = "-".join(name) + ".safetensors"
-    finding.save(out / file)
+    finding.save(inside(out, file))
     return {"kind": finding.kind, "objective": finding.objective, "notes": list(finding.notes), "file": file}
 
 
@@ -165,7 +166,7 @@ def _write_images(finding: ImageFinding, out: Path, name: list[str]) -> dict[str
     *place, attack = name
     names = [f"images/{'-'.join([*place, str(i), attack])}.png" for i in range(len(finding.images))]
     for path, pixels in zip(names, finding.images, strict=True):
-        save_png(pixels, out / path)
+        save_png(pixels, inside(out, path))
     return {
         "labels": finding.labels.tolist(),
         "label_source": finding.label_source,

@@ -42,6 +42,7 @@ from fedaudit.scenario import EvaluationSpec, Scenario
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.folders import inside
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.version import __version__
@@ -70,14 +71,14 @@ class Audit:
         """Write results.json, report.html, scenario.yaml and the pictures to ``folder``; return the report's path.
 
         Raises:
-            BadInput: the folder can't be written.
+            BadInput: the folder can't be written, or a name leads out of it.
         """
         from fedaudit.report import write_report
 
         folder = Path(folder)
         self.save_data(folder)
         try:
-            write_report(self.result, folder, folder / "report.html")
+            write_report(self.result, folder, inside(folder, "report.html"))
         except OSError as error:
             raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
         return folder / "report.html"
@@ -86,14 +87,14 @@ class Audit:
         """Write the same without the report.
 
         Raises:
-            BadInput: the folder can't be written.
+            BadInput: the folder can't be written, or a name leads out of it.
         """
         try:
             (folder / "images").mkdir(parents=True, exist_ok=True)
             for name, pixels in self.image_files.items():
-                save_png(pixels, folder / name)
-            (folder / "scenario.yaml").write_text(self.scenario, encoding="utf-8")
-            self.result.save(folder / "results.json")
+                save_png(pixels, inside(folder, name))
+            inside(folder, "scenario.yaml").write_text(self.scenario, encoding="utf-8")
+            self.result.save(inside(folder, "results.json"))
         except OSError as error:
             raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
 

@@ -97,9 +97,30 @@ class Trial:
         start = generator(self.seed, "attack", seen.federation, *where)
         progress = None if report is None else lambda done, total: report(self.work * done / total)
         try:
-            return self.attack.run(seen, generator=start, device=self.device, progress=progress)
+            found = self.attack.run(seen, generator=start, device=self.device, progress=progress)
         except NotApplicable as reason:
             return reason
+        if not self.fits(found):
+            raise TypeError(f"{self.attack.name} returned a {type(found).__name__} named '{found.attack}'")
+        return found
+
+    def fits(self, finding: Finding) -> bool:
+        """Return whether this trial's attack may have returned ``finding``: its name becomes part of file names."""
+        return finding.attack == self.attack.name and isinstance(finding, self.attack.finds)
+
+    def kept(self, path: Path) -> Finding:
+        """Return this trial's finding that was kept in ``path``, a file named by the trial's key.
+
+        Raises:
+            BadInput: it is damaged or was changed, or another trial's.
+        """
+        found = Finding.load(path, path.stem)
+        if not self.fits(found):
+            raise BadInput(
+                f"{path} holds a finding of another attack than {self.attack.name}, put there by whoever may write "
+                "there; delete it and run again"
+            )
+        return found
 
 
 def _digest(tensors: Tensors) -> bytes:
@@ -132,14 +153,14 @@ def run_trials(
 
     Raises:
         FedAuditError: a worker died; what was finished is kept in ``store``.
-        BadInput: ``store`` can't be written.
+        BadInput: ``store`` can't be written, or what is kept there was changed or damaged.
     """
     outcomes: list[Finding | NotApplicable | None] = [None] * len(trials)
     paths = [store / f"{trial.key()}.safetensors" if store else None for trial in trials]
     done = 0.0
     for i, path in enumerate(paths):
         if path and path.is_file():
-            outcomes[i] = Finding.load(path)
+            outcomes[i] = trials[i].kept(path)
             done += trials[i].work
     if report:
         report(done)
@@ -174,7 +195,7 @@ def _play(trial: Trial, path: Path | None, report: Report | None) -> Finding | N
     outcome = trial.play(report)
     if path and isinstance(outcome, Finding):
         try:
-            outcome.save(path)
+            outcome.save(path, path.stem)
         except Exception as error:  # safetensors raises its own errors on a full disk
             raise BadInput(f"can't write {path}: {error}") from None
     return outcome

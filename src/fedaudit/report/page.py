@@ -16,6 +16,7 @@ import jinja2
 import yaml
 from PIL import Image
 
+from fedaudit.data.images import MAX_PIXELS, decode
 from fedaudit.report import figures, frontier, histories
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
 from fedaudit.results import (
@@ -32,6 +33,7 @@ from fedaudit.results import (
     pictured,
 )
 from fedaudit.utils.errors import BadInput, MissingData
+from fedaudit.utils.folders import inside
 
 CHARTS = 8  # figures about single findings, a federation
 SHOWN = 16  # victims whose pictures are shown, a federation
@@ -465,9 +467,7 @@ def _command(repeat: str, thresholds: list[Threshold]) -> str:
 
 
 def _read_picture(folder: Path, name: str) -> Picture:
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise BadInput(f"picture '{name}' lies outside {folder}; repeat the audit")
+    path = inside(folder, name)
     if not path.is_file():
         raise MissingData(f"picture '{name}' is not in {folder}; keep the pictures beside results.json")
     data = path.read_bytes()
@@ -475,18 +475,17 @@ def _read_picture(folder: Path, name: str) -> Picture:
     if len(data) < 24 or not data.startswith(_PNG):
         raise not_png
     width, height = struct.unpack(">II", data[16:24])
-    if not (width and height):
+    if not 0 < width * height <= MAX_PIXELS:
         raise not_png
     kind, shown = "png", data
     if len(data) > _LARGE:
         buffer = io.BytesIO()
         try:
-            with Image.open(io.BytesIO(data)) as image:
-                # Whole chroma: halving it would smooth coloured noise and flatter the attack.
-                copy = image.convert("L" if image.mode in {"1", "L"} else "RGB")
-        except OSError:
+            pixels = decode(data, str(path), mode=None, formats=("PNG",))
+        except BadInput:
             raise not_png from None
-        copy.save(buffer, "JPEG", quality=85, subsampling=0)
+        # Whole chroma: halving it would smooth coloured noise and flatter the attack.
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=85, subsampling=0)
         kind, shown = "jpeg", buffer.getvalue()
     uri = f"data:image/{kind};base64,{base64.b64encode(shown).decode()}"
     return Picture(uri, width, height, hashlib.sha256(data).digest())

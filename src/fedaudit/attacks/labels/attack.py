@@ -50,6 +50,7 @@ class Labels(Attack):
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
     needs: ClassVar[tuple[str, ...]] = ("a classifier that ends in a fully connected layer",)
     recovers: ClassVar[str] = "labels"
+    finds: ClassVar[type[Finding]] = LabelFinding
 
     method: LabelMethod = "auto"
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
-from fedaudit.attacks.findings import LocalModelFinding
+from fedaudit.attacks.findings import Finding, LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
 from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
 from fedaudit.attacks.local_model.messages import Exchanged, exchanged, is_linear
@@ -31,6 +31,7 @@ class _LocalModelAttack(Attack):
     paper: ClassVar[str] = _PAPER
     default_scope: ClassVar[Scope] = "client"
     recovers: ClassVar[str] = "local models"
+    finds: ClassVar[type[Finding]] = LocalModelFinding
 
 
 @register

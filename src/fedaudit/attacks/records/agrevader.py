@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
 from fedaudit.attacks.records.target import whole
 from fedaudit.federation.behaviour import BEHAVIOURS, ClientStep
@@ -144,6 +145,7 @@ class AgrEvader(Attack):
     )
     default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "membership"
+    finds: ClassVar[type[Finding]] = MembershipFinding
 
     def check(self, observation: Observation) -> None:
         """Refuse where nobody has pushed any record, or only in the last round.

@@ -44,6 +44,7 @@ class AttributeAttack(RecordsAttack):
     threat_model: ClassVar[str] = "server, eavesdropper or client, passive; a client sees the global model only"
     default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "attributes"
+    finds: ClassVar[type[Finding]] = AttributeFinding
 
     def check(self, observation: Observation) -> None:
         """Raise unless the records lack an attribute, and the model can be had.

@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
+from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, above, upper_half
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public, whole
 from fedaudit.federation.local_training import local_randomness, train
@@ -43,6 +44,7 @@ class MembershipAttack(RecordsAttack):
     threat_model: ClassVar[str] = "server, eavesdropper or client, passive; a client sees the global model only"
     default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "membership"
+    finds: ClassVar[type[Finding]] = MembershipFinding
 
     false_positives: Annotated[Fraction, Field(gt=0)] | None = None
 
