@@ -18,7 +18,7 @@ def one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
         assert part in text
 
 
-def image_files(n: int, *shape: int) -> np.ndarray[Any, Any]:
+def random_images(n: int, *shape: int) -> np.ndarray[Any, Any]:
     return RNG.integers(0, 256, (n, *shape), dtype=np.uint8)
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from fedaudit.data import DATASETS, Dataset, Split, find_dataset, how_to_get, load_dataset
 from fedaudit.data.photos import PHOTOS, load_photo, plan_crops
 from fedaudit.utils.errors import BadInput, MissingData
-from tests.data_cases import RNG, as_bytes, image_files, one_line
+from tests.data_cases import RNG, as_bytes, one_line, random_images
 
 REAL = os.environ.get("FEDAUDIT_DATA")
 
@@ -159,7 +159,7 @@ def test_means_and_deviations_are_the_train_split_s(pixels: np.ndarray[Any, Any]
 
 
 def test_own_arrays_in_their_usual_forms() -> None:
-    hwc = image_files(20, 9, 7, 3)
+    hwc = random_images(20, 9, 7, 3)
     y = np.arange(20) % 4
     data = Dataset.from_tensors(hwc, y, test=(hwc[:4], y[:4]), class_names=["a", "b", "c", "d"])
     assert data.input_shape == (3, 9, 7)
@@ -178,7 +178,7 @@ def test_from_torch() -> None:
     x, y = torch.rand(10, 3, 4, 4), torch.arange(10) % 2
     data = Dataset.from_torch(torch.utils.data.TensorDataset(x, y), name="mine")
     assert torch.equal(data.train.inputs, x[:8])
-    images = [(Image.fromarray(p), i % 2) for i, p in enumerate(image_files(10, 4, 4, 3))]
+    images = [(Image.fromarray(p), i % 2) for i, p in enumerate(random_images(10, 4, 4, 3))]
     assert Dataset.from_torch(images, limit=5).input_shape == (3, 4, 4)
     for bad, message in (([], "empty"), ([1, 2], "not an (input, target) pair")):
         with pytest.raises(BadInput) as error:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from fedaudit.attacks.inversion.engines.first_order import first_order
-from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
-from fedaudit.attacks.inversion.engines.passes import Passes, Traced, eager
-from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedaudit.attacks.inversion.engines.first_order import first_order
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
+from fedaudit.attacks.inversion.engines.passes import Passes, Traced, eager
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, SquaredL2, WeightedCosine
 from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
 from fedaudit.attacks.victim import Victim

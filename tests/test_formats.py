@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedaudit.data import find_dataset, load_dataset
 from fedaudit.utils.errors import BadInput, MissingData
-from tests.data_cases import RNG, as_bytes, image_files, one_line
+from tests.data_cases import RNG, as_bytes, one_line, random_images
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
 
 
 def test_parquet_of_png(tmp_path: Path) -> None:
-    x, y = image_files(12, 32, 32, 3), (np.arange(12) % 10).astype(np.int16)
+    x, y = random_images(12, 32, 32, 3), (np.arange(12) % 10).astype(np.int16)
     for split, part in (("train_subset", slice(0, 10)), ("test", slice(10, 12))):
         write_parquet(tmp_path / f"cifar10/{split}.parquet", png=[png(p) for p in x[part]], label=y[part])
     data = load_dataset("cifar10", data_dir=tmp_path)
@@ -89,7 +89,7 @@ def cifar_batch(path: Path, **content: Any) -> None:
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_cifar_python_batches(name: str, tmp_path: Path) -> None:
-    x = image_files(12, 3, 32, 32)
+    x = random_images(12, 3, 32, 32)
     flat = x.reshape(12, -1)
     if name == "cifar10":
         y = [i % 10 for i in range(12)]
@@ -165,7 +165,7 @@ def test_idx_files(name: str, folder: str, stems: tuple[str, str], zipped: bool,
     first, classes = (1, 26) if letters else (0, 10)
     place = tmp_path / folder
     place.mkdir(parents=True, exist_ok=True)
-    x = image_files(40, 28, 28)
+    x = random_images(40, 28, 28)
     y = (np.arange(40) % classes + first).astype(np.uint8)
 
     def write(path: Path, content: bytes) -> Path:
@@ -205,7 +205,7 @@ def test_idx_files(name: str, folder: str, stems: tuple[str, str], zipped: bool,
 def test_npz(tmp_path: Path) -> None:
     (tmp_path / "fashion_mnist").mkdir()
     path = tmp_path / "fashion_mnist/fashion_mnist.npz"
-    x, y = image_files(20, 28, 28), (np.arange(20) % 10).astype(np.uint8)
+    x, y = random_images(20, 28, 28), (np.arange(20) % 10).astype(np.uint8)
     np.savez(path, x_train=x[:15], y_train=y[:15], x_test=x[15:], y_test=y[15:])
     data = load_dataset("fashion-mnist", data_dir=tmp_path)
     assert np.array_equal(as_bytes(data.train.inputs)[:, 0], x[:15])
@@ -229,7 +229,7 @@ def test_npz(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compressed", [False, True])
 def test_svhn(compressed: bool, tmp_path: Path) -> None:
     (tmp_path / "svhn").mkdir()
-    x = image_files(10, 32, 32, 3)
+    x = random_images(10, 32, 32, 3)
     y = np.arange(1, 11)[:, None].astype(np.uint8)
     for split in ("train", "test"):
         content = {"note": "text is no number", "X": x.transpose(1, 2, 3, 0), "y": y.astype(float)}
@@ -257,7 +257,7 @@ def test_svhn(compressed: bool, tmp_path: Path) -> None:
 
 
 def test_image_folders(tmp_path: Path) -> None:
-    x = image_files(6, 10, 14, 3)
+    x = random_images(6, 10, 14, 3)
     for split, classes in (("train", "ab"), ("val", "ab")):
         for i, name in enumerate(classes):
             folder = tmp_path / split / name
@@ -272,7 +272,7 @@ def test_image_folders(tmp_path: Path) -> None:
     assert few.train.targets.tolist() == [0, 1]
     assert np.array_equal(as_bytes(few.train.inputs), x[[0, 3], :, 2:12].transpose(0, 3, 1, 2))  # the central square
 
-    (tmp_path / "train/a/1.png").write_bytes(png(image_files(1, 9, 9, 3)[0]))
+    (tmp_path / "train/a/1.png").write_bytes(png(random_images(1, 9, 9, 3)[0]))
     with pytest.raises(BadInput) as error:
         load_dataset("image-folder", data_dir=tmp_path)
     one_line(error, "differs in size", "give an image_size")
@@ -300,7 +300,7 @@ def test_imagenet_is_224_by_default(tmp_path: Path) -> None:
         for name in ("n01440764", "n01443537"):
             folder = tmp_path / "imagenet" / split / name
             folder.mkdir(parents=True)
-            Image.fromarray(image_files(1, 240, 300, 3)[0]).save(folder / "one.JPEG")
+            Image.fromarray(random_images(1, 240, 300, 3)[0]).save(folder / "one.JPEG")
     data = load_dataset("imagenet", data_dir=tmp_path)
     assert data.input_shape == (3, 224, 224)
     assert data.class_names == ("n01440764", "n01443537")
@@ -308,7 +308,7 @@ def test_imagenet_is_224_by_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["npz", "pgm"])
 def test_faces(layout: str, tmp_path: Path) -> None:
-    x = image_files(400, 112, 92)
+    x = random_images(400, 112, 92)
     folder = tmp_path / "att_faces"
     folder.mkdir()
     if layout == "npz":
@@ -411,7 +411,7 @@ def test_own_photographs(tmp_path: Path) -> None:
     folder = tmp_path / "natural-photos"
     folder.mkdir()
     for name, shape in (("wide", (120, 260, 3)), ("high", (260, 120, 3))):
-        (folder / f"{name}.png").write_bytes(png(image_files(1, *shape)[0]))
+        (folder / f"{name}.png").write_bytes(png(random_images(1, *shape)[0]))
     data = load_dataset("natural-photos", data_dir=tmp_path, image_size=100)
     assert data.class_names == ("high", "wide")
     assert data.input_shape == (3, 100, 100)

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.layer_weights import Shape, layer_weights, shape_values, zero_modifier
 from fedaudit.attacks.inversion.objectives import SquaredL2, WeightedCosine, flatten
 from fedaudit.attacks.inversion.priors import total_variation

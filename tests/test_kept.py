@@ -188,7 +188,7 @@ def test_nothing_is_written_outside(name: str, tmp_path: Path) -> None:
         inside(out, name)
     one_line(error, "lies outside")
     finished = audit(tmp_path / "store")
-    finished = dataclasses.replace(finished, pictures={name: torch.zeros(1, 2, 2)})
+    finished = dataclasses.replace(finished, image_files={name: torch.zeros(1, 2, 2)})
     with pytest.raises(BadInput):
         finished.save(out)
     assert {p.name for p in tmp_path.iterdir()} == {"out", "store"}

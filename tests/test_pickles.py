@@ -20,7 +20,7 @@ from torch import nn
 from fedaudit.data.batches import read_pickled_batch
 from fedaudit.models.checkpoint import load_checkpoint
 from fedaudit.utils.errors import BadInput
-from tests.data_cases import one_line, pictures
+from tests.data_cases import one_line, random_images
 
 DTYPE = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
 SHELL = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
@@ -44,7 +44,7 @@ def python2_batch(x: np.ndarray[Any, Any], y: list[int]) -> bytes:
 
 
 def test_a_batch_as_python_2_wrote_it(tmp_path: Path) -> None:
-    x, y = pictures(4, 3072), [3, 9, 0, 3]
+    x, y = random_images(4, 3072), [3, 9, 0, 3]
     whole = python2_batch(x, y)
     (tmp_path / "b").write_bytes(whole)
     found = read_pickled_batch(tmp_path / "b")
@@ -140,7 +140,7 @@ print(json.dumps({"told": told, "grown": grown, "modules": sorted(set(sys.module
 
 def read_all(folder: Path, batches: dict[str, bytes]) -> dict[str, str | None]:
     """Read all of ``batches`` in one process of its own; return what each was refused with, if it was."""
-    x, y = pictures(2, 3072), [0, 1]
+    x, y = random_images(2, 3072), [0, 1]
     for name, content in batches.items():
         (folder / "batches").mkdir(exist_ok=True)
         (folder / "batches" / name).write_bytes(content)
@@ -171,7 +171,7 @@ def test_what_means_harm_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_mutated_batches_bring_nothing_down(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    x, y = pictures(1, 3072), [7]
+    x, y = random_images(1, 3072), [7]
     seeds = [python2_batch(x, y)]
     seeds += [pickle.dumps({b"data": x[:, :9], b"labels": y, "n": ["a", 1.5]}, protocol=p) for p in (2, 3, 4)]
     snippets = [b"(", b"t", b"R", b"b", b"}", b"]", b"e", b"u", b"s", b"h\x09", b"\x85", SHELL, DTYPE, OBJECTS, STATE]

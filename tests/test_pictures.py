@@ -18,7 +18,7 @@ from fedaudit.data import load_dataset
 from fedaudit.data.images import FORMATS, IMAGE_SUFFIXES, MAX_PIXELS, decode, read_image
 from fedaudit.report import render_report
 from fedaudit.utils.errors import BadInput
-from tests.data_cases import one_line, pictures
+from tests.data_cases import one_line, random_images
 from tests.report_cases import sample
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(mark) print\nshowpage\n%%EOF\n"
@@ -26,7 +26,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(mark) p
 
 def encoded(format: str, pixels: np.ndarray | None = None) -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(pictures(1, 9, 7, 3)[0] if pixels is None else pixels).save(stream, format)
+    Image.fromarray(random_images(1, 9, 7, 3)[0] if pixels is None else pixels).save(stream, format)
     return stream.getvalue()
 
 
@@ -84,7 +84,7 @@ def test_a_cell_of_a_table_starts_no_program(cell: object, mark: Path, tmp_path:
     import pyarrow.parquet
 
     (tmp_path / "gtsrb").mkdir()
-    good = encoded("PNG", pictures(1, 32, 32, 3)[0])
+    good = encoded("PNG", random_images(1, 32, 32, 3)[0])
     for split, cells in (("train", [good]), ("test", [cell])):
         table = arrow.table({"png": cells, "label": [0]})
         pyarrow.parquet.write_table(table, tmp_path / f"gtsrb/{split}.parquet")
@@ -113,7 +113,7 @@ def test_a_report_starts_no_program(mark: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_formats_of_data_sets_are_read(format: str, tmp_path: Path) -> None:
-    pixels = pictures(1, 9, 7, 3)[0]
+    pixels = random_images(1, 9, 7, 3)[0]
     found = decode(encoded(format, pixels), "it")
     assert found.shape == (9, 7, 3)
     if format not in ("JPEG", "WEBP"):  # these two lose some

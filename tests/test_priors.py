@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fedaudit.attacks.inversion.engines.reference import with_soft_labels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedaudit.attacks.inversion.engines.reference import with_soft_labels
 from fedaudit.attacks.inversion.objectives import LayerL2, flatten
 from fedaudit.attacks.inversion.priors import (
     Prior,

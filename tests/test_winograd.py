@@ -8,16 +8,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
-from fedaudit.attacks.inversion.engines.first_order import first_order
-from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
-from fedaudit.attacks.inversion.engines.passes import Traced
-from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedaudit.attacks.inversion.engines.guarded import winograd
+from fedaudit.attacks.inversion.engines import winograd
+from fedaudit.attacks.inversion.engines.first_order import first_order
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
+from fedaudit.attacks.inversion.engines.passes import Traced
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.objectives import WeightedCosine
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import initialise

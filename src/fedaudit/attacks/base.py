@@ -30,8 +30,8 @@ class Attack(ABC):
     Class attributes, shown by ``fedaudit list attacks``:
         name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
         ``default_scope``: what one run of it receives: one update, all messages of one client, or all that the
-        adversary sees of a federation; ``recovers``: what it is after, in words; ``finds``: the class of finding that it
-        returns.
+        adversary sees of a federation; ``recovers``: what it is after, in words; ``finds``: the class of finding
+        that it returns.
     """
 
     name: ClassVar[str]

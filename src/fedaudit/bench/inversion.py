@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedaudit.attacks.inversion.engines.guarded import winograd
+from fedaudit.attacks.inversion.engines import winograd
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
 from fedaudit.bench.cases import (
     FULL,
