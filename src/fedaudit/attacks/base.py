@@ -13,8 +13,9 @@ from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from fedaudit.attacks.findings import Finding, ImageFinding
+from fedaudit.examples import example_kind
 from fedaudit.threat import Observation, Scope
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.registry import Registry
 from fedaudit.utils.validation import explain
 
@@ -30,8 +31,8 @@ class Attack(ABC):
     Class attributes, shown by ``fedaudit list attacks``:
         name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
         ``default_scope``: what one run of it receives: one update, all messages of one client, or all that the
-        adversary sees of a federation; ``recovers``: what it is after, in words; ``finds``: the class of finding
-        that it returns.
+        adversary sees of a federation; ``examples``: the kinds of examples that it is for, any if there are none;
+        ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns.
     """
 
     name: ClassVar[str]
@@ -40,16 +41,25 @@ class Attack(ABC):
     threat_model: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     default_scope: ClassVar[Scope] = "update"
+    examples: ClassVar[tuple[str, ...]] = ()
     recovers: ClassVar[str] = "training images"
     finds: ClassVar[type[Finding]] = ImageFinding
 
-    @abstractmethod
     def check(self, observation: Observation) -> None:
-        """Raise before any compute if this attack can't be played.
+        """Raise before any compute if this attack can't be played; here, where it isn't for such examples.
+
+        An attack that needs more overrides this, and calls it.
 
         Raises:
             NotApplicable: with the reason and the remedy.
         """
+        task_info = observation.task_info
+        if self.examples and task_info.kind not in self.examples:
+            suited = " or ".join(example_kind(name).plural for name in self.examples)
+            described = task_info.example_kind.described
+            raise NotApplicable(
+                f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"
+            )
 
     @abstractmethod
     def run(
@@ -83,7 +93,7 @@ class Attack(ABC):
     def public_examples(self) -> Tensor | None:
         """Return fingerprints (n,) of the public examples that the adversary's knowledge was made from, if any.
 
-        The audit refuses an attack that has a victim among them; see :func:`fedaudit.models.generator.fingerprints`.
+        The audit refuses an attack that has a victim among them: see ``fingerprints`` of the kind of examples.
         """
         return None
 
