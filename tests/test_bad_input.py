@@ -98,7 +98,7 @@ SETTINGS = [
         "model 'mlp' needs",
     ),
     ("convolutions on a table", ["data.name=breast-cancer"], "model 'lenet' takes images"),
-    ("image size of a table", ["data.name=breast-cancer", "data.image_size=32"], "which is a table"),
+    ("image size of a table", ["data.name=breast-cancer", "data.image_size=32"], "which holds rows of a table"),
     ("image size 0", ["data.image_size=0"], "data.image_size: 0 isn't allowed"),
     ("image size 3", ["data.image_size=3"], "give 4 to 1024 pixels"),
     ("mse for classes", ["model.loss=mse"], "the loss 'mse' doesn't fit targets that are 10 classes"),

@@ -101,14 +101,14 @@ def test_a_federation_that_nobody_attacked_is_no_verdict(tmp_path):
 
 
 OF_PICTURES = [
-    "Attacks that rebuild pictures mostly fail with BatchNorm in train mode",
-    "Two attacks are compared on the same pictures, one by one",
-    "how near the average picture",
-    "make pictures harder to rebuild",
+    "Attacks that rebuild images mostly fail with BatchNorm in train mode",
+    "Two attacks are compared on the same images, one by one",
+    "how near the average image",
+    "make images harder to rebuild",
 ]
 
 
-def test_what_is_true_of_pictures_is_said_of_pictures_only(tmp_path):
+def test_what_is_true_of_images_is_said_of_pictures_only(tmp_path):
     image_files = render_report(sample(tmp_path, curve=False), tmp_path)
     assert [text for text in OF_PICTURES if text not in image_files] == []
     assert "SSIM <small>up to 1</small>" in image_files

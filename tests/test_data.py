@@ -131,7 +131,7 @@ def test_tables_are_standardised_by_the_train_split(name: str, rows: int, width:
     assert len(load_dataset(name, limit=9).train) == 9
     with pytest.raises(BadInput) as error:
         load_dataset(name, image_size=32)
-    one_line(error, "is a table", "leave image_size out")
+    one_line(error, "holds rows of a table", "leave image_size out")
 
 
 def test_importing_the_room_is_light() -> None:

@@ -16,7 +16,8 @@ from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.generative import from_codes, from_weights, through
 from fedaudit.attacks.inversion.objectives import flatten
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, fingerprints, trunk
+from fedaudit.examples.image import IMAGE
+from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Recording, check_public_examples, record, run_audit
 from fedaudit.pipeline.train_generator import TrainingPlan, public_examples, sample_sheet, train_generator
@@ -149,19 +150,19 @@ def test_no_test_example_is_public(digits):
     )
     images = public_examples(twice)
     assert len(images) == 50
-    assert not torch.isin(fingerprints(images), fingerprints(twice.test.inputs)).any()
+    assert not torch.isin(IMAGE.fingerprints(images), IMAGE.fingerprints(twice.test.inputs)).any()
 
 
 def test_fingerprints_are_those_of_the_pixels():
     images = torch.rand((6, 3, 5, 4), generator=generator(0, "f"))
-    prints = fingerprints(images)
+    prints = IMAGE.fingerprints(images)
     assert len(prints.unique()) == 6
-    assert fingerprints((images * 255).round() / 255).equal(prints)
-    assert fingerprints(images.flip(0)).equal(prints.flip(0))
-    assert not torch.isin(fingerprints(images.reshape(6, 3, 4, 5)), prints).any()
+    assert IMAGE.fingerprints((images * 255).round() / 255).equal(prints)
+    assert IMAGE.fingerprints(images.flip(0)).equal(prints.flip(0))
+    assert not torch.isin(IMAGE.fingerprints(images.reshape(6, 3, 4, 5)), prints).any()
     changed = images.clone()
     changed[:, 0, 0, 0] = 1 - changed[:, 0, 0, 0].round()
-    assert not torch.isin(fingerprints(changed), prints).any()
+    assert not torch.isin(IMAGE.fingerprints(changed), prints).any()
 
 
 def test_a_generator_survives_the_disk_and_nothing_else_is_taken_for_one(tmp_path, trained):
@@ -334,7 +335,7 @@ def test_the_command_writes_a_generator_and_a_picture(command: Command, tmp_path
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--data", "diabetes"], "is a table"),
+        (["--data", "diabetes"], "holds rows of a table"),
         (["--data", "digitts"], "did you mean 'digits'"),
         (["--data", "digits", "--objective", "vae"], "unknown objective 'vae'"),
         (["--data", "digits", "--width", "7"], "a multiple of 4"),

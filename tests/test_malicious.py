@@ -317,7 +317,7 @@ def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
     page = audit.save(tmp_path).read_text()
     for part in ("recognised [95 %]", "Accuracy by round", "Updates that the server took by round"):
         assert part in page
-    assert "True and rebuilt pictures" not in page, "a part about pictures of which there are none"
+    assert "True and rebuilt images" not in page, "a part about pictures of which there are none"
     print_summary(audit.result)
     assert "leaks: recognised" in capsys.readouterr().out
 

@@ -151,7 +151,7 @@ def test_alt_texts_and_captions_say_what_was_found(pages: dict[str, Any]) -> Non
             text = f"by {finding.attack}: PSNR {image.psnr:.1f} dB, {wording}: rank {image.rank} of 1,024."
             assert any(alt.endswith(text) for alt in alts)
             assert f"{finding.attack} {image.psnr:.1f} dB {wording}: rank {image.rank} of 1,024" in page.words
-    assert "True picture of victim 1, “astronaut”." in alts
+    assert "True image of victim 1, “astronaut”." in alts
     assert "label taken for “rocket”" in page.words
 
 
@@ -179,8 +179,8 @@ def test_equal_pictures_in_one_update_stay_two_victims(tmp_path: Path) -> None:
 def test_many_victims_are_cut_and_counted(pages: dict[str, Any]) -> None:
     _, _, page, _ = pages["many"]
     assert sum(li.get("class") == "victim" for li in page.all("li")) == 16 + 4
-    assert "184 more pictures of this federation are not shown here" in page.words
-    assert "more pictures of this federation" not in pages["default"][2].words
+    assert "184 more images of this federation are not shown here" in page.words
+    assert "more images of this federation" not in pages["default"][2].words
 
 
 def test_names_are_escaped(pages: dict[str, Any]) -> None:
@@ -208,7 +208,7 @@ def test_thresholds_are_prominent(pages: dict[str, Any]) -> None:
     _, html, page, _ = pages["exceeded"]
     broken = "PSNR of 29.41 dB (agic on fedsgd) breaks the limit of 20 dB"
     assert html.index('class="alarm"') < html.index('class="cards"')
-    assert page.words.index("A threshold is exceeded") < page.words.index(broken) < page.words.index("Pictures")
+    assert page.words.index("A threshold is exceeded") < page.words.index(broken) < page.words.index("Images")
     assert "Kept: SSIM of 0.95 (agic on fedsgd) keeps within the limit of 0.99" in page.words
     assert "Open: LPIPS: not measured, against the limit of 0.5" in page.words
     assert "fedaudit audit scenario.yaml --out DIR --fail-above psnr=20" in page.words
@@ -238,7 +238,7 @@ def test_batch_norm_is_explained(tmp_path: Path, mode: str, sentence: str) -> No
     write_report(result, tmp_path, tmp_path / "report.html")
     words = Page((tmp_path / "report.html").read_text(encoding="utf-8")).words
     assert sentence in words
-    assert "Attacks that rebuild pictures mostly fail with BatchNorm in train mode" in words
+    assert "Attacks that rebuild images mostly fail with BatchNorm in train mode" in words
 
 
 def test_same_result_same_page(pages: dict[str, Any], tmp_path: Path) -> None:
@@ -259,11 +259,11 @@ def summaries_with(folder: Path, *verdicts: Verdict) -> AuditResult:
 def test_headline_follows_the_worst_verdict(tmp_path: Path) -> None:
     worst = headline(summaries_with(tmp_path, "not demonstrated", "recognisable"))
     assert worst.verdict == "recognisable"
-    assert worst.title == "The server can rebuild training pictures well enough to recognise them."
+    assert worst.title == "The server can rebuild training images well enough to recognise them."
     assert worst.detail.startswith("The strongest attack, invg on weight updates (fedavg-4), identified 1 of 4 victims")
     assert worst.detail.endswith("From gradient updates (fedsgd): not demonstrated.")
     partly = headline(summaries_with(tmp_path, "partly recognisable", "not applicable"))
-    assert partly.title == "The server can rebuild training pictures in part."
+    assert partly.title == "The server can rebuild training images in part."
     assert "weight updates" not in partly.detail
     calm = headline(summaries_with(tmp_path, "not demonstrated", "not demonstrated"))
     assert calm.title.startswith("The server could not rebuild any recognisable")
@@ -286,10 +286,8 @@ def test_comparisons_in_words() -> None:
         fields = {"federation": "f", "metric": "psnr", "a": "agic", "b": "invg", "outcome": outcome}
         return comparison_text(Comparison.model_validate(fields | {"difference": difference}))
 
-    assert told("a is better", 3.1, 1.2, 4.9) == "agic recovers better pictures than invg: +3.1 dB [+1.2, +4.9], n = 4"
-    assert (
-        told("b is better", -3.1, -4.9, -1.2) == "invg recovers better pictures than agic: +3.1 dB [+1.2, +4.9], n = 4"
-    )
+    assert told("a is better", 3.1, 1.2, 4.9) == "agic recovers better images than invg: +3.1 dB [+1.2, +4.9], n = 4"
+    assert told("b is better", -3.1, -4.9, -1.2) == "invg recovers better images than agic: +3.1 dB [+1.2, +4.9], n = 4"
     assert told("undecided", -0.5, -1.5, 0.5) == "agic and invg cannot be told apart: −0.5 dB [−1.5, +0.5], n = 4"
     assert told("undecided", -0.5, -0.5, -0.5, n=1) == "agic and invg cannot be told apart: −0.5 dB, n = 1"
 
@@ -417,7 +415,7 @@ def test_bad_pictures_are_one_line_errors(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="is no whole PNG"):
             write_report(result, tmp_path / "a", tmp_path / "report.html")
     victim.unlink()
-    with pytest.raises(MissingData, match="keep the pictures beside results"):
+    with pytest.raises(MissingData, match="keep the images beside results"):
         write_report(result, tmp_path / "a", tmp_path / "report.html")
     save(tmp_path / "secret.png", np.zeros((4, 4)))
     result.findings[0].images[0].true_image = "../secret.png"

@@ -75,7 +75,7 @@ class Curve(_Record):
 
 
 class MetricResult(_Record):
-    """One number by which a finding that isn't pictures is judged."""
+    """One number by which a finding that isn't images is judged."""
 
     name: str
     value: float
@@ -103,7 +103,7 @@ class Chart(_Record):
 
 
 class Sheet(_Record):
-    """A row of pictures that belongs to a finding, side by side in one PNG."""
+    """A row of images that belongs to a finding, side by side in one PNG."""
 
     title: str
     path: str = Field(description="relative to the folder of results.json")
@@ -121,9 +121,9 @@ class FindingResult(_Record):
     num_examples: int = Field(description="over how many examples (with repetition) the updates were made")
     status: Literal["done", "not applicable"]
     kind: str | None = Field(default=None, description="what was recovered: 'images' or another kind of finding")
-    metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't pictures was judged")
+    metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was judged")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
-    sheets: list[Sheet] = Field(default=[], description="rows of pictures about this finding")
+    sheets: list[Sheet] = Field(default=[], description="rows of images about this finding")
     leak: bool | None = Field(default=None, description="whether it counts as a leak by its kind's rule; null: images")
     reason: str | None = Field(default=None, description="why the attack could not be played, and the remedy")
     images: list[ImageResult] = []
@@ -161,7 +161,7 @@ class AttackSummary(_Record):
     updates: int = Field(description="runs of the attack: one an update, or a client, or the federation")
     images: int
     kind: str | None = Field(default=None, description="what was recovered; null where nothing could be played")
-    metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't pictures")
+    metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't images")
     verdict: Verdict
     verdict_text: str = Field(description="the verdict in a sentence, for a reader who is not an engineer")
     psnr: Interval | None = None
@@ -176,9 +176,9 @@ class AttackSummary(_Record):
 
 
 def pictured(summaries: Sequence[AttackSummary]) -> tuple[list[AttackSummary], list[AttackSummary]]:
-    """Return the summaries for a table of pictures, and those for a table of other metrics.
+    """Return the summaries for a table of images, and those for a table of other metrics.
 
-    What could not be played goes to the pictures, unless there are only others.
+    What could not be played goes to the images, unless there are only others.
     """
     others = [s for s in summaries if s.metrics]
     if others and not any(s.images for s in summaries):
@@ -272,6 +272,9 @@ class DataRecord(_Record):
     summary: str
     classes: int | None
     class_names: list[str] | None
+    kind: str | None = Field(
+        default=None, description="of the examples: 'image', 'table' or another; null: not recorded"
+    )
     input_shape: list[int]
 
 

@@ -79,7 +79,7 @@ class ThreatModel(BaseModel):
     def knowledge(self) -> tuple[list[str], list[str]]:
         """Return what the adversary knows and what it doesn't, in words."""
         facts = {
-            "the model's architecture, the loss, and how images are normalised": True,
+            "the model's architecture, the loss, and how examples are normalised": True,
             "the global model of every round (with BatchNorm's statistics)": True,
             "every update as it was sent, and over how many examples it was made": self.adversary != "client",
             "how clients train (learning rate, local steps, batch sizes)": self.knows_training,
@@ -91,7 +91,7 @@ class ThreatModel(BaseModel):
             if self.hidden_attribute:
                 facts[f"the records' attribute '{self.hidden_attribute}'"] = False
         else:
-            facts["the clients' data, or any picture of them"] = False
+            facts["the clients' data, or any of them"] = False
         public = f"{self.public_examples} public examples" if self.public_examples else "public data"
         facts[f"{public} of the same kind, or a generative model of it"] = self.knows_public_data
         return [k for k, v in facts.items() if v], [k for k, v in facts.items() if not v]

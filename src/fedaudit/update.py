@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
+from fedaudit.examples import EXAMPLE_KINDS, ExampleKind, example_kind, register
 from fedaudit.utils.errors import BadInput, unknown_name
 
 UpdateKind = Literal["gradient", "weights"]
@@ -157,13 +158,13 @@ class TaskInfo:
         width: the architecture's width, or None for its own default.
         batch_norm: ``eval`` or ``train``: how clients run BatchNorm in local training.
         loss: registered name of the loss, or ``custom``.
-        kind: ``image`` or ``table``.
-        input_shape: of one example, (C, H, W) or (d,).
+        kind: of the examples: ``image``, ``table``, or another of :data:`fedaudit.examples.EXAMPLE_KINDS`.
+        input_shape: of one example, (C, H, W), (d,), or what the kind says.
         num_classes: None for regression.
-        mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std with x in [0, 1].
+        mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
 
     Raises:
-        BadInput: these don't fit together.
+        BadInput: these don't fit together, or there is no such kind.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
@@ -172,16 +173,16 @@ class TaskInfo:
     width: int | None
     batch_norm: Literal["eval", "train"]
     loss: str
-    kind: Literal["image", "table"]
+    kind: str
     input_shape: tuple[int, ...]
     num_classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        shape, image = self.input_shape, self.kind == "image"
-        if len(shape) != (3 if image else 1) or min(shape) < 1 or math.prod(shape) > _LARGEST_INPUT:
-            wanted = "(channels, height, width)" if image else "(columns,)"
+        shape, kind = self.input_shape, self.example_kind
+        if not kind.fits(shape) or math.prod(shape) > _LARGEST_INPUT:
+            wanted = f"({', '.join(kind.axes)}{',' * (len(kind.axes) == 1)})"
             raise BadInput(
                 f"input_shape is {shape}; {self.kind} data have {wanted}, with up to {_LARGEST_INPUT:,} values"
             )
@@ -195,33 +196,45 @@ class TaskInfo:
             task = "real values (regression)" if self.num_classes is None else f"{self.num_classes} classes"
             fits = "mse" if self.num_classes is None else "cross-entropy"
             raise BadInput(f"the loss '{self.loss}' doesn't fit targets that are {task}; use {fits}")
-        channels = shape[0] if image else 1
+        channels = kind.channels(shape)
         if len(self.mean) != channels or len(self.std) != channels:
             raise BadInput(f"mean has {len(self.mean)} values and std {len(self.std)}; both must have {channels}")
         if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
             raise BadInput(f"mean {self.mean} and std {self.std} must be finite, and every std above 0")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let the kind, perhaps a user's own, travel with its name: worker processes don't know of it."""
+        return _received, (self.example_kind, tuple(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def example_kind(self) -> ExampleKind:
+        """The kind of the examples."""
+        return example_kind(self.kind)
 
     @property
     def outputs(self) -> int:
         """Number of outputs of the model: one per class, or one for regression."""
         return self.num_classes or 1
 
-    def _channelwise(self, values: tuple[float, ...], like: Tensor) -> Tensor:
-        shape = (1, -1, *([1] * (like.ndim - 2)))
-        return torch.tensor(values, dtype=like.dtype, device=like.device).view(shape)
-
     def normalise(self, inputs: Tensor) -> Tensor:
-        """Turn (n, C, H, W) pixels in [0, 1] into what the model sees; tables are returned as they are."""
-        if self.kind == "table":
-            return inputs
-        return (inputs - self._channelwise(self.mean, inputs)) / self._channelwise(self.std, inputs)
+        """Turn examples (n, ...), as they stand in a data set, into what the model sees."""
+        return self.example_kind.normalise(inputs, self.mean, self.std)
 
     def denormalise(self, inputs: Tensor) -> Tensor:
         """Undo :meth:`normalise`."""
-        if self.kind == "table":
-            return inputs
-        return inputs * self._channelwise(self.std, inputs) + self._channelwise(self.mean, inputs)
+        return self.example_kind.denormalise(inputs, self.mean, self.std)
 
     def pixel_range(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the normalised values of black and white, broadcastable to (n, C, H, W)."""
-        return self.normalise(torch.zeros_like(like[:1])), self.normalise(torch.ones_like(like[:1]))
+        """Return the normalised values of the kind's bounds (black and white), broadcastable to (n, ...) ``like``.
+
+        They are infinite for a kind without bounds.
+        """
+        low, high = self.example_kind.bounds or (-math.inf, math.inf)
+        return self.normalise(torch.full_like(like[:1], low)), self.normalise(torch.full_like(like[:1], high))
+
+
+def _received(kind: ExampleKind, values: tuple[Any, ...]) -> TaskInfo:
+    """Return the task info that was sent to this process, where the kind may be new."""
+    if kind.name not in EXAMPLE_KINDS:
+        register(kind)
+    return TaskInfo(*values)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.findings import Finding, ImageFinding
+from fedaudit.examples import example_kind
 from fedaudit.threat import Observation, Scope
+from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
 from fedaudit.utils.registry import register as register
 
@@ -29,8 +31,8 @@ class Attack(Plugin, ABC):
     Class attributes, shown by ``fedaudit list attacks``:
         name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
         ``default_scope``: what one run of it receives: one update, all messages of one client, or all that the
-        adversary sees of a federation; ``recovers``: what it is after, in words; ``finds``: the class of finding
-        that it returns.
+        adversary sees of a federation; ``examples``: the kinds of examples that it is for, any if there are none;
+        ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns.
     """
 
     registry = ATTACKS
@@ -38,16 +40,25 @@ class Attack(Plugin, ABC):
     threat_model: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     default_scope: ClassVar[Scope] = "update"
+    examples: ClassVar[tuple[str, ...]] = ()
     recovers: ClassVar[str] = "training images"
     finds: ClassVar[type[Finding]] = ImageFinding
 
-    @abstractmethod
     def check(self, observation: Observation) -> None:
-        """Raise before any compute if this attack can't be played.
+        """Raise before any compute if this attack can't be played; here, where it isn't for such examples.
+
+        An attack that needs more overrides this, and calls it.
 
         Raises:
             NotApplicable: with the reason and the remedy.
         """
+        task_info = observation.task_info
+        if self.examples and task_info.kind not in self.examples:
+            suited = " or ".join(example_kind(name).plural for name in self.examples)
+            described = task_info.example_kind.described
+            raise NotApplicable(
+                f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"
+            )
 
     @abstractmethod
     def run(
@@ -81,7 +92,7 @@ class Attack(Plugin, ABC):
     def public_examples(self) -> Tensor | None:
         """Return fingerprints (n,) of the public examples that the adversary's knowledge was made from, if any.
 
-        The audit refuses an attack that has a victim among them; see :func:`fedaudit.models.generator.fingerprints`.
+        The audit refuses an attack that has a victim among them: see ``fingerprints`` of the kind of examples.
         """
         return None
 

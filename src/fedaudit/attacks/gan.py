@@ -69,6 +69,7 @@ class GANClient(Behaviour):
     name = "gan"
     summary = "draws pictures of a class that it lacks, and trains on them under another label"
     paper = _PAPER
+    examples: ClassVar[tuple[str, ...]] = ("image",)
 
     target: Whole = 3
     label: Whole | None = None
@@ -115,7 +116,7 @@ class GANClient(Behaviour):
         Raises:
             BadInput: with the reason.
         """
-        if task_info.kind != "image" or task_info.num_classes is None:
+        if task_info.kind not in self.examples or task_info.num_classes is None:
             raise BadInput("the behaviour 'gan' draws pictures of a class; these clients train no image classifier")
         for name, value in (("target", self.target), ("label", self.label or 0)):
             if value >= task_info.num_classes:
@@ -225,6 +226,7 @@ class GAN(Attack):
         "malicious clients that draw (federations[].malicious: gan or gan-adaptive)",
     )
     default_scope: ClassVar[Scope] = "federation"
+    examples: ClassVar[tuple[str, ...]] = ("image",)
     recovers: ClassVar[str] = "pictures of a class"
     finds: ClassVar[type[Finding]] = ClassImagesFinding
 
@@ -235,6 +237,7 @@ class GAN(Attack):
             NotApplicable: with the reason and the remedy.
         """
         observation.need_client(self.name)
+        super().check(observation)
         if _TARGET not in observation.adversary_log:
             raise NotApplicable(
                 f"no client of this federation draws pictures (until its last round); set malicious: {self.name}, and "

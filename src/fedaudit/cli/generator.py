@@ -31,7 +31,7 @@ def train_generator(
         raise BadInput("--out is empty; give a file, for example generator.safetensors")
     check_folder(out.parent)
     from fedaudit.data import load_dataset
-    from fedaudit.pipeline.run import save_png
+    from fedaudit.examples import save_png
     from fedaudit.pipeline.train_generator import TrainingPlan, plan_for, sample_sheet
     from fedaudit.pipeline.train_generator import train_generator as train
     from fedaudit.utils.progress import live_display

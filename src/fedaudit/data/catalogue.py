@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedaudit.data.dataset import Dataset
+from fedaudit.examples import example_kind
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.registry import Registry
 
@@ -91,8 +92,11 @@ def load_dataset(
         MissingData: the files (or the package that reads them) are not there; the message says how to get them.
     """
     entry = DATASETS[name]
-    if image_size is not None and entry.info["kind"] != "image":
-        raise BadInput(f"image_size={image_size} given for data set '{name}', which is a table; leave image_size out")
+    kind = example_kind(entry.info["kind"])
+    if image_size is not None and not kind.resizable:
+        raise BadInput(
+            f"image_size={image_size} given for data set '{name}', which holds {kind.described}; leave image_size out"
+        )
     if image_size is not None and not 4 <= image_size <= 1024:
         raise BadInput(f"image_size={image_size} for data set '{name}'; give 4 to 1024 pixels")
     if limit is not None and limit < 1:

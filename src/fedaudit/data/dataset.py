@@ -10,20 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaudit.examples import ExampleKind, example_kind, kind_of
+from fedaudit.examples.table import standardise
 from fedaudit.utils.errors import BadInput
 
-Kind = Literal["image", "table"]
 Task = Literal["classification", "regression"]
 Array = Tensor | np.ndarray[Any, Any]
-
-_MIN_STD = 1e-3  # a channel or column that never varies is divided by one, not by nothing
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Examples and their targets.
 
-    inputs: float32; images (n, C, H, W) in [0, 1], tables (n, d) standardised by the train split.
+    inputs: float32; images (n, C, H, W) in [0, 1], tables (n, d) standardised by the train split, or of another kind.
     targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split.
     groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
         from 0, or -1 for examples that are nobody's in particular.
@@ -89,17 +88,18 @@ def with_column(whole: Dataset, name: str, columns: Sequence[int], values: Seque
 class Dataset:
     """A data set with a train and a test split.
 
-    mean, std: per channel over the train split for images; (0.,) and (1.,) for tables, which are standardised
-    already. source: where the examples come from, and their licence. attributes: what an adversary may ask about.
+    kind: of the examples, one of :data:`fedaudit.examples.EXAMPLE_KINDS`. mean, std: per channel over the train split
+    for images; (0.,) and (1.,) for tables, which are standardised already. source: where the examples come from, and
+    their licence. attributes: what an adversary may ask about.
 
     Raises:
         BadInput: the splits don't agree with each other, with the kind or with the task; a value is not finite;
-            a pixel lies outside [0, 1]; a label is no class.
+            a pixel lies outside [0, 1]; a label is no class; there is no such kind.
     """
 
     name: str
     summary: str
-    kind: Kind
+    kind: str
     task: Task
     train: Split
     test: Split
@@ -111,8 +111,9 @@ class Dataset:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        kind = example_kind(self.kind)
         for part, split in (("train", self.train), ("test", self.test)):
-            _check_inputs(f"data set '{self.name}', {part} split", self.kind, split)
+            _check_inputs(f"data set '{self.name}', {part} split", kind, split)
             _check_targets(f"data set '{self.name}', {part} split", self.task, split.targets, self.num_classes)
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             shapes = f"{tuple(self.train.inputs.shape[1:])} and {tuple(self.test.inputs.shape[1:])}"
@@ -120,13 +121,13 @@ class Dataset:
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             given = f"{len(self.class_names)} class names for num_classes={self.num_classes}"
             raise BadInput(f"data set '{self.name}': {given}; give one name per class, or none")
-        width = self.input_shape[0] if self.kind == "image" else 1
+        width = kind.channels(self.input_shape)
         if len(self.mean) != width or len(self.std) != width or not all(s > 0 for s in self.std):
             raise BadInput(f"data set '{self.name}': mean and std must have {width} values, every std above 0")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example: (C, H, W) or (d,)."""
+        """The shape of one example: (C, H, W), (d,), or of another kind."""
         return tuple(self.train.inputs.shape[1:])
 
     @classmethod
@@ -136,6 +137,7 @@ class Dataset:
         targets: Array,
         *,
         test: tuple[Array, Array] | None = None,
+        kind: str | None = None,
         name: str = "custom",
         summary: str = "given by the caller",
         num_classes: int | None = None,
@@ -149,6 +151,7 @@ class Dataset:
                 which is standardised here, column by column, by the train split.
             targets: whole numbers (n,) for classification; floats (n,) or (n, 1) for regression, standardised here.
             test: the same for the test split. Without it one example in five of every class is held out.
+            kind: of the examples, if it is another than what the array's shape suggests.
             num_classes: by default one more than the largest label.
             name, summary, class_names, source: words for the report.
 
@@ -156,31 +159,29 @@ class Dataset:
             BadInput: the arrays cannot be such a data set; the message says why.
         """
         where = f"data set '{name}'"
-        x, y = as_inputs(inputs, where), _as_targets(targets, where)
+        x_kind, x = as_inputs(inputs, where, kind)
+        y = _as_targets(targets, where)
         if len(x) != len(y):
             raise BadInput(f"{where}: {len(x)} inputs but {len(y)} targets; give one target per input")
         if test is None:
             held_out = _hold_out(y, where)
             x, y, x_test, y_test = x[~held_out], y[~held_out], x[held_out], y[held_out]
+            test_kind = x_kind
         else:
-            x_test, y_test = as_inputs(test[0], f"{where}, test split"), _as_targets(test[1], f"{where}, test split")
-        if x.ndim != x_test.ndim or y.dtype != y_test.dtype:
+            test_kind, x_test = as_inputs(test[0], f"{where}, test split", kind)
+            y_test = _as_targets(test[1], f"{where}, test split")
+        if x_kind is not test_kind or y.dtype != y_test.dtype:
             raise BadInput(f"{where}: train and test splits are of different kinds; give both in the same form")
         task: Task = "regression" if y.is_floating_point() else "classification"
         if task == "classification" and num_classes is None:
             num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
-        mean: tuple[float, ...] = (0.0,)
-        std: tuple[float, ...] = (1.0,)
-        if x.ndim == 4:
-            mean, std = channel_statistics(x)
-        else:
-            x, x_test = standardise(x, x_test)
+        x, x_test, mean, std = x_kind.prepare(x, x_test)
         if task == "regression":
             y, y_test = standardise(y, y_test)
         return cls(
             name=name,
             summary=summary,
-            kind="image" if x.ndim == 4 else "table",
+            kind=x_kind.name,
             task=task,
             train=Split(x, y),
             test=Split(x_test, y_test),
@@ -217,56 +218,23 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and standard deviation per channel of images (n, C, H, W), as two tuples of C."""
-    pixels = images.transpose(0, 1).flatten(1)
-    means = [float(channel.mean(dtype=torch.float64)) for channel in pixels]
-    stds = [
-        float(((channel - mean) ** 2).mean(dtype=torch.float64).sqrt())
-        for channel, mean in zip(pixels, means, strict=True)
-    ]
-    return tuple(means), tuple(s if s >= _MIN_STD else 1.0 for s in stds)
+def as_inputs(array: Array, where: str, kind: str | None = None) -> tuple[ExampleKind, Tensor]:
+    """Return the kind of the examples in an array, and the examples as that kind reads them.
 
-
-def standardise(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both (n, d) with the mean and standard deviation of ``train`` taken out, as float32."""
-    wide = train.to(torch.float64)
-    mean, std = wide.mean(dim=0), wide.std(dim=0, correction=0)
-    std = torch.where(std > 1e-12 * (1 + mean.abs()), std, torch.ones_like(std))
-    return ((wide - mean) / std).float(), ((test.to(torch.float64) - mean) / std).float()
-
-
-def as_inputs(array: Array, where: str) -> Tensor:
-    """Return images as float32 (n, C, H, W) in [0, 1], or a table as float64 (n, d).
+    Args:
+        array: images, (n, C, H, W) in [0, 1] when read; a table, (n, d); or what another kind reads.
+        where: names the data in errors.
+        kind: name of the kind; None: the first that reads arrays with as many axes.
 
     Raises:
-        BadInput: neither images nor a table, not finite, or pixels outside [0, 1].
+        BadInput: no kind reads such an array, or values are not finite or out of bounds.
     """
     x = _as_tensor(array, where)
-    if x.ndim not in (2, 3, 4) or x.numel() == 0:
-        wanted = "images are (n, C, H, W), (n, H, W) or (n, H, W, C), tables (n, d)"
-        raise BadInput(f"{where}: inputs of shape {tuple(x.shape)} cannot be used; {wanted}, none of them empty")
-    if x.ndim == 2:
-        x = x.to(torch.float64)
-        if not bool(torch.isfinite(x).all()):
-            raise BadInput(f"{where}: the table has values that are not finite; fill or remove them first")
-        return x
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
-        x = x.permute(0, 3, 1, 2)
-    if x.dtype == torch.uint8:
-        return x.float().div_(255).contiguous()
-    if not x.is_floating_point():
-        raise BadInput(f"{where}: images of {x.dtype} cannot be used; give uint8 in 0..255 or floats in [0, 1]")
-    x = x.float()
-    if not bool(torch.isfinite(x).all()):
-        raise BadInput(f"{where}: the images have values that are not finite; fill or remove them first")
-    low, high = float(x.min()), float(x.max())
-    if low < 0 or high > 1:
-        remedy = "give uint8, or scale them first: normalisation is done here, so undo any that was done before"
-        raise BadInput(f"{where}: image values lie in [{low:.3g}, {high:.3g}], not in [0, 1]; {remedy}")
-    return x.contiguous()
+    known = kind_of(x, where) if kind is None else example_kind(kind)
+    if x.ndim not in known.array_axes or not x.numel():
+        wanted = f"{known.described} {known.arrays}, none of them empty"
+        raise BadInput(f"{where}: inputs of shape {tuple(x.shape)} cannot be used; give {wanted}")
+    return known, known.read(x, where)
 
 
 def _as_tensor(array: Array, where: str) -> Tensor:
@@ -319,18 +287,17 @@ def within_class_rank(targets: Tensor) -> Tensor:
     return rank
 
 
-def _check_inputs(where: str, kind: Kind, split: Split) -> None:
+def _check_inputs(where: str, kind: ExampleKind, split: Split) -> None:
     x, y = split.inputs, split.targets
-    if x.dtype != torch.float32 or x.ndim != (4 if kind == "image" else 2):
-        wanted = "(n, C, H, W)" if kind == "image" else "(n, d)"
-        raise BadInput(f"{where}: inputs must be float32 {wanted}, not {x.dtype} {tuple(x.shape)}")
+    if x.dtype != kind.dtype or x.ndim != 1 + len(kind.axes):
+        wanted = f"{str(kind.dtype).removeprefix('torch.')} (n, {kind.letters})"
+        raise BadInput(f"{where}: inputs must be {wanted}, not {x.dtype} {tuple(x.shape)}")
     if x.numel() == 0 or len(x) != len(y):
         raise BadInput(f"{where}: {len(x)} inputs and {len(y)} targets; give one target per input, at least one")
-    low, high = float(x.min()), float(x.max())
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise BadInput(f"{where}: inputs that are not finite; fill or remove them first")
-    if kind == "image" and (low < 0 or high > 1):
-        raise BadInput(f"{where}: image values lie in [{low:.3g}, {high:.3g}]; scale them to [0, 1]")
+    kind.check_finite(x, where)
+    kind.check_bounds(x, where)
+    if fault := kind.fault(x):
+        raise BadInput(f"{where}: {fault}")
 
 
 def _check_targets(where: str, task: Task, y: Tensor, num_classes: int | None) -> None:

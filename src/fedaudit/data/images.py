@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.catalogue import Request
-from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, channel_statistics, within_class_rank
+from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, within_class_rank
 from fedaudit.data.files import reading
+from fedaudit.examples.image import IMAGE, channel_statistics
 from fedaudit.utils.errors import BadInput
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -119,13 +120,13 @@ def image_dataset(
             raise BadInput(f"data set '{request.name}': {len(pixels)} images but {len(y)} labels; get the files again")
         rows = balanced(y, request.limit)
         chosen = pixels[rows] if isinstance(pixels, Tensor) else pixels[rows.numpy()]
-        x = as_inputs(chosen, f"data set '{request.name}'")
+        _, x = as_inputs(chosen, f"data set '{request.name}'", IMAGE.name)
         splits.append(Split(x if size is None else resize(x, size), y[rows]))
     mean, std = channel_statistics(splits[0].inputs)
     return Dataset(
         name=request.name,
         summary=request.summary,
-        kind="image",
+        kind=IMAGE.name,
         task="classification",
         train=splits[0],
         test=splits[1],

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
-from fedaudit.data.dataset import Dataset, Split, standardise, with_column, within_class_rank
+from fedaudit.data.dataset import Dataset, Split, with_column, within_class_rank
 from fedaudit.data.files import Numbers, read_npz, read_parquet, reading
 from fedaudit.data.images import limit_table
+from fedaudit.examples.table import standardise
 from fedaudit.utils.errors import BadInput
 
 _ADULT_NUMBERS = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")

@@ -1,4 +1,4 @@
-"""Pictures that a malicious client drew of a class, against real pictures of it."""
+"""Images that a malicious client drew of a class, against real images of it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from fedaudit.utils.errors import BadInput
 
 RECOGNISED = Metric(
     "recognised",
-    "share of the drawn pictures that an independent classifier takes for the class; without the attack: of real "
-    "pictures of the other classes",
+    "share of the drawn images that an independent classifier takes for the class; without the attack: of real "
+    "images of the other classes",
 )
 PSNR_BEST = Metric(
     "class_psnr_best",
-    "PSNR of a drawn picture to the real picture of the class that it is nearest to, mean over the drawn ones; without "
-    "the attack: of real pictures of the other classes",
+    "PSNR of a drawn image to the real image of the class that it is nearest to, mean over the drawn ones; without "
+    "the attack: of real images of the other classes",
     unit="dB",
 )
 PSNR_MEAN = Metric(
     "class_psnr",
-    "PSNR of drawn to real pictures of the class, mean over all pairs; without the attack: of real pictures of the "
+    "PSNR of drawn to real images of the class, mean over all pairs; without the attack: of real images of the "
     "other classes",
     unit="dB",
 )
 SSIM_BEST = Metric("class_ssim_best", "as class_psnr_best, SSIM of the same pairs")
-SSIM_MEAN = Metric("class_ssim", "SSIM of drawn to real pictures of the class, mean over all pairs")
+SSIM_MEAN = Metric("class_ssim", "SSIM of drawn to real images of the class, mean over all pairs")
 LPIPS_BEST = Metric("class_lpips_best", "as class_psnr_best, LPIPS of the same pairs", higher_is_better=False)
 
-_REAL = 100  # real pictures of the class, at most
+_REAL = 100  # real images of the class, at most
 _TRAINED_ON = 5000  # held-out examples that the independent classifier learns from, at most
 _CAPTION = (
     "What the malicious client drew of the class, by round, and what an independent classifier, which was trained on "
@@ -49,19 +49,20 @@ _CAPTION = (
 def evaluate_class_images(
     finding: ClassImagesFinding, observation: Observation, truth: Truth, *, seed: int
 ) -> Evaluation:
-    """Compare drawn pictures with real held-out ones of the class; those of the second half of the attack count.
+    """Compare drawn images with real held-out ones of the class; those of the second half of the attack count.
 
     Held out is what no update of a recorded round was made from; where the clients' data are of another split, all of
     the test split.
 
-    Pairs are formed in two ways: every drawn picture with the real one of the class that it is nearest to (mean squared
-    error), and every drawn with every real picture. The baseline is what as many real pictures of the other classes
+    Pairs are formed in two ways: every drawn image with the real one of the class that it is nearest to (mean squared
+    error), and every drawn with every real image. The baseline is what as many real images of the other classes
     reach. The classifier is a support vector machine on pixels, trained on four fifths of the held-out examples, or
     5,000, to tell the class from all others.
 
     Raises:
-        BadInput: there are too few held-out pictures of the class, or of others.
+        BadInput: there are too few held-out images of the class, or of others.
     """
+    kind = observation.task_info.example_kind
     inputs, labels = _held_out(truth)
     target, count = finding.target, finding.images.shape[1]
     own = inputs[labels == target][:_REAL]
@@ -69,16 +70,16 @@ def evaluate_class_images(
     learn, rest = order.tensor_split([min(_TRAINED_ON, len(order) * 4 // 5)])
     known = labels[learn] == target
     if not bool(known.any()) or bool(known.all()) or not bool((labels[rest] != target).any()):
-        raise BadInput(f"class {target} has too few held-out pictures to judge drawn ones by; load more (data.limit)")
+        raise BadInput(f"class {target} has too few held-out images to judge drawn ones by; load more (data.limit)")
     others = inputs[rest[labels[rest] != target][:count]]
-    recognised = _classifier(inputs[learn], labels[learn], target)
-    shares = [recognised(images) for images in finding.images]
+    recognised = _classifier(kind.vectors(inputs[learn]), labels[learn], target)
+    shares = [recognised(kind.vectors(images)) for images in finding.images]
     likenesses = [likeness(images, own) for images in finding.images]
     middle = (finding.rounds[0] + finding.rounds[-1]) / 2
     late = [i for i, number in enumerate(finding.rounds) if number >= middle]
     now = {key: sum(likenesses[i][key] for i in late) / len(late) for key in likenesses[0]}
     without = likeness(others, own)
-    share, rng = sum(shares[i] for i in late) / len(late), recognised(others)
+    share, rng = sum(shares[i] for i in late) / len(late), recognised(kind.vectors(others))
     metrics: list[MetricResult] = [RECOGNISED.of(share, rng)]
     for metric, key in (
         (PSNR_BEST, "psnr best"),
@@ -114,7 +115,7 @@ def evaluate_class_images(
         sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
         leak=share >= 0.5 and share > rng,
     )
-    return Evaluation(result, {name: sheet(images) for name, (_, images) in zip(names, rows, strict=True)})
+    return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, rows, strict=True)})
 
 
 def _held_out(truth: Truth) -> tuple[Tensor, Tensor]:
@@ -124,18 +125,18 @@ def _held_out(truth: Truth) -> tuple[Tensor, Tensor]:
     return truth.candidates[rows], truth.candidate_labels[rows]
 
 
-def _classifier(inputs: Tensor, labels: Tensor, target: int) -> Callable[[Tensor], float]:
-    """Return a function to the share of pictures that are taken for the class ``target``.
+def _classifier(vectors: Tensor, labels: Tensor, target: int) -> Callable[[Tensor], float]:
+    """Return a function of images' vectors, the share of them that are taken for the class ``target``.
 
     One that chooses among the classes must name one whatever it is shown, and calls patterns a three that look like
     nothing; so this one tells the class from all others.
     """
-    machine = SVC(C=10.0).fit(inputs.flatten(1).numpy(), (labels == target).numpy())
-    return lambda images: float(machine.predict(images.flatten(1).numpy()).mean())
+    machine = SVC(C=10.0).fit(vectors.numpy(), (labels == target).numpy())
+    return lambda vectors: float(machine.predict(vectors.numpy()).mean())
 
 
 def likeness(drawn: Tensor, real: Tensor) -> dict[str, float]:
-    """Return how like the (r, C, H, W) real pictures the (k, C, H, W) drawn ones are, over best and over all pairs."""
+    """Return how like the (r, C, H, W) real images the (k, C, H, W) drawn ones are, over best and over all pairs."""
     pairs = [(drawn[i].expand_as(real), real) for i in range(len(drawn))]
     errors = torch.stack([mse(a, b) for a, b in pairs])
     structure = torch.stack([ssim(a, b) for a, b in pairs])
@@ -151,18 +152,11 @@ def likeness(drawn: Tensor, real: Tensor) -> dict[str, float]:
     return found if perceived is None else {**found, "lpips best": float(perceived.mean())}
 
 
-def sheet(images: Tensor) -> Tensor:
-    """Return (k, C, H, W) pictures side by side, one pixel of white between."""
-    gap = images.new_ones((*images.shape[1:3], 1))
-    parts = [part for image in images for part in (image, gap)]
-    return torch.cat(parts[:-1], dim=2)
-
-
 FINDING_TYPES["class-images"] = FindingType(
-    verdict=by_leaks("in {} of {} federations a malicious client drew pictures that pass for the class"),
+    verdict=by_leaks("in {} of {} federations a malicious client drew images that pass for the class"),
     rules=(
-        "A class counts as drawn when an independent classifier takes at least half of the pictures of the "
-        "attack's second half for it, and more than of other classes' real pictures.",
+        "A class counts as drawn when an independent classifier takes at least half of the images of the "
+        "attack's second half for it, and more than of other classes' real images.",
     ),
     metrics=(RECOGNISED, PSNR_BEST, PSNR_MEAN, SSIM_BEST, SSIM_MEAN, LPIPS_BEST),
 )

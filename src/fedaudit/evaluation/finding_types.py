@@ -17,7 +17,7 @@ from fedaudit.threat import Observation
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by which findings that aren't pictures are judged.
+    """A number by which findings that aren't images are judged.
 
     Attributes:
         name: as in ``results.json`` and ``--fail-above``.
@@ -63,7 +63,7 @@ FINDING_TYPES: dict[str, FindingType] = {}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finding with its scores, and the pictures that belong to them.
+    """A finding with its scores, and the images that belong to them.
 
     Attributes:
         result: the scores.

@@ -1,4 +1,4 @@
-"""How like a picture is to another: MSE, PSNR, SSIM, LPIPS, on pixels in [0, 1]."""
+"""How like an image is to another: MSE, PSNR, SSIM, LPIPS, on pixels in [0, 1]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedaudit.utils.machine import make_torchvision_importable
 
-PSNR_CAP = 100.0  # dB; equal pictures would be infinitely many, which JSON can't hold
+PSNR_CAP = 100.0  # dB; equal images would be infinitely many, which JSON can't hold
 _LPIPS_TRUNK = "alexnet-owt-7be5be79.pth"
 _SSIM_WINDOW = 11
 

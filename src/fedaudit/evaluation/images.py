@@ -1,4 +1,4 @@
-"""Recovered pictures against the ones that were trained on."""
+"""Recovered images against the ones that were trained on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     squared error. An example that was used several times (local epochs, rounds) is judged once, by the first of its
     recoveries.
     """
-    federation = observation.federation
+    federation, kind = observation.federation, observation.task_info.example_kind
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
     messages = [m for m, rows in covered if len(rows)]
     parts = [rows for _, rows in covered if len(rows)]
@@ -43,7 +43,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     def paired(images: Tensor) -> Tensor:
         return torch.cat(
             [
-                rows[assign(truth.inputs[m.round, m.client], images[rows])]
+                rows[assign(kind.vectors(truth.inputs[m.round, m.client]), kind.vectors(images[rows]))]
                 for m, rows in zip(messages, parts, strict=True)
             ]
         )
@@ -62,6 +62,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     image_files: dict[str, Tensor] = {}
     first, uses = _distinct(true)
     different = _different(truth.candidates)
+    candidates, recovered, wanted = (kind.vectors(part) for part in (truth.candidates, images, true))
     for i in first:
         message, position = places[i]
         other = _same_class(true[i], int(true_labels[i]), truth, rngs[id(message)])
@@ -76,7 +77,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 psnr=float(values[i]),
                 ssim=float(structure[i]),
                 lpips=None if perceptual is None else float(perceptual[i]),
-                rank=rank(images[i], true[i], truth.candidates),
+                rank=rank(recovered[i], wanted[i], candidates),
                 candidates=len(truth.candidates),
                 different_candidates=different,
                 uses=uses[i],
@@ -85,7 +86,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
             )
         )
-        image_files |= {results[-1].true_image: true[i], results[-1].reconstruction: images[i]}
+        image_files[results[-1].true_image] = kind.draw(true[i, None])
+        image_files[results[-1].reconstruction] = kind.draw(images[i, None])
     trace = finding.trace
     curve = trace and Curve(
         iterations=trace.iterations,
@@ -151,7 +153,7 @@ def _different(images: Tensor) -> int:
 def assign(true: Tensor, images: Tensor) -> Tensor:
     """Return, for each of n ``true`` images, the index of the one of n ``images`` that is paired with it.
 
-    The one-to-one pairing of least total squared error (Hungarian method); both are (n, C, H, W).
+    The one-to-one pairing of least total squared error (Hungarian method); both are (n, C, H, W), or their vectors.
     """
     cost = torch.cdist(true.flatten(1).double(), images.flatten(1).double()).square()
     _, columns = linear_sum_assignment(cost.numpy())

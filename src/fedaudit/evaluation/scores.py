@@ -31,7 +31,7 @@ _COMMON_RULES = (
     "'not applicable': the attack could not be played under this threat model; the reason is given.",
 )
 
-# Scores of pictures that a user may set a limit for; for each, higher means more leakage.
+# Scores of images that a user may set a limit for; for each, higher means more leakage.
 _IMAGE_LIMITS = ("psnr", "ssim", "identification_rate", "label_accuracy")
 
 
@@ -217,7 +217,7 @@ def check_thresholds(
 def _limited(
     name: str, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]
 ) -> list[tuple[float, str]]:
-    """Return every value of the metric ``name`` with where it was met: of pictures, and of whatever else has it.
+    """Return every value of the metric ``name`` with where it was met: of images, and of whatever else has it.
 
     Labels that the adversary was given weren't recovered by anything.
     """

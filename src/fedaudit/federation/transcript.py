@@ -439,10 +439,8 @@ def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: i
     if inputs.shape != (count, *task_info.input_shape) or len(labels) != count:
         shapes = f"{tuple(inputs.shape)} inputs, {tuple(labels.shape)} labels"
         raise CorruptTranscript(f"{what}: {shapes}; expected {count} of shape {task_info.input_shape}")
-    if inputs.dtype != torch.float32 or not torch.isfinite(inputs).all():
-        raise CorruptTranscript(f"{what}: the inputs must be finite float32 numbers")
-    if task_info.kind == "image" and bool((inputs < 0).any() | (inputs > 1).any()):
-        raise CorruptTranscript(f"{what}: a pixel lies outside of [0, 1]")
+    if fault := task_info.example_kind.fault(inputs):
+        raise CorruptTranscript(f"{what}: {fault}")
     _check_labels(labels, task_info, what)
 
 

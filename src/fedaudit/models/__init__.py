@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fedaudit.examples import ExampleKind, example_kind
 from fedaudit.models import convnet, resnet, small  # noqa: F401  (they fill the registry)
 from fedaudit.models.checkpoint import load_checkpoint, save_checkpoint
-from fedaudit.models.families import MODELS, ModelBuilder
+from fedaudit.models.families import ANY, MODELS, ModelBuilder
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
 from fedaudit.utils.errors import BadInput
@@ -56,8 +57,8 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, width:
         raise BadInput(f"model '{name}' has no width; leave it out (it is {width})")
     if width is not None and width < 1:
         raise BadInput(f"model '{name}': width is {width}; it must be 1 or more")
-    if entry.info["input"] == "image":
-        _check_image(name, shape, entry.info["min_size"])
+    if entry.info["input"] != ANY:
+        _check_shape(name, shape, example_kind(entry.info["input"]), entry.info.get("min_size", 1))
     with torch.device("meta"):
         model = entry.value(shape, outputs, width)
     check_memory(4 * sum(p.numel() for p in model.parameters()), f"model '{name}'")
@@ -66,11 +67,11 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, width:
     return model.train()
 
 
-def _check_image(name: str, shape: tuple[int, ...], min_size: int) -> None:
-    if len(shape) != 3:
-        flat = ", ".join(entry.name for entry in MODELS if entry.info["input"] == "any")
+def _check_shape(name: str, shape: tuple[int, ...], kind: ExampleKind, min_size: int) -> None:
+    if not kind.fits(shape):
+        flat = ", ".join(entry.name for entry in MODELS if entry.info["input"] == ANY)
         raise BadInput(
-            f"model '{name}' takes images (channels, height, width), but an example has the shape {shape}; "
+            f"model '{name}' takes {kind.plural} ({', '.join(kind.axes)}), but an example has the shape {shape}; "
             f"use a model for any input: {flat}"
         )
     if min(shape[1:]) < min_size:

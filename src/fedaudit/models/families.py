@@ -10,9 +10,11 @@ from fedaudit.utils.registry import Registry
 
 ModelBuilder = Callable[[tuple[int, ...], int, int | None], nn.Module]
 
+ANY = "any"  # input of a model that takes examples of any kind
+
 MODELS: Registry[ModelBuilder] = Registry("model", "fedaudit.models")
 """Functions ``(input_shape, outputs, width) -> nn.Module``; shapes without the batch; ``width=None``: the default.
 
-``info`` holds ``input`` ("image": (channels, height, width), or "any"), ``paper``, ``min_size`` (pixels; images only)
+``info`` holds ``input`` (the kind of its examples, or "any"), ``paper``, ``min_size`` (pixels; images only)
 and ``width`` (the default; None where the architecture has none).
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from math import ceil, floor, log2, prod
@@ -147,15 +146,3 @@ class TrainedGenerator:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, ValidationError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise BadInput(f"'{path}' is truncated or not a generator ({reason}); train it again") from None
-
-
-def fingerprints(images: Tensor) -> Tensor:
-    """Return (n,) int64: a hash of every image's 8-bit pixels, the same for the same picture wherever it came from.
-
-    Args:
-        images: (n, C, H, W) in [0, 1].
-    """
-    pixels = (images.detach().cpu() * 255).round().to(torch.uint8).contiguous()
-    shape = str(tuple(images.shape[1:])).encode()
-    digests = [hashlib.sha256(shape + image.numpy().tobytes()).digest()[:8] for image in pixels]
-    return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)

@@ -13,9 +13,10 @@ import torch
 from pydantic import ValidationError
 
 from fedaudit.attacks import Finding, ImageFinding, make_attack
+from fedaudit.examples import ExampleKind
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs
-from fedaudit.pipeline.run import Audit, Recording, Target, assess, plan, play, save_png
+from fedaudit.pipeline.run import Audit, Recording, Target, assess, plan, play
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario, scenario_from
 from fedaudit.threat import ThreatModel
@@ -144,7 +145,8 @@ def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]
             row |= {key: values.pop() if len(values) == 1 else None for key, values in place.items()}
             if isinstance(outcome, Finding):
                 parts = [row["round"], row["client"], attack.name]
-                row |= _write_finding(outcome, out, [str(part) for part in parts if part is not None])
+                name = [str(part) for part in parts if part is not None]
+                row |= _write_finding(outcome, out, name, observation.task_info.example_kind)
             else:
                 row["not_applicable"] = str(outcome)
             rows.append(row)
@@ -154,7 +156,7 @@ def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]
 
 
 @singledispatch
-def _write_finding(finding: Finding, out: Path, name: list[str]) -> dict[str, Any]:
+def _write_finding(finding: Finding, out: Path, name: list[str], kind: ExampleKind) -> dict[str, Any]:  # noqa: ARG001
     """Write what was recovered below ``out`` and return what the list says of it."""
     file = "-".join(name) + ".safetensors"
     finding.save(inside(out, file))
@@ -162,11 +164,11 @@ def _write_finding(finding: Finding, out: Path, name: list[str]) -> dict[str, An
 
 
 @_write_finding.register
-def _write_images(finding: ImageFinding, out: Path, name: list[str]) -> dict[str, Any]:
+def _write_images(finding: ImageFinding, out: Path, name: list[str], kind: ExampleKind) -> dict[str, Any]:
     *place, attack = name
     names = [f"images/{'-'.join([*place, str(i), attack])}.png" for i in range(len(finding.images))]
-    for path, pixels in zip(names, finding.images, strict=True):
-        save_png(pixels, inside(out, path))
+    for path, image in zip(names, finding.images, strict=True):
+        kind.write(image, inside(out, path))
     return {
         "labels": finding.labels.tolist(),
         "label_source": finding.label_source,

@@ -190,6 +190,7 @@ def prepare_federation(
         summary=f"{dataset.summary}; {dataset.source}",
         classes=dataset.num_classes,
         class_names=list(dataset.class_names) if dataset.class_names else None,
+        kind=dataset.kind,
         input_shape=list(dataset.input_shape),
     )
     model_record = ModelRecord(

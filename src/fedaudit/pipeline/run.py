@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
@@ -21,12 +20,12 @@ from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.federations import federation_record
 from fedaudit.evaluation.image_metrics import lpips_missing
+from fedaudit.examples import save_png
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.models.generator import fingerprints
 from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import (
@@ -244,12 +243,12 @@ def check_public_examples(recordings: Sequence[Recording], attacks: Sequence[Att
         if public is None:
             continue
         for recording in recordings:
-            kind = recording.transcript.task_info.kind
-            for victims in recording.truth.inputs.values() if kind == "image" else ():
-                shared = int(torch.isin(fingerprints(victims), public).sum())
+            kind = recording.transcript.task_info.example_kind
+            for victims in recording.truth.inputs.values():
+                shared = int(torch.isin(kind.fingerprints(victims), public).sum())
                 if shared:
                     raise BadInput(
-                        f"{attack.name}: {shared} of the victims' images are among the public examples that "
+                        f"{attack.name}: {shared} of the victims' {kind.plural} are among the public examples that "
                         f"'{attack.files()[0]}' was trained on; let the clients hold the test split (data.split=test), "
                         "or train it on other data"
                     )
@@ -359,12 +358,6 @@ def play(
     report = display.stage(f"{len(trials)} attacks", sum(trial.work for trial in trials))
     outcomes = iter(run_trials(trials, workers=workers, store=store, report=report))
     return [next(outcomes) if reason is None else reason for _, _, reason in targets]
-
-
-def save_png(pixels: Tensor, path: Path) -> None:
-    """Write (C, H, W) pixels in [0, 1] as an 8-bit PNG."""
-    array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(path)
 
 
 def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from fedaudit.data import Dataset
-from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, fingerprints, trunk
+from fedaudit.examples import example_kind
+from fedaudit.examples.image import IMAGE
+from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.machine import keep_freed_memory, one_thread
 from fedaudit.utils.progress import Display, Quiet
@@ -27,6 +29,7 @@ TrainingObjective = Literal["gan", "autoencoder"]
 _AVERAGE = 0.995  # of the generator's weights over the steps of adversarial training
 _CODE_NOISE = 0.3  # standard deviation, of codes of standard deviation 1: neighbouring codes give similar images
 _KEEP_EVERY = 200  # steps
+_MADE = ("image",)  # kinds of examples
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,11 @@ def public_examples(dataset: Dataset) -> Tensor:
     Raises:
         BadInput: these aren't images, or none is left.
     """
-    if dataset.kind != "image":
-        raise BadInput(f"a generator makes images; data set '{dataset.name}' is a table")
-    victims = fingerprints(dataset.test.inputs)
-    images = dataset.train.inputs[~torch.isin(fingerprints(dataset.train.inputs), victims)]
+    kind = example_kind(dataset.kind)
+    if kind.name not in _MADE:
+        raise BadInput(f"a generator makes images; data set '{dataset.name}' holds {kind.described}")
+    victims = kind.fingerprints(dataset.test.inputs)
+    images = dataset.train.inputs[~torch.isin(kind.fingerprints(dataset.train.inputs), victims)]
     if len(images) < 2:
         raise BadInput(f"data set '{dataset.name}' has fewer than 2 train examples that aren't in its test split, too")
     return images
@@ -130,7 +134,7 @@ def train_generator(
         run.result.eval(),
         dataset.name,
         f"{plan.objective}, {plan.steps} steps of {plan.batch_size} on {len(images)} train examples, seed {plan.seed}",
-        fingerprints(images).sort().values,
+        IMAGE.fingerprints(images).sort().values,
     )
     if not all(bool(t.isfinite().all()) for t in run.result.state_dict().values()):
         raise BadInput(f"the training diverged at learning rate {plan.learning_rate:g}; lower it")
@@ -203,7 +207,7 @@ class _Run:
             optimiser.step()
 
     def _about(self) -> str:
-        data = [len(self.images), int(fingerprints(self.images).sum())]
+        data = [len(self.images), int(IMAGE.fingerprints(self.images).sum())]
         return json.dumps([asdict(self.spec), asdict(self.plan), data, torch.__version__])
 
     def _tensors(self) -> dict[str, Tensor]:

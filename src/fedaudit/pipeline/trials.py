@@ -133,10 +133,11 @@ def _digest(tensors: Tensors) -> bytes:
 
 @cache
 def _code() -> str:
-    """Return a hash of the attacks' and models' source, so that no finding outlives a change of theirs."""
+    """Return a hash of the source that findings come from, so that none outlives a change of it."""
     home = Path(__file__).parents[1]
     attacks = [path for kind in ("*.py", "*.cpp") for path in (home / "attacks").rglob(kind)]
-    paths = sorted([*attacks, *(home / "models").rglob("*.py"), home / "update.py"])
+    around = [path for part in ("examples", "models") for path in (home / part).rglob("*.py")]
+    paths = sorted([*attacks, *around, home / "update.py"])
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 

@@ -72,7 +72,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Spread:
-    """One row of the spread figure: every picture's PSNR (dB), their mean, its 95 % interval, and the baseline."""
+    """One row of the spread figure: every image's PSNR (dB), their mean, its 95 % interval, and the baseline."""
 
     attack: str
     style: int
@@ -115,7 +115,7 @@ def curve_series(result: AuditResult, federation: str, quantity: Quantity) -> li
 
 
 def spreads(result: AuditResult, federation: str) -> list[Spread]:
-    """Return one row per attack that has pictures in ``federation``, in the order of ``attack_names``."""
+    """Return one row per attack that has images in ``federation``, in the order of ``attack_names``."""
     rows = []
     for style, attack in enumerate(attack_names(result)):
         values = [
@@ -166,7 +166,7 @@ def draw_curves(series: list[Series], quantity: Quantity) -> Figure:
 
 
 def draw_spread(rows: list[Spread]) -> Figure:
-    """Draw every picture's PSNR as a dot, an attack a row, with mean, 95 % interval, and the mean-image baseline."""
+    """Draw every image's PSNR as a dot, an attack a row, with mean, 95 % interval, and the mean-image baseline."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _new_figure(height=82 + 44 * len(rows))
         for y, row in enumerate(rows):

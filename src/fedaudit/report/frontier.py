@@ -18,7 +18,7 @@ class Scale:
     """What leakage is measured by in one result.
 
     Attributes:
-        name: PSNR where pictures were recovered, otherwise the first metric of what was.
+        name: PSNR where images were recovered, otherwise the first metric of what was.
         unit: of it.
         higher_is_better: whether a higher value means that the attack did better.
     """

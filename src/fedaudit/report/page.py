@@ -1,4 +1,4 @@
-"""The report page: what the template needs, worked out from one AuditResult and the pictures beside it."""
+"""The report page: what the template needs, worked out from one AuditResult and the images beside it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import yaml
 from PIL import Image
 
 from fedaudit.data.images import MAX_PIXELS, decode
+from fedaudit.examples import ExampleKind, example_kind, fitting_kind
 from fedaudit.report import figures, frontier, histories
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
 from fedaudit.results import (
@@ -36,7 +37,7 @@ from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.folders import inside
 
 CHARTS = 8  # figures about single findings, a federation
-SHOWN = 16  # victims whose pictures are shown, a federation
+SHOWN = 16  # victims whose images are shown, a federation
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGE = 24 * 1024  # bytes of a PNG above which the page carries a JPEG of it: 224-pixel photographs, mostly
 
@@ -55,7 +56,7 @@ _UNITS = {"psnr": " dB"}
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that travels inside the page."""
+    """An image that travels inside the page."""
 
     uri: str
     width: int
@@ -75,13 +76,13 @@ class Picture:
 
 @dataclass
 class Album:
-    """Reads the pictures below one folder, each once."""
+    """Reads the images below one folder, each once."""
 
     folder: Path
     _pictures: dict[str, Picture] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Picture:
-        """Return the picture at ``name``, relative to the folder.
+        """Return the image at ``name``, relative to the folder.
 
         Raises:
             BadInput: the path leaves the folder, or the file is no PNG.
@@ -104,7 +105,7 @@ class Cell:
 
 @dataclass
 class Victim:
-    """One row of pictures: the truth, then what each attack made of it (None: it was not played here)."""
+    """One row of images: the truth, then what each attack made of it (None: it was not played here)."""
 
     number: int
     round: str
@@ -161,12 +162,12 @@ def write_report(result: AuditResult, folder: Path, path: Path) -> None:
 
     Args:
         result: what the audit found.
-        folder: where the pictures' relative paths in ``result`` begin.
+        folder: where the images' relative paths in ``result`` begin.
         path: the page to write; an old one is replaced.
 
     Raises:
-        BadInput: a picture is no PNG or lies outside ``folder``, or a finding names an unknown federation.
-        MissingData: a picture is missing.
+        BadInput: an image is no PNG or lies outside ``folder``, or a finding names an unknown federation.
+        MissingData: an image is missing.
     """
     path.write_text(render_report(result, folder), encoding="utf-8")
 
@@ -210,7 +211,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         seed=result.scenario.get("seed"),
         command=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
-        things="pictures" if len(result.data.input_shape) > 1 else "records",
+        things=_kind(result).plural,
     )
 
 
@@ -245,7 +246,7 @@ def _plots(charts: list[Chart], prefix: str) -> Plots:
 
 def headline(result: AuditResult) -> Headline:
     """Return the answer to 'what leaks, to whom, how badly', drawn from the verdicts of all attacks."""
-    who, things = _who(result), "pictures" if len(result.data.input_shape) > 1 else "records"
+    who, things = _who(result), _kind(result).plural
     played = [s for s in result.summaries if s.verdict != "not applicable"]
     if not played:
         detail = (
@@ -280,7 +281,7 @@ def comparison_text(comparison: Comparison) -> str:
     d, unit = comparison.difference, f" {comparison.unit}".rstrip()
     image_files = comparison.metric == "psnr"
     signed = _signed if image_files else _signed_short
-    better = "recovers better pictures" if image_files else f"does better by {comparison.metric.replace('_', ' ')}"
+    better = "recovers better images" if image_files else f"does better by {comparison.metric.replace('_', ' ')}"
     if comparison.outcome == "b is better":
         d = Interval(mean=-d.mean, median=-d.median, low=-d.high, high=-d.low, n=d.n)
     told = f"{signed(d.mean)}{unit}{d.span(signed)}, n = {count(d.n)}"
@@ -318,6 +319,10 @@ def strongest(result: AuditResult, summaries: list[AttackSummary]) -> AttackSumm
     """Return the one of the worst verdict, and of several the one that reached most; None of none."""
     by = frontier.scales(result)
     return max(summaries, key=lambda s: (_SEVERITY[s.verdict], *frontier.strength(s, by)), default=None)
+
+
+def _kind(result: AuditResult) -> ExampleKind:
+    return example_kind(result.data.kind) if result.data.kind else fitting_kind(tuple(result.data.input_shape))
 
 
 def _who(result: AuditResult) -> str:
@@ -399,7 +404,7 @@ def _chart_alt(chart: Chart) -> str:
 
 def _victims(result: AuditResult, findings: list[FindingResult], columns: list[str], album: Album) -> list[Victim]:
     # The same victim is known by its update and its pixels, whatever each attack's copy of the file is called; two
-    # equal pictures in one update are told apart by their order.
+    # equal images in one update are told apart by their order.
     victims: dict[tuple[int | None, int | None, bytes, int], Victim] = {}
     for finding in findings:
         seen: Counter[bytes] = Counter()
@@ -409,7 +414,7 @@ def _victims(result: AuditResult, findings: list[FindingResult], columns: list[s
             seen[truth.digest] += 1
             if key not in victims:
                 n, label = len(victims) + 1, _label(result, image.true_label)
-                alt = f"True picture of victim {n}, {label}."
+                alt = f"True image of victim {n}, {label}."
                 victims[key] = Victim(
                     n, rounds_of(finding), finding.client, label, truth, alt, cells=dict.fromkeys(columns)
                 )
@@ -448,7 +453,7 @@ def _spread_alt(rows: list[figures.Spread]) -> str:
         f"{r.attack} from {number(min(r.psnr), 1)} to {number(max(r.psnr), 1)} dB, mean {number(r.mean, 1)}"
         for r in rows
     ]
-    return f"PSNR of every picture by attack: {'; '.join(lines)}."
+    return f"PSNR of every image by attack: {'; '.join(lines)}."
 
 
 def _refused(findings: list[FindingResult]) -> list[tuple[str, str, str]]:
@@ -469,9 +474,9 @@ def _command(repeat: str, thresholds: list[Threshold]) -> str:
 def _read_picture(folder: Path, name: str) -> Picture:
     path = inside(folder, name)
     if not path.is_file():
-        raise MissingData(f"picture '{name}' is not in {folder}; keep the pictures beside results.json")
+        raise MissingData(f"image '{name}' is not in {folder}; keep the images beside results.json")
     data = path.read_bytes()
-    not_png = BadInput(f"picture '{path}' is no whole PNG; repeat the audit")
+    not_png = BadInput(f"image '{path}' is no whole PNG; repeat the audit")
     if len(data) < 24 or not data.startswith(_PNG):
         raise not_png
     width, height = struct.unpack(">II", data[16:24])

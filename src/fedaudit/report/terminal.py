@@ -11,13 +11,13 @@ from fedaudit.utils.progress import wide_console
 
 
 def print_summary(result: AuditResult) -> None:
-    """Print a row per attack and federation; another table for findings that aren't pictures."""
+    """Print a row per attack and federation; another table for findings that aren't images."""
     console = wide_console()
     title = escape(f"{result.name}: {result.adversary.adversary}")
-    pictures, others = pictured(result.summaries)
-    if pictures or not others:
+    images, others = pictured(result.summaries)
+    if images or not others:
         table = _table(title, ["federation", "attack", "verdict"], ["PSNR dB [95 %]", "SSIM", "identified", "n"])
-        for row in pictures:
+        for row in images:
             table.add_row(
                 row.federation,
                 row.attack,
@@ -30,7 +30,7 @@ def print_summary(result: AuditResult) -> None:
         console.print(table)
     if others:
         table = _table(
-            title if not pictures else "",
+            title if not images else "",
             ["federation", "attack", "verdict", "measured"],
             ["value [95 %]", "without the attack", "n"],
         )
@@ -73,12 +73,12 @@ def _price(result: AuditResult) -> Table:
             "epsilon",
         ],
     )
-    pictures = scale(result) == PSNR
+    images = scale(result) == PSNR
     for row in prices(result):
         table.add_row(
             row.federation,
             row.strongest,
-            _interval(row.leak, 1 if pictures else 2),
+            _interval(row.leak, 1 if images else 2),
             "-" if row.identified is None else f"{row.identified:.0%}",
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",
             f"{row.bytes / 1000:,.1f}",

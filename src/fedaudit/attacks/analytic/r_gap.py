@@ -56,6 +56,7 @@ class RGap(Attack):
     summary: ClassVar[str] = "closed form, from the last layer back to the first"
     paper: ClassVar[str] = "Zhu & Blaschko 2021 (R-GAP)"
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
+    examples: ClassVar[tuple[str, ...]] = ("image",)
     needs: ClassVar[tuple[str, ...]] = (
         "images and a classifier",
         "one example in one gradient (or one local step)",
@@ -73,10 +74,7 @@ class RGap(Attack):
     def _prepare(self, observation: Observation) -> tuple[nn.Module, list[Block], Tensors]:
         message = observation.single()
         task_info = observation.task_info
-        if task_info.kind != "image":
-            raise NotApplicable(
-                f"{self.name} recovers images; these examples are rows of a table, {task_info.input_shape}"
-            )
+        super().check(observation)
         if task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         gradient = _exact_gradient(message)

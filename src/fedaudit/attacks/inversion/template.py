@@ -118,6 +118,7 @@ class GradientInversion(Attack):
     """
 
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
+    examples: ClassVar[tuple[str, ...]] = ("image",)
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
@@ -148,10 +149,7 @@ class GradientInversion(Attack):
         """
         message = observation.single()
         task_info = observation.task_info
-        if task_info.kind != "image":
-            raise NotApplicable(
-                f"{self.name} recovers images; these examples are rows of a table, {task_info.input_shape}"
-            )
+        super().check(observation)
         if task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         if min(task_info.input_shape[1:]) < 2:

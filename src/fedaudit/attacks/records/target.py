@@ -116,6 +116,7 @@ class RecordsAttack(Attack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
+        super().check(observation)
         held(observation)
         if self.model != "global":
             self._rebuilder.check(observation)

@@ -1,0 +1,226 @@
+"""What a kind of examples is, and the registry of kinds."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import Registry
+
+Statistics = tuple[float, ...]
+
+
+class ExampleKind:
+    """A kind of examples. What is not overridden holds for examples of real values, used as they are given.
+
+    Data sets, transcripts and results name the kind; whoever needs to know more asks the kind itself, and who works on
+    some kinds only declares which (an attack's ``examples``, a model's ``input``). Nobody compares names.
+
+    Class attributes:
+        name: in data sets and files.
+        summary: one line.
+        plural: what several examples are called in the report: ``images``.
+        described: what they are, in errors.
+        axes: names of the axes of one example.
+        letters: their lengths, as the documentation writes them: ``C, H, W``.
+        arrays: the arrays that :meth:`read` takes, in words.
+        array_axes: how many axes these may have, with that of the examples.
+        element: what one value of an example is called.
+        dtype: of examples.
+        bounds: the least and the largest value that an element can have; None: any finite one.
+        resizable: whether ``data.image_size`` means something.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    plural: ClassVar[str]
+    described: ClassVar[str]
+    axes: ClassVar[tuple[str, ...]]
+    letters: ClassVar[str]
+    arrays: ClassVar[str]
+    array_axes: ClassVar[tuple[int, ...]]
+    element: ClassVar[str] = "value"
+    dtype: ClassVar[torch.dtype] = torch.float32
+    bounds: ClassVar[tuple[float, float] | None] = None
+    resizable: ClassVar[bool] = False
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether one example can have this shape."""
+        return len(shape) == len(self.axes) and min(shape) >= 1
+
+    def channels(self, shape: tuple[int, ...]) -> int:  # noqa: ARG002 (images look at it)
+        """Return how many values the mean and the standard deviation of examples of this shape have."""
+        return 1
+
+    # --- from arrays to examples ------------------------------------------------------------------------------------
+
+    def read(self, array: Tensor, where: str) -> Tensor:
+        """Return the examples (n, ...) in an array with one of ``array_axes``, which is not empty.
+
+        Raises:
+            BadInput: a value isn't finite, or out of bounds; ``where`` names the data.
+        """
+        examples = array.to(self.dtype)
+        self.check_finite(examples, where)
+        self.check_bounds(examples, where)
+        return examples.contiguous()
+
+    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Statistics, Statistics]:
+        """Return both splits (n, ...) as a data set holds them, and mean and standard deviation for the model."""
+        channels = self.channels(tuple(train.shape[1:]))
+        return train, test, (0.0,) * channels, (1.0,) * channels
+
+    def check_finite(self, examples: Tensor, where: str) -> None:
+        """Raise where a value is not finite.
+
+        Raises:
+            BadInput: one is.
+        """
+        if not bool(torch.isfinite(examples).all()):
+            raise BadInput(f"{where}: the {self.plural} have values that are not finite; fill or remove them first")
+
+    def check_bounds(self, examples: Tensor, where: str, remedy: str | None = None) -> None:
+        """Raise where a value is out of bounds.
+
+        Raises:
+            BadInput: one is; ``remedy`` says what to do.
+        """
+        if self.bounds is None:
+            return
+        low, high = float(examples.min()), float(examples.max())
+        if low < self.bounds[0] or high > self.bounds[1]:
+            raise BadInput(
+                f"{where}: {self.name} values lie in [{low:.3g}, {high:.3g}], not in {self._interval}; "
+                f"{remedy or f'scale them to {self._interval}'}"
+            )
+
+    def fault(self, examples: Tensor) -> str | None:
+        """Return why examples (n, ...) read from a file can't be of this kind; None where they can."""
+        if examples.dtype != self.dtype or not torch.isfinite(examples).all():
+            return f"the inputs must be finite {str(self.dtype).removeprefix('torch.')} numbers"
+        if self.bounds is not None and bool((examples < self.bounds[0]).any() | (examples > self.bounds[1]).any()):
+            return f"a {self.element} lies outside of {self._interval}"
+        return None
+
+    @property
+    def _interval(self) -> str:
+        low, high = self.bounds or (-torch.inf, torch.inf)
+        return f"[{low:g}, {high:g}]"
+
+    # --- what the model sees ----------------------------------------------------------------------------------------
+
+    def normalise(self, examples: Tensor, mean: Statistics, std: Statistics) -> Tensor:
+        """Return what the model sees of examples (n, ...): (x − mean) / std, per channel."""
+        return (examples - _channelwise(mean, examples)) / _channelwise(std, examples)
+
+    def denormalise(self, inputs: Tensor, mean: Statistics, std: Statistics) -> Tensor:
+        """Undo :meth:`normalise`."""
+        return inputs * _channelwise(std, inputs) + _channelwise(mean, inputs)
+
+    # --- comparison -------------------------------------------------------------------------------------------------
+
+    def vectors(self, examples: Tensor) -> Tensor:
+        """Return (n, p): of two examples, the squared distance of these vectors tells how far they are apart."""
+        return examples.flatten(1)
+
+    def stored(self, examples: Tensor) -> Tensor:
+        """Return examples as a file would keep them: those that are equal in it are the same."""
+        return examples.detach().cpu()
+
+    def fingerprints(self, examples: Tensor) -> Tensor:
+        """Return (n,) int64: a hash of every example as it is stored, the same wherever the example came from."""
+        shape = str(tuple(examples.shape[1:])).encode()
+        kept = self.stored(examples).contiguous()
+        digests = [hashlib.sha256(shape + example.numpy().tobytes()).digest()[:8] for example in kept]
+        return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
+
+    # --- what readers see -------------------------------------------------------------------------------------------
+
+    def draw(self, examples: Tensor) -> Tensor:
+        """Return (k, ...) examples as one drawing, (1 or 3, height, width) in [0, 1]: a line of grey values each."""
+        lines = self.vectors(examples).float()
+        low, high = self.bounds or (float(lines.min()), float(lines.max()))
+        return ((lines - low) / (high - low or 1.0)).clamp(0, 1)[None]
+
+    def write(self, example: Tensor, path: Path) -> None:
+        """Write the drawing of one example (...) as a PNG.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        save_png(self.draw(example[None]), path)
+
+
+def _channelwise(values: Statistics, like: Tensor) -> Tensor:
+    shape = (1, -1, *([1] * (like.ndim - 2)))
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(shape)
+
+
+def save_png(pixels: Tensor, path: Path) -> None:
+    """Write (1 or 3, H, W) pixels in [0, 1] as an 8-bit PNG.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    from PIL import Image  # here: whoever only reads data shouldn't wait for it
+
+    array = eight_bit(pixels).permute(1, 2, 0).numpy()
+    Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(path)
+
+
+def eight_bit(pixels: Tensor) -> Tensor:
+    """Return pixels in [0, 1] as uint8, on the CPU."""
+    return (pixels.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+EXAMPLE_KINDS: Registry[ExampleKind] = Registry("kind of examples")
+
+Kind = TypeVar("Kind", bound=ExampleKind)
+
+
+def register(kind: Kind) -> Kind:
+    """Add a kind to ``EXAMPLE_KINDS`` under its own name, and return it.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    return EXAMPLE_KINDS.register(kind.name, kind.summary)(kind)
+
+
+def example_kind(name: str) -> ExampleKind:
+    """Return the kind ``name``.
+
+    Raises:
+        BadInput: no such kind.
+    """
+    return EXAMPLE_KINDS[name].value
+
+
+def kind_of(array: Tensor, where: str) -> ExampleKind:
+    """Return the first kind that reads arrays with as many axes as this one.
+
+    Raises:
+        BadInput: there is none, or the array is empty; ``where`` names the data.
+    """
+    for entry in EXAMPLE_KINDS:
+        if array.ndim in entry.value.array_axes and array.numel():
+            return entry.value
+    wanted = ", or ".join(f"{entry.value.described} {entry.value.arrays}" for entry in EXAMPLE_KINDS)
+    raise BadInput(f"{where}: inputs of shape {tuple(array.shape)} cannot be used; give {wanted}, none of them empty")
+
+
+def fitting_kind(shape: tuple[int, ...]) -> ExampleKind:
+    """Return the first kind whose examples have such a shape: for results that were written before they named it.
+
+    Raises:
+        BadInput: there is none.
+    """
+    for entry in EXAMPLE_KINDS:
+        if entry.value.fits(shape):
+            return entry.value
+    raise BadInput(f"no kind of examples has the shape {shape}; known: {', '.join(EXAMPLE_KINDS.names())}")

@@ -1,0 +1,80 @@
+"""Images: (channels, height, width) pixels in [0, 1]."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedaudit.examples.base import ExampleKind, Statistics, eight_bit, register
+from fedaudit.utils.errors import BadInput
+
+_MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
+
+
+class Image(ExampleKind):
+    """Images, which models see with each channel's mean and standard deviation over the train split taken out."""
+
+    name: ClassVar[str] = "image"
+    summary: ClassVar[str] = "images, (C, H, W) pixels in [0, 1]"
+    plural: ClassVar[str] = "images"
+    described: ClassVar[str] = "images"
+    axes: ClassVar[tuple[str, ...]] = ("channels", "height", "width")
+    letters: ClassVar[str] = "C, H, W"
+    arrays: ClassVar[str] = "(n, C, H, W), (n, H, W) or (n, H, W, C)"
+    array_axes: ClassVar[tuple[int, ...]] = (3, 4)
+    element: ClassVar[str] = "pixel"
+    bounds: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
+    resizable: ClassVar[bool] = True
+
+    def channels(self, shape: tuple[int, ...]) -> int:
+        """Return C of (C, H, W)."""
+        return shape[0]
+
+    def read(self, array: Tensor, where: str) -> Tensor:
+        """Return (n, C, H, W), (n, H, W) or (n, H, W, C), uint8 or floats in [0, 1], as float32 (n, C, H, W).
+
+        Raises:
+            BadInput: other whole numbers than uint8; pixels that are not finite, or outside of [0, 1].
+        """
+        x = array[:, None] if array.ndim == 3 else array
+        if array.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+            x = x.permute(0, 3, 1, 2)
+        if x.dtype == torch.uint8:
+            return x.float().div_(255).contiguous()
+        if not x.is_floating_point():
+            raise BadInput(f"{where}: images of {x.dtype} cannot be used; give uint8 in 0..255 or floats in [0, 1]")
+        x = x.float()
+        self.check_finite(x, where)
+        remedy = "give uint8, or scale them first: normalisation is done here, so undo any that was done before"
+        self.check_bounds(x, where, remedy)
+        return x.contiguous()
+
+    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Statistics, Statistics]:
+        """Return both splits as they are, with the mean and standard deviation of the train split's channels."""
+        return (train, test, *channel_statistics(train))
+
+    def stored(self, examples: Tensor) -> Tensor:
+        """Return the 8-bit pixels."""
+        return eight_bit(examples)
+
+    def draw(self, examples: Tensor) -> Tensor:
+        """Return (k, C, H, W) images side by side, one pixel of white between."""
+        gap = examples.new_ones((*examples.shape[1:3], 1))
+        parts = [part for image in examples for part in (image, gap)]
+        return torch.cat(parts[:-1], dim=2)
+
+
+def channel_statistics(images: Tensor) -> tuple[Statistics, Statistics]:
+    """Return the mean and standard deviation per channel of images (n, C, H, W), as two tuples of C."""
+    pixels = images.transpose(0, 1).flatten(1)
+    means = [float(channel.mean(dtype=torch.float64)) for channel in pixels]
+    stds = [
+        float(((channel - mean) ** 2).mean(dtype=torch.float64).sqrt())
+        for channel, mean in zip(pixels, means, strict=True)
+    ]
+    return tuple(means), tuple(s if s >= _MIN_STD else 1.0 for s in stds)
+
+
+IMAGE = register(Image())
