@@ -135,10 +135,10 @@ def test_pairing_is_the_best_of_all_permutations(count, seed):
 
 
 def test_rank_counts_the_candidates_that_are_nearer():
-    candidates = torch.tensor([0.0, 0.2, 0.4, 0.6]).view(4, 1, 1, 1)
-    assert rank(torch.full((1, 1, 1), 0.41), candidates[2], candidates) == 1
-    assert rank(torch.full((1, 1, 1), 0.41), candidates[1], candidates) == 3  # 0.4 and 0.6 are nearer
-    assert rank(torch.full((1, 1, 1), 0.3), candidates[1], candidates) == 2  # a tie counts against
+    candidates = torch.tensor([0.0, 0.25, 0.5, 0.75]).view(4, 1, 1, 1)
+    assert rank(torch.full((1, 1, 1), 0.51), candidates[2], candidates) == 1
+    assert rank(torch.full((1, 1, 1), 0.51), candidates[1], candidates) == 3  # 0.5 and 0.75 are nearer
+    assert rank(torch.full((1, 1, 1), 0.375), candidates[1], candidates) == 2  # a tie, of exact numbers, counts against
     assert rank(torch.full((1, 1, 1), 0.0), torch.full((1, 1, 1), 0.9), candidates) == 5  # truth from elsewhere
 
 
