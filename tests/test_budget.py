@@ -48,14 +48,14 @@ def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds
 
 
 @pytest.mark.parametrize(
-    ("local", "steps"), [({"local_steps": 2}, 2), ({"local_epochs": 1}, 3)], ids=["2 steps", "a pass over 6 by 2"]
+    ("local", "steps"), [({"local_steps": 2}, 2), ({"local_epochs": 1}, 3)], ids=["2 steps", "a pass over 7 by 3"]
 )
 def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int], steps: int) -> None:
-    """Of 11 examples one client has 6 and the other 5; so the rate of batches of 2 is 2/5. Oracle: dp-accounting."""
-    spec = {"clients": 2, "examples": 11, "batch_size": 2, "rounds": 4, "algorithm": "fedavg", **local}
+    """Of 13 examples one client has 7 and the other 6; so the rate of batches of 3 is 1/2. Oracle: dp-accounting."""
+    spec = {"clients": 2, "examples": 13, "batch_size": 3, "rounds": 4, "algorithm": "fedavg", **local}
     made = scenario(spec, defences={"sanitiser": {**DP, "level": "sample", "noise": 2.0, "epsilon": None}})
     _, history = play(made)
-    event = dp_accounting.PoissonSampledDpEvent(2 / 5, dp_accounting.GaussianDpEvent(2.0))
+    event = dp_accounting.PoissonSampledDpEvent(1 / 2, dp_accounting.GaussianDpEvent(2.0))
     tight, renyi = (
         one.compose(event, 4 * steps).get_epsilon(1e-5) for one in (pld.PLDAccountant(), rdp.RdpAccountant())
     )

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -250,6 +251,14 @@ def test_seeds_are_pulled_to_their_mean(seen):
     torch.testing.assert_close(found.images, expected, atol=0.05, rtol=0)
     apart = (first - second).abs() > 1
     assert ((seen.task_info.denormalise(first).clamp(0, 1) - expected).abs() > 0.1)[apart].any()
+
+
+@pytest.mark.parametrize(("name", "settings"), [("invg", {}), ("invg-epochs", {"epochs": 1})])
+def test_a_prior_is_minimised_beside_the_distance(name, settings, seen):
+    attack = make_attack(name, {"iterations": 100, "total_variation": 1e3, **settings})
+    found: Any = attack.run(seen, generator=generator(0, "smooth"))
+    before, after = (np.abs(np.diff(x.numpy(), axis=-1)).mean() for x in found.trace.snapshots[[0, -1]])
+    assert after < 0.2 * before
 
 
 # Schedules ----------------------------------------------------------------------------------------------------------
