@@ -92,6 +92,7 @@ def pytest(tests: list[str], source: Path) -> int:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    command += ["--hypothesis-profile", "mutants"]
     named = [f"tests/{test}" for test in tests]
     return subprocess.run([*command, *named], env=environment, cwd=ROOT, capture_output=True).returncode
 
