@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= audit
 
-.PHONY: audit setup test test-slow lint format bench bench-peers schema same-numbers clean
+.PHONY: audit setup test test-slow lint format bench bench-peers schema same-numbers mutants clean
 
 audit: $(READY)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -51,6 +51,9 @@ schema: $(READY)  ## write the JSON Schema of results.json
 same-numbers: $(READY)  ## compare this version's numbers with another commit's, bit for bit: make same-numbers OLD=v0.1
 	rm -rf .old && git worktree prune && git worktree add --quiet --detach .old $(OLD)
 	$(BIN)/python -m tests.same_numbers .old; code=$$?; git worktree remove --force .old; exit $$code
+
+mutants: $(READY)  ## wrong programs (tests/mutants.yaml): which of them do the tests not notice? make mutants ONLY='epochs privacy'
+	$(BIN)/python -m tests.mutants $(ONLY)
 
 clean:
 	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache

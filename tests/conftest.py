@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from fedaudit.cli import main
 
@@ -20,6 +20,8 @@ pytest.register_assert_rewrite("tests.data_cases", "tests.membership_cases", "te
 # Shared machines stall now and then: no deadlines. In CI the same examples every time, elsewhere new ones.
 settings.register_profile("steady", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("steady")
+# For wrong programs (mutants.py): the same examples every time, and no simpler one is looked for once one fails.
+settings.register_profile("mutants", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
 SCENARIO = """\
 version: 1

@@ -267,6 +267,14 @@ def test_inferguard_says_when_nobody_is_near_enough():
     assert found.vector.equal(x[chosen])
 
 
+def test_inferguard_takes_who_is_just_near_enough():
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [3.0, 0.0]])  # the third is 2 = λ·‖median‖ from the median, exactly
+    found = make(AGGREGATORS, "inferguard", {"lambda": 2.0})(x)
+    assert found.weights.tolist() == pytest.approx([1 / 3] * 3)
+    assert not found.rejected
+    assert make(AGGREGATORS, "inferguard", {"lambda": 1.99})(x).weights.tolist() == [0.5, 0.5, 0.0]
+
+
 def test_fltrust_trusts_nobody_who_points_away():
     root = torch.ones(4)
     found = make(AGGREGATORS, "fltrust")(-matrix(5, 4).abs() - 0.1, Cohort(root=root))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import dp_accounting
 import pytest
+from dp_accounting import pld, rdp
 
 from fedaudit.defences.privacy import Account
 from fedaudit.federation.history import History
@@ -43,6 +45,22 @@ def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds
         assert set(counts.values()) == {ALLOWED}
         assert history.why == "the privacy budget was spent"
     assert len(history.sent) >= min(rounds, math.ceil(10 * ALLOWED / per_round))
+
+
+@pytest.mark.parametrize(
+    ("local", "steps"), [({"local_steps": 2}, 2), ({"local_epochs": 1}, 3)], ids=["2 steps", "a pass over 7 by 3"]
+)
+def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int], steps: int) -> None:
+    """Of 13 examples one client has 7 and the other 6; so the rate of batches of 3 is 1/2. Oracle: dp-accounting."""
+    spec = {"clients": 2, "examples": 13, "batch_size": 3, "rounds": 4, "algorithm": "fedavg", **local}
+    made = scenario(spec, defences={"sanitiser": {**DP, "level": "sample", "noise": 2.0, "epsilon": None}})
+    _, history = play(made)
+    event = dp_accounting.PoissonSampledDpEvent(1 / 2, dp_accounting.GaussianDpEvent(2.0))
+    tight, renyi = (
+        one.compose(event, 4 * steps).get_epsilon(1e-5) for one in (pld.PLDAccountant(), rdp.RdpAccountant())
+    )
+    assert history.epsilon_pld == pytest.approx(tight, rel=1e-3)
+    assert history.epsilon[-1] == pytest.approx(renyi, rel=0.02)
 
 
 def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks.inversion.engines.first_order import first_order
-from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, CHECK_EVERY, make_engine
 from fedaudit.attacks.inversion.engines.passes import Passes, Traced, eager
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, SquaredL2, WeightedCosine
@@ -278,6 +278,30 @@ def test_a_module_that_the_fast_engine_gets_wrong_falls_back_and_says_so():
     assert value.equal(exact(images(1))[0])
     assert "reference from iteration 0" in engine.notes[0]
     assert engine(images(1))[1].equal(grad)
+
+
+class RoundingLate(Rounding):
+    """The same, but for bright images only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 10 * torch.frac(self.fc.weight.sum().detach() * 1e6) * (x.detach().mean() > 0.5)
+        return torch.as_tensor(self.fc(x.flatten(1)) * (1 + factor))
+
+
+def test_the_fast_engine_is_caught_where_it_goes_wrong_later():
+    victim = victim_of(RoundingLate())
+    training = one_gradient(1)
+    distance = SquaredL2(target_of(victim, training), [1.0, 1.0])
+    exact = make_engine("reference", victim, torch.zeros(1).long(), training, distance, 10)
+    engine = make_engine("auto", victim, torch.zeros(1).long(), training, distance, 10)
+    for _ in range(CHECK_EVERY):
+        engine(images(1))
+    assert engine.notes == []
+    value, grad = engine(images(1) + 1)
+    assert f"reference from iteration {CHECK_EVERY} on" in engine.notes[0]
+    exact_value, exact_grad = exact(images(1) + 1)
+    assert value.equal(exact_value)
+    assert grad.equal(exact_grad)
 
 
 class Reshaping(nn.Module):

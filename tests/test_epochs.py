@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -132,6 +133,23 @@ def test_one_epoch_alone_is_left_or_taken_by_its_weight():
     first, second = run(client, gamma=0.0), run(client, gamma_first=0.0, gamma=1.0)
     assert sorted(first.rounds) == [(0,), (1,), (2,)]
     assert sorted(second.rounds) == [(3,), (4,), (5,)]
+
+
+def test_every_epoch_counts_by_its_own_gamma():
+    """Eq. 5, Σ γₖ·(1 − cosₖ), written out with autograd at the image that was found."""
+    client, _ = seen({**EPOCHS, "examples": 1, "rounds": 2, "learning_rate": 1.0})
+    plain = {"beta": 1.0, "relu_modifier": False, "total_variation": 0.0, "iterations": 5}
+    found = run(client, **plain, gamma_first=0.5, gamma=2.0)
+    model, distances = copy.deepcopy(client.module), []
+    for message in client.messages:
+        model.load_state_dict(message.weights)
+        loss = torch.nn.functional.cross_entropy(model(client.task_info.normalise(found.images)), found.labels)
+        own = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        other = torch.cat([message.update.tensors[name].flatten() for name, _ in model.named_parameters()])
+        distances.append(1 - float(torch.nn.functional.cosine_similarity(own, other, dim=0)))
+    first, later = distances
+    assert abs(first - later) > 0.01  # so that it matters which is which
+    assert found.objective == pytest.approx(0.5 * first + 2.0 * later, rel=1e-3)
 
 
 def test_a_fedavg_update_that_is_an_epoch_needs_no_matching():

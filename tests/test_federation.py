@@ -339,6 +339,20 @@ def test_dropout_is_on_and_repeatable_and_the_global_generator_untouched(spec: d
         assert not torch.allclose(record.updates[0].tensors["body.1.weight"], without)
 
 
+def test_dropout_s_masks_differ_from_round_to_round() -> None:
+    plan = {"clients": 1, "examples": 1, "rounds": 2, "learning_rate": 1e-30}  # the same weights, the same example
+    _, transcript, _ = run(plan, model={"name": "custom", "initialisation": "given"}, own={"model": Dropping()})
+    first, second = (record.updates[0].tensors["body.3.bias"] for record in transcript.rounds)
+    assert not first.equal(second)
+
+
+def test_every_client_shuffles_on_its_own() -> None:
+    _, _, truth = run({"algorithm": "fedavg", "clients": 2, "examples": 40, "local_epochs": 1})
+    orders = [truth.rows[0, client].tolist() for client in (0, 1)]
+    assert [sorted(order) for order in orders] == [list(range(20))] * 2
+    assert orders[0] != orders[1]
+
+
 def test_the_users_model_is_not_changed() -> None:
     model = Dropping().eval()
     before = copy.deepcopy(model.state_dict())

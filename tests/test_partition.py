@@ -122,6 +122,15 @@ def test_dirichlet_concentrates_with_small_alpha_and_evens_out_with_large() -> N
     assert largest_share(0.01) > largest_share(0.5) > largest_share(1e4)
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 3.0])
+def test_dirichlet_s_proportions_have_the_distribution_s_second_moment(alpha: float) -> None:
+    """E[Σ pᵢ²] = (α + 1)/(Kα + 1) for K clients, here the mean over 400 classes."""
+    targets = torch.arange(400).repeat_interleave(200)
+    parts = partition("dirichlet", targets, 4, seeded(5), alpha=alpha)
+    shares = torch.stack([targets[part].bincount(minlength=400) for part in parts]).double() / 200
+    assert float(shares.square().sum(dim=0).mean()) == pytest.approx((alpha + 1) / (4 * alpha + 1), rel=0.05)
+
+
 def test_dirichlet_leaves_nobody_empty_even_with_as_many_clients_as_examples() -> None:
     parts = partition("dirichlet", torch.arange(3).repeat(4), 12, seeded(4), alpha=0.01)
     assert [len(part) for part in parts] == [1] * 12

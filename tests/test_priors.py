@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
 from fedaudit.attacks.inversion.objectives import LayerL2, flatten
 from fedaudit.attacks.inversion.priors import (
@@ -26,6 +30,10 @@ from fedaudit.attacks.inversion.priors import (
 from fedaudit.attacks.inversion.reconstruct import Optimisation, pseudo_gradient, reconstruct
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
+from fedaudit.scenario import scenario_from
+from fedaudit.threat import Observation, observe
 from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)
@@ -193,6 +201,64 @@ def test_a_group_of_one_image_is_its_own_mean(how):
     image = _blob(14, 16)
     assert registered_mean(image[None], how).equal(image)
     assert torch.allclose(registered_mean(torch.stack([image, image]), how), image, atol=1e-5)
+
+
+# The group ----------------------------------------------------------------------------------------------------------
+
+ALONE = {"total_variation": 0.0, "image_norm": 0.0, "batch_norm": 0.0, "noise": 0.0, "registration": "none"}
+
+
+@pytest.fixture(scope="module")
+def seen() -> Observation:
+    values = {"data": {"name": "digits"}, "model": {"name": "lenet", "initialisation": "uniform"}}
+    federation = {"name": "f", "clients": 1, "examples": 2, "batch_size": 2}
+    made = resolve(scenario_from({**values, "federations": [federation], "attacks": ["gradinversion"]}))
+    (only,), _, _ = record(made)
+    return observe(only.transcript, made.threat).split()[0]
+
+
+def group(seen: Observation, start: torch.Generator, **settings: Any) -> Any:
+    return make_attack("gradinversion", {**ALONE, **settings}).run(seen, generator=start)
+
+
+def layer_distance(seen: Observation, found: Any) -> float:
+    """Yin et al. 2021, Eq. 3, by autograd: Σ over tensors of ‖∇L(image) − update‖."""
+    model, (message,) = copy.deepcopy(seen.module), seen.messages
+    model.load_state_dict(message.weights)
+    loss = nn.functional.cross_entropy(model(seen.task_info.normalise(found.images)), found.labels)
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    pairs = zip(model.named_parameters(), grads, strict=True)
+    return sum(float((g - message.update.tensors[name]).norm()) for (name, _), g in pairs)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_seed_of_least_distance_is_kept(seed, seen):
+    start = generator(seed, "group")
+    singles = [group(seen, start, iterations=30, group=1, consistency=0.0) for _ in range(3)]
+    found = group(seen, generator(seed, "group"), iterations=30, group=3, consistency=0.0)
+    distances = [layer_distance(seen, one) for one in singles]
+    assert len(set(distances)) == 3
+    assert found.images.equal(singles[distances.index(min(distances))].images)
+
+
+def test_seeds_are_pulled_to_their_mean(seen):
+    """With next to nothing but the pull, two seeds meet half way between their first images."""
+    settings = {"iterations": 200, "group": 2, "consistency": 1e6, "register_every": 1, "clamp": False}
+    found = group(seen, generator(0, "pull"), **settings)
+    start = generator(0, "pull")
+    first, second = (torch.randn((2, 1, 8, 8), generator=start) for _ in range(2))
+    expected = seen.task_info.denormalise((first + second) / 2).clamp(0, 1)
+    torch.testing.assert_close(found.images, expected, atol=0.05, rtol=0)
+    apart = (first - second).abs() > 1
+    assert ((seen.task_info.denormalise(first).clamp(0, 1) - expected).abs() > 0.1)[apart].any()
+
+
+@pytest.mark.parametrize(("name", "settings"), [("invg", {}), ("invg-epochs", {"epochs": 1})])
+def test_a_prior_is_minimised_beside_the_distance(name, settings, seen):
+    attack = make_attack(name, {"iterations": 100, "total_variation": 1e3, **settings})
+    found: Any = attack.run(seen, generator=generator(0, "smooth"))
+    before, after = (np.abs(np.diff(x.numpy(), axis=-1)).mean() for x in found.trace.snapshots[[0, -1]])
+    assert after < 0.2 * before
 
 
 # Schedules ----------------------------------------------------------------------------------------------------------

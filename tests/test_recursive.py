@@ -399,6 +399,17 @@ def test_the_equations_hold_for_the_true_input(stride, padding, groups, dilation
         torch.testing.assert_close(one.matrix @ x.flatten(), one.values, atol=1e-10, rtol=1e-8)
 
 
+@pytest.mark.parametrize(("least", "found"), [(1e-5, 4), (1e-9, 3)])
+def test_what_single_precision_can_tell_counts_and_no_more(least, found):
+    """Rounded to 6e-8, a singular value of 1e-5 of the greatest can be told from zero, one of 1e-9 can't."""
+    first = nn.Linear(4, 4)
+    q, _ = torch.linalg.qr(torch.randn(4, 4, generator=generator(0, "singular"), dtype=torch.float64))
+    module = nn.Sequential(nn.Flatten(), first, LEAKY, nn.Linear(4, 3)).double()
+    first.weight.data = q @ torch.tensor([1.0, 0.5, 0.1, least], dtype=torch.float64).diag() @ q.T
+    analysis = rank_analysis(module, (1, 2, 2), F.cross_entropy, 3, generator=generator(0))
+    assert analysis.layers[0].weight_rank == found
+
+
 def test_a_bottleneck_is_found():
     """A wide layer after a narrow one: its input isn't free, so virtual constraints make up for what is missing."""
     module = seeded(

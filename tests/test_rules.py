@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import mutants
+
 ROOT = Path(__file__).parent.parent
 LINTER = Path(sys.executable).parent / "lint-imports"
 
@@ -39,6 +41,15 @@ def test_a_broken_rule_is_caught(tmp_path, module, line, contract):
     done = lint(tmp_path)
     assert done.returncode != 0
     assert any(contract in row and "BROKEN" in row for row in done.stdout.splitlines()), done.stdout
+
+
+def test_every_mutant_is_one_of_this_source():
+    """Whether the tests notice it is seen by make mutants."""
+    texts = {m.file: (ROOT / "src" / "fedaudit" / m.file).read_text() for m in mutants()}
+    assert [m.wrong for m in mutants() if texts[m.file].count(m.old) != 1 or m.old == m.new] == []
+    names = {test for m in mutants() for test in m.tests}
+    files = {name: (ROOT / "tests" / name.partition("::")[0]).read_text() for name in names}
+    assert [n for n, text in files.items() if f"def {n.partition('::')[2].partition('[')[0]}" not in text] == []
 
 
 def test_no_module_is_too_long():

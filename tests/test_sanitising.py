@@ -362,8 +362,9 @@ def test_a_budget_ends_the_federation():
     assert history.epsilon_pld <= history.epsilon[-1]
 
 
-def test_central_noise_is_the_server_s():
-    settings = {"name": "dp", "where": "central", "noise": 3.0, "clip": 0.5, "epsilon": None}
+@pytest.mark.parametrize(("level", "share"), [("client", 3), ("sample", 3 * 4)])  # of three clients, of batches of 4
+def test_central_noise_is_the_server_s(level, share):
+    settings = {"name": "dp", "where": "central", "level": level, "noise": 3.0, "clip": 0.5, "epsilon": None}
     transcript, _ = play(scenario(settings))
     now, after = transcript.rounds
     moved, mean = [], []
@@ -371,8 +372,31 @@ def test_central_noise_is_the_server_s():
         moved.append((after.weights[name] - now.weights[name]).flatten() / -0.05)
         mean.append(torch.stack([u.tensors[name] for u in now.updates]).mean(dim=0).flatten())
     noise = torch.cat(moved) - torch.cat(mean)
-    assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 3, rel=0.05)
+    assert float(noise.std()) == pytest.approx(3.0 * 0.5 / share, rel=0.05)
     assert all(u.sanitised == SanitiserInfo("dp") for u in now.updates)
+
+
+@pytest.mark.parametrize(
+    ("federation", "size"),
+    [({}, 3.0 * 0.5 / 4), ({"algorithm": "fedavg", "local_steps": 1, "learning_rate": 0.2}, 0.2 * 3.0 * 0.5 / 4)],
+    ids=["fedsgd", "fedavg"],
+)
+def test_local_noise_at_the_sample_s_level_is_sigma_times_clip_over_the_batch(federation, size):
+    settings = {"name": "dp", "level": "sample", "clip": 0.5, "epsilon": None}
+    loud, quiet = (play(scenario({**settings, "noise": noise}, federation))[0] for noise in (3.0, 0.02))
+    for noisy, clipped in zip(loud.rounds[0].updates, quiet.rounds[0].updates, strict=True):
+        noise = torch.cat([(noisy.tensors[n] - clipped.tensors[n]).flatten() for n in noisy.tensors])
+        assert float(noise.std()) == pytest.approx(size, rel=0.05)
+        assert noisy.sanitised is not None
+        assert noisy.sanitised.noise == pytest.approx(size)
+
+
+def test_the_noise_of_several_steps_is_known_as_that_of_their_sum():
+    settings = {"name": "dp", "level": "sample", "noise": 0.1, "clip": 0.5, "epsilon": None}
+    transcript, _ = play(scenario(settings, {"algorithm": "fedavg", "local_steps": 3}))  # of 4, 4 and 2 examples
+    size = 0.05 * 0.1 * 0.5 * math.sqrt(1 / 4**2 + 1 / 4**2 + 1 / 2**2)
+    known = [u.sanitised.noise for u in transcript.rounds[0].updates if u.sanitised]
+    assert known == pytest.approx([size] * 3)
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ class DifferentialPrivacy(Sanitiser):
     C, the sum gets N(0, σ²C²) and is divided by the batch size B. ``central`` (FedSGD only): the clients clip, the
     server adds N(0, σ²C²/(B·m)²) to the mean.
 
-    The account is for neighbours by adding or removing one client or example, whose sensitivity is S or C. Who sees
-    that a client sent, as the server does under local noise, faces replacement, up to 2S: the account then is that of
-    σ/2.
+    The account is by add/remove adjacency: neighbours differ by one client or example more or less, and the
+    sensitivity is S or C. A server that sees who took part, as under local noise, faces replacement, up to 2S or 2C:
+    for that ε is the account's of σ/2.
 
     BatchNorm's statistics have no noise and so don't travel. The number of examples of an update does travel.
 
@@ -132,10 +132,13 @@ def central_noise(dp: DifferentialPrivacy, clients: int, batch: int) -> float:
 
 @dataclass(frozen=True)
 class Account:
-    """What a federation's rounds cost in privacy.
+    """What a federation's rounds cost in privacy, by add/remove adjacency.
+
+    Neighbours differ by one client or example more or less; the sensitivity is the clip, of which σ is a multiple. A
+    server that sees who took part faces replacement, of sensitivity up to twice that: for that take half of ``noise``.
 
     Attributes:
-        noise: σ.
+        noise: σ, in units of the clip.
         delta: δ.
         rate: the chance that the protected one takes part in a step: Poisson sampling is assumed.
         steps: noisy steps in a round that is counted.
@@ -147,7 +150,7 @@ class Account:
     steps: int
 
     def spent(self, rounds: int, how: Literal["rdp", "pld"] = "rdp") -> float:
-        """Return ε after ``rounds``, by Rényi accounting or the tighter privacy loss distribution."""
+        """Return ε after ``rounds`` (add/remove), by Rényi accounting or the tighter privacy loss distribution."""
         return _spent(self.noise, self.delta, self.rate, self.steps * rounds, how) if rounds else 0.0
 
     def rounds(self, budget: float | None) -> int:
@@ -164,7 +167,7 @@ class Account:
 
 
 def account(dp: DifferentialPrivacy, *, clients: int, per_round: int, steps: int, batch: int, fewest: int) -> Account:
-    """Return the account of a federation whose clients use ``dp``.
+    """Return the account, by add/remove adjacency, of a federation whose clients use ``dp``.
 
     Protected is, against the one who sees the updates (local) or only the global models (central): at the client's
     level a client as a whole, at the sample's level one example of the client that holds the fewest. The rounds that
