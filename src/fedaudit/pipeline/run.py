@@ -62,6 +62,9 @@ class Audit:
     image_files: dict[str, Tensor]
     scenario: str
 
+    def __repr__(self) -> str:
+        return f"Audit({self.result!r}, {len(self.image_files)} image files)"
+
     @property
     def exceeded(self) -> bool:
         """Whether a limit of the user's was exceeded."""
@@ -106,6 +109,9 @@ class Recording:
     transcript: Transcript
     truth: Truth
     history: History | None = None
+
+    def __repr__(self) -> str:
+        return f"Recording({self.transcript!r}, {self.truth!r})"
 
 
 def run_audit(
