@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fedaudit.version import __version__
 
 if TYPE_CHECKING:
-    from fedaudit.api import audit
-    from fedaudit.attacks import Attack, Finding, make_attack
+    from fedaudit.api import attack, audit, simulate
+    from fedaudit.attacks import Attack, Finding, make_attack, register
     from fedaudit.data import Dataset, load_dataset
     from fedaudit.federation.transcript import Transcript
     from fedaudit.pipeline.run import Audit
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 # Where each public name lives; imported at first use, so that `import fedaudit` and `fedaudit --help` are quick.
 _HOMES = {
+    "attack": "fedaudit.api",
     "audit": "fedaudit.api",
+    "simulate": "fedaudit.api",
     "Attack": "fedaudit.attacks",
     "Finding": "fedaudit.attacks",
     "make_attack": "fedaudit.attacks",
+    "register": "fedaudit.attacks",
     "Audit": "fedaudit.pipeline.run",
     "Dataset": "fedaudit.data",
     "load_dataset": "fedaudit.data",
@@ -51,11 +54,14 @@ __all__ = [
     "ThreatModel",
     "Transcript",
     "__version__",
+    "attack",
     "audit",
     "load_dataset",
     "load_scenario",
     "make_attack",
     "observe",
+    "register",
+    "simulate",
 ]
 
 
@@ -63,3 +69,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'fedaudit' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

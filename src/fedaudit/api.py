@@ -1,7 +1,9 @@
-"""The Python face: an audit of a user's own model and data in one call."""
+"""The Python face: an audit of a user's own model and data in one call, or its two halves: simulate, then attack."""
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from fedaudit.attacks import Finding
 from fedaudit.data import Dataset
 from fedaudit.evaluation import check_limits
+from fedaudit.federation.transcript import Transcript, check_new
+from fedaudit.federation.truth import Truth, save_recording
+from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import Audit, run_audit
+from fedaudit.pipeline.run import Audit, Recording, record, run_audit
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.update import Loss
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import live_display
 
@@ -64,24 +70,8 @@ def audit(
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
-    values = _values(scenario)
-    for part in ("model", "data"):
-        if not isinstance(values.get(part, {}), dict):
-            raise BadInput(
-                f"scenario: {part}: {values[part]!r} isn't allowed; it should be a mapping of keys to values"
-            )
-    changes: dict[str, Any] = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
-    values |= {key: value for key, value in changes.items() if value is not None}
-    if model is not None:
-        given = {"initialisation": "given", "width": None, "checkpoint": None}
-        values["model"] = {**values.get("model", {}), "name": "custom", **given}
-    if loss is not None:
-        values["model"] = {**values.get("model", {}), "loss": "custom"}
-    dataset = None
-    if data is not None:
-        dataset = _dataset(data)
-        own = {"name": "custom", "image_size": None, "limit": None}
-        values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
+    changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
+    values, dataset = _with_own(scenario, changes, model=model, data=data, loss=loss)
     check_limits(fail_above or {})
     made = resolve(scenario_from(values))
     folder = Path(out) if out else None
@@ -102,6 +92,155 @@ def audit(
     if folder:
         finished.save(folder)
     return finished
+
+
+def simulate(
+    scenario: Scenario | str | Path | dict[str, Any] | None = None,
+    *,
+    federation: str | None = None,
+    model: nn.Module | None = None,
+    data: Dataset | tuple[Array, Array] | Any | None = None,
+    loss: Loss | None = None,
+    seed: int | None = None,
+    data_dir: Path | str | None = None,
+    out: Path | str | None = None,
+    workers: int = 1,
+    progress: bool = True,
+) -> Recording:
+    """Simulate one federation and return what travelled, with the ground truth beside it.
+
+    Args:
+        scenario, model, data, loss, seed, data_dir, progress: as of :func:`audit`.
+        federation: which one, if the scenario has several.
+        out: a new folder for the transcript, with the truth in a file of its own; one that takes long and is killed
+            goes on from where it was when it is called again.
+        workers: processes that the clients are simulated in.
+
+    Returns:
+        ``recording.transcript`` and ``recording.truth``; :func:`attack` takes the recording, its transcript alone, or
+        the folder.
+
+    Raises:
+        BadInput: something can't be used; the message says what and what to do.
+    """
+    values, dataset = _with_own(scenario, {"seed": seed}, model=model, data=data, loss=loss)
+    made = resolve(scenario_from(values))
+    names = [run.name for run in made.runs()]
+    if federation is None and len(names) > 1:
+        raise BadInput(f"the scenario has {len(names)} federations; choose one (--federation): {', '.join(names)}")
+    if federation is not None and federation not in names:
+        raise BadInput(unknown_name("federation", federation, names))
+    folder = Path(out) if out else None
+    if folder:
+        check_new(folder)
+        check_folder(folder)
+    partial = folder.with_name(folder.name + ".partial") if folder else None
+    with live_display(progress) as display:
+        (recording,), _, _ = record(
+            made,
+            names=[federation or names[0]],
+            data_dir=Path(data_dir) if data_dir else None,
+            dataset=dataset,
+            model=model,
+            loss=loss,
+            workers=workers,
+            store=partial,
+            display=display,
+        )
+    if folder and partial:
+        save_recording(recording.transcript, recording.truth, folder)
+        shutil.rmtree(partial, ignore_errors=True)
+    return recording
+
+
+def attack(
+    transcript: Recording | Transcript | Path | str,
+    attacks: Sequence[str | dict[str, Any]],
+    *,
+    threat: dict[str, Any] | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+    truth: Path | str | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    out: Path | str | None = None,
+    workers: int = 1,
+    fail_above: dict[str, float] | None = None,
+    progress: bool = True,
+) -> Audit | list[Finding | NotApplicable]:
+    """Run attacks on a transcript; evaluate afterwards, if the ground truth is there.
+
+    Args:
+        transcript: what :func:`simulate` returned, a transcript alone, or its folder.
+        attacks: names, or mappings with settings.
+        threat: fields of a :class:`fedaudit.ThreatModel`; default: an honest-but-curious server.
+        seed: of the attacks; default: the simulation's, or 0 where there is no ground truth.
+        device: cpu or cuda.
+        truth: file of the ground truth; default: the recording's own, or the one in the transcript's folder.
+        model, loss: your own, where the transcript is a folder and was made with them.
+        out: folder for the report, or for what was recovered where there is no ground truth.
+        workers, fail_above, progress: as of :func:`audit`.
+
+    Returns:
+        The audit; without ground truth, for each run of an attack its finding or why it wasn't applicable.
+
+    Raises:
+        BadInput: something can't be used; the message says what and what to do.
+    """
+    check_limits(fail_above or {})
+    source = Path(transcript) if isinstance(transcript, str) else transcript
+    known: Path | Truth | None = Path(truth) if truth else None
+    if isinstance(source, Recording):
+        held, source = source.truth, source.transcript
+        known = known or dataclasses.replace(held, about={**held.about, "transcript": source.fingerprint()})
+    if out:
+        check_folder(Path(out))
+    with live_display(progress) as display:
+        finished = attack_transcript(
+            source,
+            [{"name": spec} if isinstance(spec, str) else spec for spec in attacks],
+            threat=threat or {},
+            seed=seed,
+            device=device,
+            out=Path(out) if out else None,
+            workers=workers,
+            truth=known,
+            limits=fail_above or {},
+            display=display,
+            model=model,
+            loss=loss,
+        )
+    if out and isinstance(finished, Audit):
+        finished.save(out)
+    return finished
+
+
+def _with_own(
+    scenario: Scenario | str | Path | dict[str, Any] | None,
+    changes: dict[str, Any],
+    *,
+    model: nn.Module | None,
+    data: Any | None,
+    loss: Loss | None,
+) -> tuple[dict[str, Any], Dataset | None]:
+    """Return the scenario's values with ``changes`` (unless None) and the user's own parts in it, and the data set."""
+    values = _values(scenario)
+    for part in ("model", "data"):
+        if not isinstance(values.get(part, {}), dict):
+            raise BadInput(
+                f"scenario: {part}: {values[part]!r} isn't allowed; it should be a mapping of keys to values"
+            )
+    values |= {key: value for key, value in changes.items() if value is not None}
+    if model is not None:
+        given = {"initialisation": "given", "width": None, "checkpoint": None}
+        values["model"] = {**values.get("model", {}), "name": "custom", **given}
+    if loss is not None:
+        values["model"] = {**values.get("model", {}), "loss": "custom"}
+    if data is None:
+        return values, None
+    own = {"name": "custom", "image_size": None, "limit": None}
+    values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
+    return values, _dataset(data)
 
 
 def _values(scenario: Scenario | str | Path | dict[str, Any] | None) -> dict[str, Any]:

@@ -7,19 +7,43 @@ the same scenario is repeated on the same machine.
 
 from __future__ import annotations
 
+import json
+import reprlib
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import explain
 
 Verdict = Literal[
     "recognisable", "partly recognisable", "demonstrated", "partly demonstrated", "not demonstrated", "not applicable"
 ]
 
 
+SCHEMA_VERSION: Final = 1
+_READING = "fields that only a later fedaudit knows are left out"
+
+
+def _open(schema: dict[str, Any]) -> None:
+    """Let the published schema accept fields of later versions, as :meth:`AuditResult.load` does."""
+    schema.pop("additionalProperties", None)
+
+
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """Refuses unknown fields where it is made, and leaves them out where a file is read: see docs/results.md."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_open)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unknown(cls, values: Any, info: ValidationInfo) -> Any:
+        if info.context == _READING and isinstance(values, dict):
+            return {key: value for key, value in values.items() if key in cls.model_fields}
+        return values
 
 
 class Timing(_Record):
@@ -139,6 +163,11 @@ class FindingResult(_Record):
     curve: Curve | None = None
     notes: list[str] = []
     timing: Timing | None = None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        where = {"attack": self.attack, "federation": self.federation, "round": self.round, "client": self.client}
+        measured = {metric.name: metric.value for metric in self.metrics[:1]}
+        return [*where.items(), ("status", self.status), ("images", len(self.images)), *measured.items()]
 
 
 class MetricSummary(_Record):
@@ -310,7 +339,7 @@ class Threshold(_Record):
 class AuditResult(_Record):
     """Everything that an audit found."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1] = SCHEMA_VERSION
     fedaudit_version: str
     name: str
     scenario: dict[str, Any] = Field(description="the resolved scenario; repeating it gives the same numbers")
@@ -335,10 +364,35 @@ class AuditResult(_Record):
         path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> AuditResult:
-        """Read a ``results.json``.
+    def load(cls, path: Path | str) -> AuditResult:
+        """Read a ``results.json``; fields that only a later fedaudit knows are left out.
 
         Raises:
-            pydantic.ValidationError: the file is not a result of this schema version.
+            BadInput: the file can't be read, or isn't a result of this schema version.
         """
-        return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BadInput(f"can't read '{path}': {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{path} is truncated or not JSON ({error})") from None
+        version = values.get("schema_version") if isinstance(values, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise BadInput(
+                f"{path} has schema version {version}, and this fedaudit reads {SCHEMA_VERSION}; "
+                f"install the one that wrote it ({reprlib.repr(values.get('fedaudit_version'))}), or a later one"
+            )
+        try:
+            return cls.model_validate(values, context=_READING)
+        except ValidationError as error:
+            raise BadInput(f"{path} isn't an audit's result: {explain(error, cls)}") from None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        reached = {summary.verdict for summary in self.summaries}
+        return [
+            ("name", textwrap.shorten(self.name, 60, placeholder="…")),
+            ("federations", len(self.federations)),
+            ("attacks", len(self.attacks)),
+            ("findings", len(self.findings)),
+            ("worst", next((verdict for verdict in get_args(Verdict) if verdict in reached), None)),
+        ]

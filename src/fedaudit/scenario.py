@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -145,6 +146,17 @@ class Scenario(Spec):
         if any(len(name) > 64 for name in names):
             raise ValueError("the names of a federation and of its defences are together longer than 64 letters")
         return self
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return [
+            ("name", textwrap.shorten(self.name, 60, placeholder="…")),
+            ("data", self.data.name),
+            ("model", self.model.name),
+            ("runs", len(self.runs())),
+            ("adversary", self.threat.adversary),
+            ("attacks", len(self.attacks)),
+            ("seed", self.seed),
+        ]
 
     def attacked(self, run: str) -> bool:
         """Whether the updates of the run of that name are attacked."""

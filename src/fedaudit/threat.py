@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -106,6 +107,9 @@ class Message:
     weights: dict[str, Tensor]
     update: Update
 
+    def __repr__(self) -> str:
+        return f"Message(round {self.round}, {self.update!r})"
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -134,6 +138,10 @@ class Observation:
     messages: tuple[Message, ...]
     adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     records: Records | None = None
+
+    def __repr__(self) -> str:
+        seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
+        return f"Observation({reprlib.repr(self.federation)}, {self.threat.adversary}: {seen})"
 
     def single(self) -> Message:
         """Return the only message, for attacks that look at one update at a time.

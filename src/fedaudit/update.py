@@ -135,6 +135,11 @@ class Update:
     labels: Tensor | None = None
     sanitised: SanitiserInfo | None = None
 
+    def __repr__(self) -> str:
+        elements = sum(tensor.numel() for tensor in self.tensors.values())
+        size = f"{elements:,} elements in {len(self.tensors)} tensors"
+        return f"Update(client {self.client}: {self.kind} of {self.num_examples} examples, {size})"
+
     def __post_init__(self) -> None:
         if self.client < 0:
             raise BadInput(f"client {self.client}: clients count from 0")

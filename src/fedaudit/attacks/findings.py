@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import os
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +40,9 @@ class Trace:
     objective: list[float]
     snapshots: Tensor
 
+    def __repr__(self) -> str:
+        return f"Trace({len(self.iterations)} snapshots)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -69,7 +73,18 @@ class Finding:
     def __init_subclass__(cls, *, kind: str, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         cls.kind = kind
+        if "__repr__" not in vars(cls):  # a dataclass's own would write all tensors out
+            setattr(cls, "__repr__", Finding.__repr__)  # noqa: B010
         _KINDS[kind] = cls
+
+    def __repr__(self) -> str:
+        shapes = {
+            f.name: tuple(v.shape) for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
+        facts = [f"{name} {shape}" for name, shape in shapes.items()][:4]
+        if self.objective is not None:
+            facts.append(f"objective {self.objective:.3g}")
+        return f"{type(self).__name__}({reprlib.repr(self.attack)}: {', '.join(facts) or self.kind})"
 
     def save(self, path: Path, key: str = "") -> None:
         """Write one safetensors file; whoever is interrupted leaves no half-written one.

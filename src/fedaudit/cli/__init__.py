@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import shutil
 import sys
 import warnings
 from enum import StrEnum
@@ -18,7 +17,7 @@ from fedaudit.cli.bench import bench
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, check_folder, folder, number_of_workers
 from fedaudit.cli.study import study
-from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
+from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.version import __version__
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def audit(
             limits=limits,
             display=display,
         )
-    _conclude(finished, out)
+    _conclude(finished, finished.save(out))
 
 
 @app.command()
@@ -105,34 +104,15 @@ def simulate(
     workers: Workers = None,
 ) -> None:
     """Simulate one federation and write what travelled; the ground truth goes to a file of its own."""
-    from fedaudit.federation.transcript import check_new
-    from fedaudit.federation.truth import FILE, save_recording
-    from fedaudit.pipeline.prepare import resolve
-    from fedaudit.pipeline.run import record
+    from fedaudit import api
+    from fedaudit.federation.truth import FILE
     from fedaudit.scenario import load_scenario
-    from fedaudit.utils.progress import live_display
 
-    loaded = resolve(load_scenario(scenario, settings, seed))
-    names = [run.name for run in loaded.runs()]
-    if federation is None and len(names) > 1:
-        raise BadInput(f"the scenario has {len(names)} federations; choose one with --federation: {', '.join(names)}")
-    if federation is not None and federation not in names:
-        raise BadInput(unknown_name("federation", federation, names))
-    check_new(out)
+    loaded = load_scenario(scenario, settings, seed)
     check_data_dir(data_dir)
-    check_folder(out)
-    with live_display() as display:
-        partial = out.with_name(out.name + ".partial")
-        (recording,), _, _ = record(
-            loaded,
-            names=[federation or names[0]],
-            data_dir=data_dir,
-            workers=number_of_workers(workers),
-            store=partial,
-            display=display,
-        )
-    save_recording(recording.transcript, recording.truth, out)
-    shutil.rmtree(partial, ignore_errors=True)
+    recording = api.simulate(
+        loaded, federation=federation, data_dir=data_dir, out=out, workers=number_of_workers(workers)
+    )
     print(f"{recording.transcript.updates} updates in {len(recording.transcript.rounds)} round(s): {out}")
     print(f"ground truth, for the evaluation only: {out / FILE}")
 
@@ -160,35 +140,31 @@ def attack(
     fail_above: Limits = None,
 ) -> None:
     """Attack a transcript on disk; evaluate afterwards, if the ground truth is there."""
-    from fedaudit.pipeline.offline import attack_transcript
+    from fedaudit import api
     from fedaudit.scenario import parse_setting
-    from fedaudit.utils.progress import live_display
 
     limits = _limits(fail_above)
-    check_folder(out)
-    with live_display() as display:
-        finished = attack_transcript(
-            transcript,
-            attacks,
-            dict(parse_setting(text) for text in settings or []),
-            threat={
-                "adversary": adversary,
-                "knows_labels": knows_labels,
-                "knows_training": knows_training,
-                "knows_public_data": knows_public_data,
-            },
-            seed=seed,
-            device=device,
-            out=out,
-            workers=number_of_workers(workers),
-            truth=truth,
-            limits=limits,
-            display=display,
-        )
-    if finished is None:
+    given = dict(parse_setting(text) for text in settings or [])
+    finished = api.attack(
+        transcript,
+        [{"name": name, **given} for name in attacks],
+        threat={
+            "adversary": adversary,
+            "knows_labels": knows_labels,
+            "knows_training": knows_training,
+            "knows_public_data": knows_public_data,
+        },
+        seed=seed,
+        device=device,
+        truth=truth,
+        out=out,
+        workers=number_of_workers(workers),
+        fail_above=limits,
+    )
+    if isinstance(finished, list):
         print(f"not evaluated: no ground truth; what was recovered is listed in {out / 'findings.json'}")
         return
-    _conclude(finished, out)
+    _conclude(finished, out / "report.html")
 
 
 @app.command("list")
@@ -258,10 +234,9 @@ def _limits(texts: list[str] | None) -> dict[str, float]:
     return limits
 
 
-def _conclude(finished: Audit, out: Path) -> None:
+def _conclude(finished: Audit, report: Path) -> None:
     from fedaudit.report.terminal import print_summary
 
-    report = finished.save(out)
     print_summary(finished.result)
     print(f"report: {report}")
     played = any(finding.status == "done" for finding in finished.result.findings)

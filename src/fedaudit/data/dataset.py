@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -33,6 +34,9 @@ class Split:
     targets: Tensor
     groups: Tensor | None = None
     attributes: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Split({len(self)} examples of {tuple(self.inputs.shape[1:])})"
 
     def __len__(self) -> int:
         return int(self.inputs.shape[0])
@@ -109,6 +113,11 @@ class Dataset:
     std: tuple[float, ...]
     source: str
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)} train and {len(self.test)} test examples of {self.input_shape}"
+        targets = f", {self.num_classes} classes" if self.num_classes else ""
+        return f"Dataset({reprlib.repr(self.name)}: {self.kind} {self.task}, {sizes}{targets})"
 
     def __post_init__(self) -> None:
         kind = example_kind(self.kind)

@@ -54,5 +54,8 @@ class Records:
     columns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     public_values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
+    def __repr__(self) -> str:
+        return f"Records({len(self)} records, {len(self.public_inputs)} public examples)"
+
     def __len__(self) -> int:
         return len(self.inputs)

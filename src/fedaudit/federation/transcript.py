@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,9 @@ class Round:
     rejected: dict[int, str] = field(default_factory=dict)
     fallback: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Round({self.index}: {len(self.updates)} updates, {len(self.rejected)} rejected)"
+
 
 class Transcript:
     """What travelled in one federation.
@@ -89,6 +93,10 @@ class Transcript:
         self.adversary_log = adversary_log or {}
         self.records = records
         self._checked = False
+
+    def __repr__(self) -> str:
+        what = f"{self.task_info.model} on {'x'.join(map(str, self.task_info.input_shape))}"
+        return f"Transcript({reprlib.repr(self.name)}: {self.updates} updates in {len(self.rounds)} rounds, {what})"
 
     @property
     def updates(self) -> int:

@@ -49,6 +49,10 @@ class Truth:
     matched: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
+    def __repr__(self) -> str:
+        examples = sum(map(len, self.inputs.values()))
+        return f"Truth({len(self.inputs)} updates over {examples} examples, {len(self.candidates)} candidates)"
+
     def held_by(self, client: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of every example that an update of ``client`` used, each once.
 

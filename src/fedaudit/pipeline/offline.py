@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import nn
 
 from fedaudit.attacks import Finding, ImageFinding, make_attack
 from fedaudit.examples import ExampleKind
@@ -20,50 +21,54 @@ from fedaudit.pipeline.run import Audit, Recording, Target, assess, plan, play
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario, scenario_from
 from fedaudit.threat import ThreatModel
-from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.update import Loss
+from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display
 from fedaudit.utils.validation import explain
 
 
 def attack_transcript(
-    folder: Path,
-    names: Sequence[str],
-    settings: dict[str, Any],
+    source: Path | Transcript,
+    specs: Sequence[Mapping[str, Any]],
     *,
     threat: dict[str, Any],
     seed: int | None,
     device: str,
-    out: Path,
+    out: Path | None,
     workers: int,
-    truth: Path | None,
+    truth: Path | Truth | None,
     limits: dict[str, float],
     display: Display,
-) -> Audit | None:
-    """Play the attacks ``names`` on the transcript in ``folder``; write what was recovered to ``out``.
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+) -> Audit | list[Finding | NotApplicable]:
+    """Run attacks on a transcript; where there is no ground truth, write what was recovered to ``out``.
 
     Args:
-        folder: of the transcript.
-        names: of the attacks; ``settings`` apply to all of them.
-        settings: hyper-parameters.
+        source: the transcript, or its folder.
+        specs: of each attack its ``name`` and settings.
         threat: fields of a ThreatModel.
         seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
         device: where to compute.
-        out: folder for images and findings.
+        out: folder for images and findings; None writes nothing.
         workers: processes.
-        truth: ground truth file; None looks for the transcript's own.
+        truth: the ground truth or its file; None looks for the one in the transcript's folder.
         limits: metric to limit.
         display: shows progress.
+        model, loss: a user's own, where ``source`` is a folder and was made with them.
 
     Returns:
-        The evaluated audit, or None if there is no ground truth.
+        The evaluated audit; without ground truth, for each run of an attack what it recovered or why it couldn't.
 
     Raises:
         BadInput: a name, setting, flag or file can't be used.
     """
     started = time.time()
     adversary = _threat(threat)
-    attacks = [make_attack(name, settings) for name in names]
+    names = [spec["name"] for spec in specs]
+    given = [{key: value for key, value in spec.items() if key != "name"} for spec in specs]
+    attacks = [make_attack(name, settings) for name, settings in zip(names, given, strict=True)]
     if not attacks:
         raise BadInput("no attack is named; give --attack once or more")
     if len(set(names)) < len(names):
@@ -72,29 +77,40 @@ def attack_transcript(
         raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use --device cpu")
-    transcript = Transcript.load(folder)
+    transcript = source if isinstance(source, Transcript) else Transcript.load(source, model, loss)
     if transcript.records:  # what the transcript grants, as far as it was asked for
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = _threat({**threat, "records": len(transcript.records), "public_examples": public or None})
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
-        raise BadInput(f"the transcript in '{folder}' grants no labels; simulate with --set threat.knows_labels=true")
-    truth_path = truth or folder / FILE
-    evaluated = truth is not None or truth_path.exists()
-    if limits and not evaluated:
-        raise BadInput(f"--fail-above needs the ground truth to judge by, and there is none at {truth_path}")
-    if evaluated:  # find out before hours of work; only the seed is kept until every attack has been played
-        seed = _open_truth(truth_path, transcript)[1].seed if seed is None else seed
+        raise BadInput(
+            f"the transcript '{transcript.name}' grants no labels; simulate with --set threat.knows_labels=true"
+        )
+    if truth is None and isinstance(source, Path) and (source / FILE).exists():
+        truth = source / FILE
+    if limits and truth is None:
+        raise BadInput("--fail-above needs the ground truth to judge by, and there is none beside the transcript")
+    if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
+        recorded = _open_truth(truth, transcript)[1].seed
+        seed = recorded if seed is None else seed
     targets = plan([transcript], attacks, adversary)
-    outcomes = play(targets, seed=seed or 0, device=device, workers=workers, store=out / "findings", display=display)
-    if not evaluated:
-        _save_findings(out, targets, outcomes)
-        return None
-    loaded, scenario, data, model = _open_truth(truth_path, transcript)
-    specs = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
+    outcomes = play(
+        targets,
+        seed=seed or 0,
+        device=device,
+        workers=workers,
+        store=out / "findings" if out else None,
+        display=display,
+    )
+    if truth is None:
+        if out:
+            _save_findings(out, targets, outcomes)
+        return outcomes
+    loaded, scenario, data, model_record = _open_truth(truth, transcript)
+    complete = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
     run = next(run for run in scenario.runs() if run.name == transcript.name)
     played = scenario.model_copy(
         update={
-            "attacks": specs,
+            "attacks": complete,
             "threat": adversary,
             "federations": [run.federation.model_copy(update={"name": run.name})],
             "defences": run.defences,
@@ -105,7 +121,7 @@ def attack_transcript(
             ),
         }
     )
-    flags = [f"--attack {name}" for name in names] + [f"--set {key}={value}" for key, value in settings.items()]
+    flags = [f"--attack {name}" for name in names] + [f"--set {key}={value}" for key, value in given[0].items()]
     flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
@@ -116,11 +132,13 @@ def attack_transcript(
         outcomes,
         scenario=played,
         data=data,
-        model=model,
+        model=model_record,
         limits=limits,
         workers=workers,
         started=started,
-        repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
+        repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}"
+        if all(settings == given[0] for settings in given)  # the command has one set of them for all attacks
+        else "fedaudit.attack('TRANSCRIPT', attacks=[…], out='DIR', …) from Python, with the same settings",
     )
 
 
@@ -177,9 +195,9 @@ def _write_images(finding: ImageFinding, out: Path, name: list[str], kind: Examp
     }
 
 
-def _open_truth(path: Path, transcript: Transcript) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:
+def _open_truth(given: Path | Truth, transcript: Transcript) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:
     """Return the truth, checked against the transcript, and the scenario and records it was recorded with."""
-    truth = Truth.load(path)
+    truth, path = (given, Path("the truth")) if isinstance(given, Truth) else (Truth.load(given), given)
     check_belongs(truth, transcript, path)
     try:
         data = DataRecord.model_validate(truth.about["data"])

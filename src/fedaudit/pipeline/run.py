@@ -61,6 +61,9 @@ class Audit:
     image_files: dict[str, Tensor]
     scenario: str
 
+    def __repr__(self) -> str:
+        return f"Audit({self.result!r}, {len(self.image_files)} image files)"
+
     @property
     def exceeded(self) -> bool:
         """Whether a limit of the user's was exceeded."""
@@ -105,6 +108,9 @@ class Recording:
     transcript: Transcript
     truth: Truth
     history: History | None = None
+
+    def __repr__(self) -> str:
+        return f"Recording({self.transcript!r}, {self.truth!r})"
 
 
 def run_audit(
