@@ -140,6 +140,7 @@ RULES: list[tuple[str, dict[str, Any], Callable[[Array, Cohort], Array]]] = [
     ("krum", {}, slow_krum(1)),
     ("krum", {"f": 3}, slow_krum(3)),
     ("multi-krum", {"f": 2, "m": 4}, slow_multi_krum(2, 4)),
+    ("multi-krum", {"f": 2}, lambda x, c: slow_multi_krum(2, len(x) - 2)(x, c)),
     ("bulyan", {}, slow_bulyan(1)),
     ("bulyan", {"f": 2}, slow_bulyan(2)),
     ("afa", {}, slow_afa),

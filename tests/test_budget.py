@@ -39,6 +39,8 @@ def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds
     counts = {client: sent.count(client) for client in range(10)}
     assert ALLOWED >= 1
     assert max(counts.values()) <= ALLOWED
+    most = rdp.RdpAccountant().compose(dp_accounting.GaussianDpEvent(1.0), max(counts.values()))
+    assert history.epsilon[-1] == pytest.approx(most.get_epsilon(1e-5), rel=0.02)
     if history.stopped is None:
         assert len(history.sent) == rounds
     else:

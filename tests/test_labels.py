@@ -102,6 +102,14 @@ def test_counts_with_duplicates_are_found_on_untrained_networks(labels, seed, na
         assert wrong <= 0.1 * len(labels), method
 
 
+def test_counts_by_the_bias_are_exact_where_the_mean_probabilities_are_known():
+    """The bias's gradient is p̄ − n/K, so n = K·(p̄ − b)."""
+    expected, wanted = torch.tensor([0.7, 0.2, 0.1]), [2, 3, 5]
+    bias = expected - torch.tensor(wanted) / 10
+    shown = Evidence(bias[:, None] * torch.tensor([[1.0, -1.0]]), bias, lambda: (expected[None], -torch.ones(1, 2)))
+    assert counts(infer_labels("bias-corrected", shown, 10)[0])[:3] == wanted
+
+
 def test_counts_are_found_in_a_fedavg_update():
     labels = torch.tensor([3, 3, 3, 7, 7, 1, 0, 3])
     shown = evidence("convnet-small", labels, 0, steps=4)
