@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser
 from fedaudit.federation.client import Federation
@@ -16,9 +17,10 @@ from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.update import Update
-from fedaudit.utils.registry import register
+from fedaudit.utils.registry import SETTINGS, register
 
 
+@checked_dataclass(kw_only=True, eq=False, config=SETTINGS)  # registered below: workers import it, too
 class Counting(Sanitiser):
     """Remembers how often its client has sent, under a name like any other."""
 
@@ -35,7 +37,7 @@ class Counting(Sanitiser):
 def add_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make it a defence that scenarios can name, until the test is over."""
     monkeypatch.setattr(SANITISERS, "_entries", dict(SANITISERS._entries))
-    register(frozen=False)(Counting)
+    register(Counting)
 
 
 MLP = {"name": "mlp", "width": 8}
