@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
 
-from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser
 from fedaudit.federation.client import Federation
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
@@ -16,13 +17,17 @@ from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.update import Update
+from fedaudit.utils.registry import SETTINGS, register
 
 
-class Counting:
-    """A sanitiser that remembers how often its client has sent, under a name like any other."""
+@checked_dataclass(kw_only=True, eq=False, config=SETTINGS)  # registered below: workers import it, too
+class Counting(Sanitiser):
+    """Remembers how often its client has sent, under a name like any other."""
 
-    def __init__(self) -> None:
-        self.rounds = 0
+    name = "counting"
+    summary = "multiplies by how often this client has sent"
+
+    rounds: int = dataclasses.field(default=0, init=False)
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         self.rounds += 1
@@ -32,7 +37,7 @@ class Counting:
 def add_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make it a defence that scenarios can name, until the test is over."""
     monkeypatch.setattr(SANITISERS, "_entries", dict(SANITISERS._entries))
-    SANITISERS.register("counting", "multiplies by how often this client has sent")(Counting)
+    register(Counting)
 
 
 MLP = {"name": "mlp", "width": 8}

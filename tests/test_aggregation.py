@@ -17,9 +17,10 @@ from scipy.stats import binom
 from torch import Tensor
 
 from fedaudit.defences import vectors
-from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, make_aggregator
+from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import make_torchvision_importable
+from fedaudit.utils.registry import make
 
 Array = np.ndarray[Any, Any]
 
@@ -160,7 +161,7 @@ def test_a_rule_is_what_its_paper_says(name, settings, slow, n, monkeypatch):
     for seed in range(5):
         x = matrix(n, 40, seed)
         x[: 2 + seed] += 3  # neither too alike nor all alone
-        found = make_aggregator(name, settings)(x, cohort(n, 40))
+        found = make(AGGREGATORS, name, settings)(x, cohort(n, 40))
         expected = slow(x.double().numpy(), cohort(n, 40))
         np.testing.assert_allclose(found.vector.numpy(), expected, rtol=2e-5, atol=2e-6)
 
@@ -170,7 +171,7 @@ def test_who_sent_which_row_does_not_matter(name, settings, slow):
     x, whole = matrix(12, 30), cohort(12, 30)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
     shuffled = Cohort(tuple(order.tolist()), tuple(whole.examples[i] for i in order), whole.root)
-    one, other = (make_aggregator(name, settings)(*args) for args in ((x, whole), (x[order], shuffled)))
+    one, other = (make(AGGREGATORS, name, settings)(*args) for args in ((x, whole), (x[order], shuffled)))
     torch.testing.assert_close(one.vector, other.vector)
     torch.testing.assert_close(one.weights[order], other.weights)
     assert {int(order[row]) for row in other.rejected} == set(one.rejected)
@@ -180,15 +181,15 @@ def test_who_sent_which_row_does_not_matter(name, settings, slow):
 @given(factor=st.floats(1e-3, 1e3))
 def test_twice_the_updates_give_twice_the_aggregate(name, settings, slow, factor):
     x, whole = matrix(12, 30), cohort(12, 30)
-    rule = make_aggregator(name, settings)
+    rule, again = make(AGGREGATORS, name, settings), make(AGGREGATORS, name, settings)
     assert whole.root is not None
     scaled = Cohort(whole.clients, whole.examples, factor * whole.root)
-    torch.testing.assert_close(rule(factor * x, scaled).vector, factor * rule(x, whole).vector, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(rule(factor * x, scaled).vector, factor * again(x, whole).vector, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "settings", "slow"), RULES)
 def test_the_weights_are_shares_of_those_who_were_not_rejected(name, settings, slow):
-    found = make_aggregator(name, settings)(matrix(12, 30), cohort(12, 30))
+    found = make(AGGREGATORS, name, settings)(matrix(12, 30), cohort(12, 30))
     assert float(found.weights.sum()) == pytest.approx(1)
     assert not found.weights[[*found.rejected]].any()
     assert (found.weights >= 0).all()
@@ -204,7 +205,7 @@ def test_f_outliers_do_not_move_a_robust_rule(name, size, seed, f):
     n = 4 * f + 3
     honest = 1 + 0.1 * matrix(n - f, 20, seed)
     outliers = size * torch.sign(matrix(f, 20, seed + 1))
-    found = make_aggregator(name, {"f": f} if name not in ("median", "inferguard") else {})(
+    found = make(AGGREGATORS, name, {"f": f} if name not in ("median", "inferguard") else {})(
         torch.cat([honest, outliers])
     )
     assert (found.vector >= honest.amin(dim=0) - 1e-5).all()
@@ -228,7 +229,7 @@ def test_f_outliers_do_not_move_a_robust_rule(name, size, seed, f):
 )
 def test_too_few_updates_are_refused_with_the_reason(name, settings, n, words):
     with pytest.raises(BadInput, match=re.escape(words)):
-        make_aggregator(name, settings)(matrix(n, 3))
+        make(AGGREGATORS, name, settings)(matrix(n, 3))
 
 
 @pytest.mark.parametrize(
@@ -244,22 +245,22 @@ def test_too_few_updates_are_refused_with_the_reason(name, settings, n, words):
 )
 def test_wrong_settings_are_refused(name, settings, words):
     with pytest.raises(BadInput, match=words):
-        make_aggregator(name, settings)
+        make(AGGREGATORS, name, settings)
 
 
 def test_what_a_rule_needs_is_asked_for():
     with pytest.raises(BadInput, match="n >= 1"):
-        make_aggregator("mean")(torch.empty(0, 4))
+        make(AGGREGATORS, "mean")(torch.empty(0, 4))
     for name in ("fedavg", "afa"):
         with pytest.raises(BadInput, match="number of examples"):
-            make_aggregator(name)(matrix(5, 4))
+            make(AGGREGATORS, name)(matrix(5, 4))
     with pytest.raises(BadInput, match="root data"):
-        make_aggregator("fltrust")(matrix(5, 4))
+        make(AGGREGATORS, "fltrust")(matrix(5, 4))
 
 
 def test_inferguard_says_when_nobody_is_near_enough():
     x = torch.eye(6) + 1e-3 * matrix(6, 6)  # the median is almost zero, all are far from it
-    found = make_aggregator("inferguard")(x)
+    found = make(AGGREGATORS, "inferguard")(x)
     assert found.fallback is not None
     assert len(found.rejected) == 5
     (chosen,) = set(range(6)) - set(found.rejected)
@@ -268,28 +269,30 @@ def test_inferguard_says_when_nobody_is_near_enough():
 
 def test_fltrust_trusts_nobody_who_points_away():
     root = torch.ones(4)
-    found = make_aggregator("fltrust")(-matrix(5, 4).abs() - 0.1, Cohort(root=root))
+    found = make(AGGREGATORS, "fltrust")(-matrix(5, 4).abs() - 0.1, Cohort(root=root))
     assert not found.vector.any()
     assert found.fallback is not None
     assert len(found.rejected) == 5
 
 
 def test_afa_blocks_a_client_that_is_dropped_again_and_again():
-    state: Any = {}
+    rule = make(AGGREGATORS, "afa")
     direction = matrix(1, 50, 7)[0]
     rounds: list[Aggregate] = []
     for index in range(8):
         x = direction + 0.3 * matrix(10, 50, index)
         x[4] = -x[4]
-        found = make_aggregator("afa")(x, Cohort(tuple(range(10)), (5,) * 10, state=state))
-        state = found.state
+        later = make(AGGREGATORS, "afa")  # what it remembers is all in its state
+        later.load_state_dict(rule.state_dict())
+        rule = later
+        found = rule(x, Cohort(tuple(range(10)), (5,) * 10))
         assert 4 in found.rejected
         assert found.weights[4] == 0
         rounds.append(found)
     # P(Beta(3, 3 + k) < 1/2) = P(Binomial(5 + k, 1/2) >= 3) first exceeds 0.95 after k = 6 rounds
     needed = next(k for k in range(20) if binom.sf(2, 5 + k, 0.5) > 0.95)
     assert [r.rejected[4].startswith("blocked") for r in rounds] == [i >= needed for i in range(8)]
-    assert state["dropped"][4] == needed
+    assert rule.state_dict()["dropped"][4] == needed
 
 
 # --- accuracy ------------------------------------------------------------------------------------------------------
@@ -337,10 +340,10 @@ def test_byzfl_agrees(n):
     x = matrix(n, 3000)
     x[0] += 3
     close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-    close(make_aggregator("mean")(x).vector, byzfl.Average()(x))
-    close(make_aggregator("trimmed-mean", {"f": 2})(x).vector, byzfl.TrMean(f=2)(x))
+    close(make(AGGREGATORS, "mean")(x).vector, byzfl.Average()(x))
+    close(make(AGGREGATORS, "trimmed-mean", {"f": 2})(x).vector, byzfl.TrMean(f=2)(x))
     if n % 2:  # of an even number it takes the lower of the middle two
-        close(make_aggregator("median")(x).vector, byzfl.Median()(x))
+        close(make(AGGREGATORS, "median")(x).vector, byzfl.Median()(x))
     # its (Multi-)Krum looks at one neighbour more, n − f − 1 (and counts the update itself): f there is f − 1 here
 
 
@@ -358,11 +361,11 @@ def test_flower_agrees(n):
     if n % 2:  # its median of an even number lies between two values
         # with f = 2 the last choice is by one neighbour, and of two updates with the same score it takes the first
         bulyan = flower.aggregate_bulyan(list(replies), 3, flower.aggregate_krum, to_keep=0)
-        same(make_aggregator("bulyan", {"f": 3})(x).vector, bulyan)
-    same(make_aggregator("median")(x).vector, flower.aggregate_median(replies))
-    same(make_aggregator("trimmed-mean", {"f": 2})(x).vector, flower.aggregate_trimmed_avg(replies, 2 / n + 1e-9))
-    same(make_aggregator("krum", {"f": 2})(x).vector, flower.aggregate_krum(replies, 2, 0))
-    same(make_aggregator("multi-krum", {"f": 2, "m": 5})(x).vector, flower.aggregate_krum(replies, 2, 5))
+        same(make(AGGREGATORS, "bulyan", {"f": 3})(x).vector, bulyan)
+    same(make(AGGREGATORS, "median")(x).vector, flower.aggregate_median(replies))
+    same(make(AGGREGATORS, "trimmed-mean", {"f": 2})(x).vector, flower.aggregate_trimmed_avg(replies, 2 / n + 1e-9))
+    same(make(AGGREGATORS, "krum", {"f": 2})(x).vector, flower.aggregate_krum(replies, 2, 0))
+    same(make(AGGREGATORS, "multi-krum", {"f": 2, "m": 5})(x).vector, flower.aggregate_krum(replies, 2, 5))
     weighted = [(arrays, 1 + i % 4) for i, (arrays, _) in enumerate(replies)]
     shares = Cohort(examples=tuple(k for _, k in weighted))
-    same(make_aggregator("fedavg")(x, shares).vector, flower.aggregate(weighted))
+    same(make(AGGREGATORS, "fedavg")(x, shares).vector, flower.aggregate(weighted))

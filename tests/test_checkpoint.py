@@ -221,7 +221,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None
 
 def test_a_memory_that_a_checkpoint_cannot_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_counting(monkeypatch)
-    monkeypatch.setattr(Counting, "__init__", lambda self: self.__dict__.update(rounds=0, own=lambda: 0))
+    monkeypatch.setattr(Counting, "state_dict", lambda self: {"own": lambda: 0})
     with pytest.raises(BadInput, match="keep tensors and plain values only"):
         simulated(scenario({"sanitiser": "counting"}), Checkpoint(tmp_path / "f.simulation", every=0))
 

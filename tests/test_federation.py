@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaudit.data import Dataset
-from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort
-from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
+from fedaudit.defences.sanitising import SANITISERS, Sanitiser
 from fedaudit.federation.client import Federation
 from fedaudit.federation.simulator import partition_clients, simulate
 from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.prepare import prepare_federation
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import register
 from tests.federation_cases import run, same, scenario
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -372,10 +373,12 @@ def defences(monkeypatch: pytest.MonkeyPatch) -> None:
     for registry in (SANITISERS, AGGREGATORS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
-    @SANITISERS.register("growing", "multiplies by how often this client has sent, and adds noise to one tensor")
-    class Growing:
-        def __init__(self) -> None:
-            self.sent = 0
+    @register(frozen=False)
+    class Growing(Sanitiser):
+        name = "growing"
+        summary = "multiplies by how often this client has sent, and adds noise to one tensor"
+
+        sent: int = dataclasses.field(default=0, init=False)
 
         def __call__(self, update: Any, context: Any, generator: torch.Generator) -> Any:
             self.sent += 1
@@ -383,14 +386,17 @@ def defences(monkeypatch: pytest.MonkeyPatch) -> None:
             tensors["fc.bias"] = torch.randn(10, generator=generator)
             return dataclasses.replace(update, tensors=tensors)
 
-    @AGGREGATORS.register("first", "takes the first update and rejects the others")
-    def first(updates: Tensor, cohort: Cohort | None = None) -> Aggregate:
-        shares = torch.zeros(len(updates))
-        shares[0] = 1
-        return Aggregate(updates[0], shares, dict.fromkeys(range(1, len(updates)), "not the first"))
+    @register
+    class First(Aggregator):
+        name = "first"
+        summary = "takes the first update and rejects the others"
 
-    assert Growing is not None
-    assert first is not None
+        def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:
+            shares = torch.zeros(len(updates))
+            shares[0] = 1
+            return Aggregate(updates[0], shares, dict.fromkeys(range(1, len(updates)), "not the first"))
+
+    assert {"growing", "first"} <= {*SANITISERS.names(), *AGGREGATORS.names()}
 
 
 def test_a_sanitiser_sees_every_update_and_keeps_state_for_its_client(defences: None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedaudit.attacks import ClassImagesFinding, make_attack
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.class_images import likeness
-from fedaudit.federation.behaviour import BEHAVIOURS, ClientStep
+from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour, ClientStep
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.spec import DefencesSpec
@@ -25,7 +25,7 @@ from fedaudit.report import frontier, histories
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import TaskInfo, Tensors
+from fedaudit.update import Tensors
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 
@@ -68,7 +68,7 @@ def seen(made: Scenario) -> Observation:
     return observe(simulated(made)[0], made.threat)
 
 
-class Recorder:
+class Recorder(Behaviour):
     """Behaves as if honest, and keeps what it was handed."""
 
     def __init__(self) -> None:
@@ -78,17 +78,14 @@ class Recorder:
         self.turns.append(dataclasses.replace(step, weights={n: t.clone() for n, t in step.weights.items()}))
         return step.train(step.batches)
 
-    def check(self, task_info: TaskInfo, records: bool) -> None:
-        pass
-
     def adversary_log(self) -> Tensors:
         return {"turns": torch.tensor(len(self.turns))}
 
-    def state(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
 
 @pytest.fixture

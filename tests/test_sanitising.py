@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.defended import SmoothSigns, distance_to
-from fedaudit.defences.aggregation import make_aggregator
+from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.privacy import Account, DifferentialPrivacy, account
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, make_sanitiser
+from fedaudit.defences.sanitising import SANITISERS, ClientContext
 from fedaudit.federation.encoding import decode, encode
 from fedaudit.federation.history import History
 from fedaudit.federation.server import Server
@@ -29,6 +30,7 @@ from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.update import SanitiserInfo, TrainingConfig, Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.registry import make
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (5, 4), "c.weight": (2, 5), "c.bias": (2,)}
 LAYERS = (("a.weight", "a.bias"), ("b.weight",), ("c.weight", "c.bias"))
@@ -60,7 +62,7 @@ def flat(values: dict[str, Tensor]) -> list[float]:
 
 
 def test_top_k_sends_the_largest_and_keeps_the_rest():
-    sanitiser = make_sanitiser("top-k", {"ratio": 0.25})
+    sanitiser = make(SANITISERS, "top-k", {"ratio": 0.25})
     kept = [0.0] * 48
     for index in range(3):
         original = update(index)
@@ -74,7 +76,7 @@ def test_top_k_sends_the_largest_and_keeps_the_rest():
 
 @given(seed=st.integers(0, 100), ratio=st.floats(0.01, 1))
 def test_without_memory_top_k_forgets(seed, ratio):
-    sanitiser = make_sanitiser("top-k", {"ratio": ratio, "memory": False})
+    sanitiser = make(SANITISERS, "top-k", {"ratio": ratio, "memory": False})
     one, two = (flat(sanitiser(update(seed), context(), rng()).tensors) for _ in range(2))
     assert one == two
     assert sum(x != 0 for x in one) == math.ceil(round(ratio * 48, 6))
@@ -82,18 +84,18 @@ def test_without_memory_top_k_forgets(seed, ratio):
 
 def test_signs_keep_the_mean_magnitude():
     original = update(1)
-    found = make_sanitiser("sign")(original, context(), rng())
+    found = make(SANITISERS, "sign")(original, context(), rng())
     for name, tensor in found.tensors.items():
         assert tensor.sign().equal(original.tensors[name].sign())
         torch.testing.assert_close(tensor.abs(), original.tensors[name].abs().mean().expand_as(tensor))
-    plain = make_sanitiser("sign", {"scale": "one"})(original, context(), rng())
+    plain = make(SANITISERS, "sign", {"scale": "one"})(original, context(), rng())
     assert set(flat(plain.tensors)) == {1.0, -1.0}
     assert found.sanitised == SanitiserInfo("sign", signs=True)
 
 
 def test_dgc_is_algorithm_4():
     settings = {"ratio": 0.3, "momentum": 0.5, "clip": 2.0, "warmup": 2}
-    sanitiser = make_sanitiser("dgc", settings)
+    sanitiser = make(SANITISERS, "dgc", settings)
     u, v = ({name: [0.0] * math.prod(shape) for name, shape in SHAPES.items()} for _ in range(2))
     for index in range(4):
         original = update(index)
@@ -116,7 +118,7 @@ def test_dgc_is_algorithm_4():
 @pytest.mark.parametrize(("kind", "pseudo_gradient"), [("weights", 1), ("gradient", -1)])
 @pytest.mark.parametrize(("direction", "sign"), [("aligned", 1), ("literal", -1)])
 def test_ffl_sends_the_layers_that_point_where_the_model_went(kind, pseudo_gradient, direction, sign):
-    sanitiser = make_sanitiser("ffl", {"ratio": 0.5, "direction": direction})
+    sanitiser = make(SANITISERS, "ffl", {"ratio": 0.5, "direction": direction})
     first, then, own = tensors(1), tensors(2), update(3, kind)
     assert len(sanitiser(update(5, kind), context(first), rng()).tensors) in (2, 3, 4)  # two layers at random
     found = sanitiser(own, context(then), rng())
@@ -132,7 +134,7 @@ def test_ffl_sends_the_layers_that_point_where_the_model_went(kind, pseudo_gradi
 
 
 def test_ffl_takes_layers_at_random_where_nothing_has_moved():
-    sanitiser = make_sanitiser("ffl", {"ratio": 0.3})
+    sanitiser = make(SANITISERS, "ffl", {"ratio": 0.3})
     choices = [tuple(sanitiser(update(i), context(tensors(1)), rng(i)).tensors) for i in range(12)]
     assert len(set(choices)) == 3
 
@@ -141,7 +143,7 @@ def test_random_layers_come_from_the_generator_and_bring_their_statistics():
     moved = {"b.running": torch.ones(2), "a.running": torch.ones(2)}
     layers = (("a.weight", "a.bias", "a.running"), ("b.weight", "b.running"), ("c.weight", "c.bias"))
     for seed in range(8):
-        sanitiser = make_sanitiser("ffl-random", {"ratio": 0.3})
+        sanitiser = make(SANITISERS, "ffl-random", {"ratio": 0.3})
         found = sanitiser(update(0, buffers=moved), ClientContext(tensors(1), layers, 4), rng(seed))
         again = sanitiser(update(0, buffers=moved), ClientContext(tensors(1), layers, 4), rng(seed))
         assert found.tensors.keys() == again.tensors.keys()
@@ -152,7 +154,7 @@ def test_random_layers_come_from_the_generator_and_bring_their_statistics():
 @pytest.mark.parametrize("name", sorted(SANITISERS.names()))
 def test_the_client_s_own_update_is_not_changed(name):
     original, before = update(1), tensors(1)
-    sanitiser = make_sanitiser(name)
+    sanitiser = make(SANITISERS, name)
     for _ in range(2):
         sanitiser(original, context(), rng())
     assert all(original.tensors[n].equal(before[n]) for n in before)
@@ -164,15 +166,15 @@ def test_the_client_s_own_update_is_not_changed(name):
 def test_an_update_is_clipped_and_gets_noise_of_the_stated_size():
     original = Update(0, "weights", {"w": torch.full((400, 500), 0.1)}, 4, None, buffers={"m": torch.ones(1)})
     settings = {"clip": 2.0, "noise": 0.5, "epsilon": None}
-    found = make_sanitiser("dp", settings)(original, context(), rng())
+    found = make(SANITISERS, "dp", settings)(original, context(), rng())
     noise = found.tensors["w"] - original.tensors["w"] * 2 / (0.1 * math.sqrt(200_000))
     assert float(noise.std()) == pytest.approx(1.0, rel=0.01)
     assert abs(float(noise.mean())) < 0.01
     assert found.sanitised == SanitiserInfo("dp", noise=1.0)
     assert found.buffers == {}
-    central = make_sanitiser("dp", {**settings, "where": "central"})(original, context(), rng())
+    central = make(SANITISERS, "dp", {**settings, "where": "central"})(original, context(), rng())
     assert float(central.tensors["w"].double().norm()) == pytest.approx(2.0)
-    small = make_sanitiser("dp", {**settings, "clip": 1e3, "where": "central"})(original, context(), rng())
+    small = make(SANITISERS, "dp", {**settings, "clip": 1e3, "where": "central"})(original, context(), rng())
     assert small.tensors["w"].equal(original.tensors["w"])
 
 
@@ -215,14 +217,14 @@ def test_an_account_of_next_to_no_noise_fits_into_memory():
 
 
 def test_being_one_of_many_amplifies_and_a_budget_ends():
-    settings = {"noise": 1.1, "delta": 1e-5, "level": "client", "where": "central"}
-    sampled = account(settings, clients=100, per_round=10, steps=5, batch=4, fewest=20)
-    local = account({**settings, "where": "local"}, clients=100, per_round=10, steps=5, batch=4, fewest=20)
+    central = DifferentialPrivacy(noise=1.1, delta=1e-5, level="client", where="central")
+    sampled = account(central, clients=100, per_round=10, steps=5, batch=4, fewest=20)
+    local = account(dataclasses.replace(central, where="local"), clients=100, per_round=10, steps=5, batch=4, fewest=20)
     assert (sampled.rate, sampled.steps) == (0.1, 1)
     assert (local.rate, local.steps) == (1.0, 1)
     assert sampled.spent(10) < local.spent(10)
     example = account(
-        {**settings, "level": "sample", "where": "local"}, clients=9, per_round=3, steps=5, batch=4, fewest=20
+        dataclasses.replace(central, level="sample", where="local"), clients=9, per_round=3, steps=5, batch=4, fewest=20
     )
     assert (example.rate, example.steps) == (0.2, 5)
     allowed = sampled.rounds(8.0)
@@ -277,7 +279,7 @@ def test_layers_are_averaged_over_those_who_sent_them():
     part.tensors.pop("b.weight")
     for name in ("a.weight", "a.bias", "c.weight", "c.bias"):
         other.tensors.pop(name)
-    state, _ = Server(make_aggregator("mean"), 1.0).apply(weights, [whole, part, other])
+    state, _ = Server(make(AGGREGATORS, "mean"), 1.0).apply(weights, [whole, part, other])
     for name in SHAPES:
         senders = [u for u in (whole, part, other) if name in u.tensors]
         expected = weights[name] + torch.stack([u.tensors[name] for u in senders]).mean(dim=0)
@@ -288,7 +290,7 @@ def test_layers_that_too_few_sent_stay_as_they_are():
     weights = tensors(7)
     updates = [update(i, client=i) for i in range(5)]
     updates[0].tensors.pop("b.weight")
-    state, said = Server(make_aggregator("krum"), 1.0).apply(weights, updates)
+    state, said = Server(make(AGGREGATORS, "krum"), 1.0).apply(weights, updates)
     assert state["b.weight"].equal(weights["b.weight"])
     assert not state["a.weight"].equal(weights["a.weight"])
     assert said.fallback is not None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, make_aggregator
+from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort
+from fedaudit.defences.averaging import AFA
 from fedaudit.federation.server import Server
 from fedaudit.update import TrainingConfig, Update
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import make
 from tests.federation_cases import run, same
 
 
@@ -36,7 +39,7 @@ STATE = {"w": torch.zeros(2, 2), "b": torch.zeros(1), "mean": torch.zeros(1), "s
 )
 def test_statistics_follow_the_parameters(name, value, mean, seen):
     updates = [sent(0, 1, 10, 1), sent(1, 2, 20, 2), sent(2, 3, 30, 3), sent(3, 90, 999, 9)]
-    state, _ = Server(make_aggregator(name), 1.0).apply(STATE, updates)
+    state, _ = Server(make(AGGREGATORS, name), 1.0).apply(STATE, updates)
     torch.testing.assert_close(state["w"], torch.full((2, 2), value))
     torch.testing.assert_close(state["b"], torch.tensor([value]))
     torch.testing.assert_close(state["mean"], torch.tensor([mean]))
@@ -45,7 +48,7 @@ def test_statistics_follow_the_parameters(name, value, mean, seen):
 
 def test_an_update_that_is_not_finite_is_refused():
     with pytest.raises(BadInput, match="client 1 sent NaN"):
-        Server(make_aggregator("median"), 1.0).apply(STATE, [sent(0, 1, 1, 1), sent(1, float("nan"), 1, 1)])
+        Server(make(AGGREGATORS, "median"), 1.0).apply(STATE, [sent(0, 1, 1, 1), sent(1, float("nan"), 1, 1)])
 
 
 @pytest.mark.parametrize("name", sorted(AGGREGATORS.names()))
@@ -67,17 +70,14 @@ def test_root_data_are_the_clients_and_must_be_there():
 
 def test_reputations_outlive_a_round_in_the_simulator(monkeypatch):
     seen: list[Any] = []
-    real = AGGREGATORS["afa"].value
 
-    def spy(updates: Tensor, cohort: Cohort | None = None, **settings: Any) -> Aggregate:
-        assert cohort is not None
-        seen.append(dict(cohort.state))
-        return real(updates, cohort, **settings)
+    def spy(self: AFA, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:
+        seen.append(copy.deepcopy(self.state_dict()))
+        return real(self, updates, cohort)
 
-    monkeypatch.setattr(AGGREGATORS, "_entries", dict(AGGREGATORS._entries))
-    AGGREGATORS._entries.pop("afa")
-    AGGREGATORS.register("afa", "watched")(spy)
+    real = AFA.__call__
+    monkeypatch.setattr(AFA, "__call__", spy)
     run({"clients": 4, "examples": 8, "rounds": 3}, defences={"aggregator": "afa"})
-    assert seen[-3] == {}
+    assert seen[-3] == {"kept": {}, "dropped": {}}
     kept, dropped = seen[-1]["kept"], seen[-1]["dropped"]
     assert sum(kept.values()) + sum(dropped.values()) == 8  # four clients, two rounds

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.threat import Observation, Scope
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.registry import Registry
-from fedaudit.utils.validation import explain
+from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
+from fedaudit.utils.registry import register as register
 
-# An attack's hyper-parameters are checked when it is made; an unknown one is refused.
-ATTACK_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+ATTACK_CONFIG = SETTINGS
 
 Progress = Callable[[int, int], None]
 
 
-class Attack(ABC):
-    """Base of all attacks. A subclass is a frozen, keyword-only dataclass, registered in ``ATTACKS``.
+ATTACKS: Registry[type[Attack]] = Registry("attack", "fedaudit.attacks")
+
+
+class Attack(Plugin, ABC):
+    """Base of all attacks. A subclass is a frozen, keyword-only dataclass, made and registered by ``@register``.
 
     Class attributes, shown by ``fedaudit list attacks``:
         name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
@@ -34,9 +33,8 @@ class Attack(ABC):
         that it returns.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    paper: ClassVar[str]
+    registry = ATTACKS
+
     threat_model: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     default_scope: ClassVar[Scope] = "update"
@@ -87,39 +85,17 @@ class Attack(ABC):
         """
         return None
 
-    def settings(self) -> dict[str, Any]:
-        """Return the hyper-parameters, JSON-serialisable."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+    @classmethod
+    def info(cls) -> dict[str, Any]:
+        """Return what ``fedaudit list --json`` says beside name and summary."""
+        info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs)}
+        return info | {"scope": cls.default_scope, "looks_at": cls.default_scope}  # the second is the name of old
 
 
-ATTACKS: Registry[type[Attack]] = Registry("attack")
-
-
-AttackClass = TypeVar("AttackClass", bound=type)
-
-
-def register(cls: AttackClass) -> AttackClass:
-    """Add an attack class to ``ATTACKS`` under its own name.
-
-    Raises:
-        TypeError: it isn't an Attack.
-    """
-    if not issubclass(cls, Attack):
-        raise TypeError(f"{cls.__name__} isn't an Attack")
-    info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs)}
-    info |= {"scope": cls.default_scope, "looks_at": cls.default_scope}  # the second is the name of old
-    return ATTACKS.register(cls.name, cls.summary, **info)(cls)
-
-
-def make_attack(name: str, settings: dict[str, Any] | None = None) -> Attack:
+def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:
     """Return the attack ``name`` with ``settings``.
 
     Raises:
         BadInput: no such attack or setting, or a value that isn't allowed.
     """
-    cls = ATTACKS[name].value
-    try:
-        return cls(**(settings or {}))
-    except ValidationError as error:
-        known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        raise BadInput(f"attack '{name}': {explain(error, known=known)}") from None
+    return make(ATTACKS, name, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding
-from fedaudit.federation.behaviour import BEHAVIOURS, ClientStep
+from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.generator import Generator, GeneratorSpec
 from fedaudit.threat import Observation, Scope
@@ -40,11 +41,8 @@ class ClassImagesFinding(Finding, kind="class-images"):
     target: int
 
 
-@BEHAVIOURS.register(
-    "gan", "draws pictures of a class that it lacks, and trains on them under another label", paper=_PAPER
-)
-@dataclass(kw_only=True, eq=False)
-class GANClient:
+@register(frozen=False)
+class GANClient(Behaviour):
     """Deep models under the GAN (Hitaj et al. 2017, Algorithm 1).
 
     From round ``start`` on, each round: a generator is trained with the global model as its discriminator, to draw
@@ -67,6 +65,10 @@ class GANClient:
         every: rounds from one kept set to the next; the last is always kept.
         limit: τ of ‖w − w_global‖_∞ ≤ τ, by projection after each local step; None: no limit.
     """
+
+    name = "gan"
+    summary = "draws pictures of a class that it lacks, and trains on them under another label"
+    paper = _PAPER
 
     target: Whole = 3
     label: Whole | None = None
@@ -163,7 +165,7 @@ class GANClient:
         pictures = {f"{_ROUND}{index:05d}": images for index, images in self.kept.items()}
         return {**pictures, _TARGET: torch.tensor(self.target)} if pictures else {}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the generator, its optimiser and the pictures, for a checkpoint."""
         if self.generator is None or self.optimiser is None:
             return {}
@@ -176,8 +178,8 @@ class GANClient:
             "kept": self.kept,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
         if not state:
             return
         self._build(tuple(state["shape"]), 0)
@@ -188,17 +190,15 @@ class GANClient:
         self.codes, self.last, self.kept = state["codes"], state["last"], state["kept"]
 
 
-@BEHAVIOURS.register(
-    "gan-adaptive",
-    "as gan, but no parameter moves farther than a limit, so that the server suspects nothing",
-    paper=_PAPER,
-)
-@dataclass(kw_only=True, eq=False)
+@register(frozen=False)
 class AdaptiveGANClient(GANClient):
     """The GAN client that stays near the global model: ‖w − w_global‖_∞ ≤ τ, by projection after each local step.
 
     The adaptive attack against InferGuard, of the InferGuard paper's evaluation, which takes τ = 0.0016 on MNIST.
     """
+
+    name = "gan-adaptive"
+    summary = "as gan, but no parameter moves farther than a limit, so that the server suspects nothing"
 
     limit: Positive | None = 0.0016
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.defences.aggregation import Cohort, make_aggregator
+from fedaudit.defences.aggregation import AGGREGATORS, Cohort
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import (
     keep_freed_memory,
@@ -25,6 +25,7 @@ from fedaudit.utils.machine import (
     start_measuring_memory,
 )
 from fedaudit.utils.progress import Display, Quiet
+from fedaudit.utils.registry import make
 
 RULES = ("mean", "fedavg", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "afa", "fltrust", "inferguard")
 PEERS = {"byzfl": "byzfl", "flower": "flwr"}
@@ -136,10 +137,10 @@ def _matrix(n: int, d: int) -> Tensor:
 def _prepare(case: Case, updates: Tensor) -> Callable[[], object]:
     """Return the call to be timed."""
     if case.tool == "fedaudit":
-        rule = make_aggregator(case.rule, {"f": case.f} if case.rule in _WITH_F else {})
+        rule = make(AGGREGATORS, case.rule, {"f": case.f} if case.rule in _WITH_F else {})
         root = updates[0] + updates[1] if case.rule == "fltrust" else None
         cohort = Cohort(tuple(range(case.n)), (10,) * case.n, root)
-        return lambda: rule(updates, cohort)
+        return lambda: rule.anew()(updates, cohort)
     return _PEER_RULES[case.rule, case.tool](case, updates)
 
 

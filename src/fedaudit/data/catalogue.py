@@ -66,7 +66,7 @@ class Recipe:
     get: str
 
 
-DATASETS: Registry[Recipe] = Registry("data set")
+DATASETS: Registry[Recipe] = Registry("data set", "fedaudit.datasets")
 
 
 def load_dataset(

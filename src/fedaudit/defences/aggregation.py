@@ -1,20 +1,16 @@
-"""What every aggregator is: a pure function of an (n, d) matrix of updates, its settings keyword-only."""
+"""What every aggregator is: settings in the constructor, an (n, d) matrix of updates in the call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedaudit.defences.settings import arguments, check_settings
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.registry import Registry
-
-State = Mapping[str, Any]
+from fedaudit.utils.registry import Plugin, Registry
 
 
 @dataclass(frozen=True)
@@ -25,13 +21,11 @@ class Cohort:
         clients: (n,) who sent each row.
         examples: (n,) over how many examples each update was made.
         root: (d,) the server's own update, made on its root data.
-        state: what the same aggregator returned in the round before; empty in the first.
     """
 
     clients: tuple[int, ...] = ()
     examples: tuple[int, ...] = ()
     root: Tensor | None = None
-    state: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,60 +37,52 @@ class Aggregate:
         weights: (n,) each client's share in it; they sum to 1, or to 0 where nobody has one.
         rejected: row index of every client that was left out, with the reason.
         fallback: why the rule couldn't do what it is meant to do and did something else, if so.
-        state: what the aggregator wants to be given in the next round.
     """
 
     vector: Tensor
     weights: Tensor
     rejected: dict[int, str] = field(default_factory=dict)
     fallback: str | None = None
-    state: State = field(default_factory=dict)
 
 
-class Aggregator(Protocol):
-    """A pure function of (n, d) updates; whatever it needs besides comes with the cohort."""
-
-    def __call__(self, updates: Tensor, cohort: Cohort | None = None, **settings: Any) -> Aggregate:
-        """Return the aggregate of the rows of ``updates``."""
-        ...
+AGGREGATORS: Registry[type[Aggregator]] = Registry("aggregator", "fedaudit.aggregators")
 
 
-AGGREGATORS: Registry[Aggregator] = Registry("aggregator")
-"""Functions ``(updates, cohort=None, *, settings) -> Aggregate``.
+class Aggregator(Plugin, ABC):
+    """What the server does with the (n, d) updates of a round. One instance a federation, so it may keep state.
 
-``info`` holds ``side`` and ``paper``; ``coordinatewise``: the rule looks at every coordinate on its own, and so is
-applied to BatchNorm's statistics as well, where the others use their weights; ``root``: it needs root data.
-"""
-
-
-@dataclass(frozen=True)
-class BoundAggregator:
-    """An aggregator with its settings.
-
-    Attributes:
-        name: registered.
-        settings: all of them, as in a scenario.
+    Class attributes beside a plug-in's:
+        coordinatewise: the rule looks at every coordinate on its own, and so is applied to BatchNorm's statistics as
+            well, where the others use their weights.
+        root: it needs the server's own update on root data, and has a setting ``root_examples``.
     """
 
-    name: str
-    settings: dict[str, Any]
+    registry = AGGREGATORS
 
-    @property
-    def info(self) -> dict[str, Any]:
-        """What the aggregator declares of itself."""
-        return AGGREGATORS[self.name].info
+    coordinatewise: ClassVar[bool] = False
+    root: ClassVar[bool] = False
 
-    @cached_property
-    def _arguments(self) -> dict[str, Any]:
-        return arguments(AGGREGATORS[self.name], self.settings)
-
+    @abstractmethod
     def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:
-        """Return the aggregate of (n, d) ``updates``.
+        """Return the aggregate of the rows of ``updates``; they aren't changed.
+
+        Args:
+            updates: (n, d).
+            cohort: who sent them, and what the server knows besides.
 
         Raises:
             BadInput: there are too few updates for the rule, or it needs what the cohort hasn't.
         """
-        return AGGREGATORS[self.name].value(updates, cohort, **self._arguments)
+
+    @classmethod
+    def info(cls) -> dict[str, Any]:
+        """Return what ``fedaudit list --json`` says beside name and summary."""
+        declared = {"coordinatewise": cls.coordinatewise, "root": cls.root}
+        return {"side": "server", "paper": cls.paper} | {name: True for name, value in declared.items() if value}
+
+    def anew(self) -> Self:
+        """Return an aggregator with the same settings that remembers nothing."""
+        return replace(self)  # type: ignore[type-var]
 
     def dry_run(self, clients: int) -> None:
         """Raise now what the first round would raise: so that too few clients are found before any training.
@@ -105,16 +91,7 @@ class BoundAggregator:
             BadInput: the rule can't work with so many clients.
         """
         root = torch.ones(2)
-        self(torch.ones(clients, 2), Cohort(tuple(range(clients)), (1,) * clients, root))
-
-
-def make_aggregator(name: str, settings: Mapping[str, Any] | None = None) -> BoundAggregator:
-    """Return the aggregator ``name`` with ``settings``, checked.
-
-    Raises:
-        BadInput: no such aggregator or setting, or a value that isn't allowed.
-    """
-    return BoundAggregator(name, check_settings(AGGREGATORS, name, settings or {}))
+        self.anew()(torch.ones(clients, 2), Cohort(tuple(range(clients)), (1,) * clients, root))
 
 
 def check_matrix(updates: Tensor, name: str, least: int = 1, why: str = "") -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import field
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, changed, flat, norm, unflat
+from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, flat, norm, unflat
 from fedaudit.update import SanitiserInfo, Tensors, Update
+from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Fraction, Number, Positive, Whole
 
 Ratio = Annotated[Number, Field(gt=0, le=1)]
@@ -28,10 +30,8 @@ def largest(vector: Tensor, ratio: float) -> Tensor:
     return mask
 
 
-@SANITISERS.register(
-    "top-k", "sends the largest numbers only, and keeps the rest for later", side="client", paper="Aji & Heafield 2017"
-)
-class TopK:
+@register(frozen=False)
+class TopK(Sanitiser):
     """Sends the largest numbers of the whole update by magnitude (Aji & Heafield 2017, Section 3).
 
     What isn't sent is added to the client's next update, as in the paper (``memory``). The threshold is exact; the
@@ -42,23 +42,27 @@ class TopK:
         memory: keep what isn't sent for the next round.
     """
 
-    def __init__(self, *, ratio: Ratio = 0.1, memory: bool = True) -> None:
-        self.ratio = ratio
-        self.memory = memory
-        self._kept: Tensor | None = None
+    name = "top-k"
+    summary = "sends the largest numbers only, and keeps the rest for later"
+    paper = "Aji & Heafield 2017"
+
+    ratio: Ratio = 0.1
+    memory: bool = True
+
+    kept: Tensor | None = field(default=None, init=False)  # (d,) what wasn't sent
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update with zeros in place of what isn't sent."""
         vector = flat(update.tensors)
-        if self._kept is not None:
-            vector += self._kept
+        if self.kept is not None:
+            vector += self.kept
         mask = largest(vector, self.ratio)
-        self._kept = vector.masked_fill(mask, 0) if self.memory else None
+        self.kept = vector.masked_fill(mask, 0) if self.memory else None
         return changed(update, unflat(vector.where(mask, 0), update.tensors), SanitiserInfo("top-k", sparse=True))
 
 
-@SANITISERS.register("sign", "sends one bit a number: its sign", side="client", paper="Bernstein et al. 2018 (signSGD)")
-class Sign:
+@register
+class Sign(Sanitiser):
     """Sends the signs (Bernstein et al. 2018, Algorithm 1); zero counts as positive.
 
     Args:
@@ -68,8 +72,11 @@ class Sign:
             other, the majority, is the aggregator ``median``.
     """
 
-    def __init__(self, *, scale: Literal["mean", "one"] = "mean") -> None:
-        self.scale = scale
+    name = "sign"
+    summary = "sends one bit a number: its sign"
+    paper = "Bernstein et al. 2018 (signSGD)"
+
+    scale: Literal["mean", "one"] = "mean"
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return ±1, or ± the mean magnitude, in place of every number."""
@@ -80,13 +87,8 @@ class Sign:
         return changed(update, tensors, SanitiserInfo("sign", signs=True))
 
 
-@SANITISERS.register(
-    "dgc",
-    "deep gradient compression: sparse updates with momentum correction",
-    side="client",
-    paper="Lin et al. 2018 (DGC), Algorithm 4",
-)
-class DeepGradientCompression:
+@register(frozen=False)
+class DeepGradientCompression(Sanitiser):
     """Sends the largest numbers of each tensor of what has accumulated (Lin et al. 2018, Algorithm 4).
 
     Momentum correction: u ← m·u + g, v ← v + u, and v is what is chosen from. Momentum factor masking: what is sent is
@@ -102,21 +104,18 @@ class DeepGradientCompression:
         warmup: w, in rounds of the client.
     """
 
-    def __init__(
-        self,
-        *,
-        ratio: Ratio = 0.1,
-        momentum: Fraction = 0.9,
-        clip: Positive | None = None,
-        warmup: Whole = 4,
-    ) -> None:
-        self.ratio = ratio
-        self.momentum = momentum
-        self.clip = clip
-        self.warmup = warmup
-        self._rounds = 0
-        self._velocity: Tensors = {}
-        self._accumulated: Tensors = {}
+    name = "dgc"
+    summary = "deep gradient compression: sparse updates with momentum correction"
+    paper = "Lin et al. 2018 (DGC), Algorithm 4"
+
+    ratio: Ratio = 0.1
+    momentum: Fraction = 0.9
+    clip: Positive | None = None
+    warmup: Whole = 4
+
+    rounds: int = field(default=0, init=False)  # of this client
+    velocity: Tensors = field(default_factory=dict, init=False)  # u
+    accumulated: Tensors = field(default_factory=dict, init=False)  # v
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update with zeros in place of what isn't sent."""
@@ -124,15 +123,15 @@ class DeepGradientCompression:
         if self.clip is not None:
             limit = self.clip / math.sqrt(context.clients)
         shrink = min(1.0, limit / length) if length else 1.0
-        ratio = self.ratio ** (min(self._rounds + 1, self.warmup + 1) / (self.warmup + 1))
-        self._rounds += 1
+        ratio = self.ratio ** (min(self.rounds + 1, self.warmup + 1) / (self.warmup + 1))
+        self.rounds += 1
         sent = {}
         for name, tensor in update.tensors.items():
             zero = torch.zeros_like(tensor)
-            velocity = self.momentum * self._velocity.get(name, zero) + shrink * tensor
-            accumulated = self._accumulated.get(name, zero) + velocity
+            velocity = self.momentum * self.velocity.get(name, zero) + shrink * tensor
+            accumulated = self.accumulated.get(name, zero) + velocity
             mask = largest(accumulated.reshape(-1), ratio).view_as(tensor)
             sent[name] = accumulated.where(mask, zero)
-            self._velocity[name] = velocity.masked_fill(mask, 0)
-            self._accumulated[name] = accumulated.masked_fill(mask, 0)
+            self.velocity[name] = velocity.masked_fill(mask, 0)
+            self.accumulated[name] = accumulated.masked_fill(mask, 0)
         return changed(update, sent, SanitiserInfo("dgc", sparse=True))

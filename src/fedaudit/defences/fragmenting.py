@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedaudit.defences.compressing import Ratio, share
-from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.defences.sanitising import ClientContext, Sanitiser
 from fedaudit.update import SanitiserInfo, Tensors, Update
+from fedaudit.utils.registry import register
 
 
-@SANITISERS.register(
-    "ffl",
-    "sends the layers chosen by cosine to the global model's last move",
-    side="client",
-    paper="Na et al. 2022 (FFL)",
-)
-class Fragmented:
+@register(frozen=False)
+class Fragmented(Sanitiser):
     """Sends the ⌈r·L⌉ layers of highest cosine to the estimated global gradient (Na et al. 2022, Algorithm 1).
 
     Not the other "Fragmented Federated Learning" of that year. The global gradient is estimated by θᵏ − θᵏ⁻¹, the
@@ -40,14 +36,18 @@ class Fragmented:
         direction: ``literal``, as published, or ``aligned``, with the sign flipped.
     """
 
-    def __init__(self, *, ratio: Ratio = 0.6, direction: Literal["aligned", "literal"] = "aligned") -> None:
-        self.ratio = ratio
-        self.direction = direction
-        self._previous: Tensors | None = None
+    name = "ffl"
+    summary = "sends the layers chosen by cosine to the global model's last move"
+    paper = "Na et al. 2022 (FFL)"
+
+    ratio: Ratio = 0.6
+    direction: Literal["aligned", "literal"] = "aligned"
+
+    previous: Tensors | None = field(default=None, init=False)  # the model received last
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         """Return the chosen layers."""
-        previous, self._previous = self._previous, context.weights
+        previous, self.previous = self.previous, context.weights
         layers = [layer for layer in context.layers if any(name in update.tensors for name in layer)]
         if previous is not None:
             moved = {name: context.weights[name] - previous[name] for name in update.tensors}
@@ -59,18 +59,19 @@ class Fragmented:
         return _only(update, _random(layers, self.ratio, generator), "ffl")
 
 
-@SANITISERS.register(
-    "ffl-random", "sends random layers: the baseline of FFL", side="client", paper="Na et al. 2022 (FFL), Section 5"
-)
-class FragmentedAtRandom:
+@register
+class FragmentedAtRandom(Sanitiser):
     """Sends ⌈r·L⌉ random layers (Na et al. 2022, Section 5).
 
     Args:
         ratio: r, the share of layers.
     """
 
-    def __init__(self, *, ratio: Ratio = 0.6) -> None:
-        self.ratio = ratio
+    name = "ffl-random"
+    summary = "sends random layers: the baseline of FFL"
+    paper = "Na et al. 2022 (FFL), Section 5"
+
+    ratio: Ratio = 0.6
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         """Return the chosen layers."""

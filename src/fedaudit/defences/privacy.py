@@ -10,9 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, changed, norm
+from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, norm
 from fedaudit.update import Loss, SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Number, Positive
 
 Level = Literal["client", "sample"]
@@ -24,13 +25,8 @@ _FINE, _LOSSES = 1e-4, 10**5
 _ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512]
 
 
-@SANITISERS.register(
-    "dp",
-    "differential privacy: clips and adds Gaussian noise, stops when the budget is spent",
-    side="client",
-    paper="Geyer et al. 2017; McMahan et al. 2018 (client level); Abadi et al. 2016 (sample level)",
-)
-class DifferentialPrivacy:
+@register
+class DifferentialPrivacy(Sanitiser):
     """Clips to ``clip`` and adds Gaussian noise of ``noise`` times that.
 
     *Client level* (Geyer et al. 2017, Algorithm 1): the whole update is clipped to norm S. ``central``: the server adds
@@ -56,22 +52,16 @@ class DifferentialPrivacy:
         delta: δ of (ε, δ).
     """
 
-    def __init__(
-        self,
-        *,
-        clip: Positive = 1.0,
-        noise: Positive = 1.0,
-        level: Level = "client",
-        where: Where = "local",
-        epsilon: Positive | None = 8.0,
-        delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5,
-    ) -> None:
-        self.clip = clip
-        self.noise = noise
-        self.level = level
-        self.where = where
-        self.epsilon = epsilon
-        self.delta = delta
+    name = "dp"
+    summary = "differential privacy: clips and adds Gaussian noise, stops when the budget is spent"
+    paper = "Geyer et al. 2017; McMahan et al. 2018 (client level); Abadi et al. 2016 (sample level)"
+
+    clip: Positive = 1.0
+    noise: Positive = 1.0
+    level: Level = "client"
+    where: Where = "local"
+    epsilon: Positive | None = 8.0
+    delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update clipped and, at the client's level and in its hands, with noise."""
@@ -132,12 +122,12 @@ def refuse_batch_norm(mixes: bool) -> None:
         )
 
 
-def central_noise(settings: dict[str, Any], clients: int, batch: int) -> float:
+def central_noise(dp: DifferentialPrivacy, clients: int, batch: int) -> float:
     """Return the standard deviation of the noise that the server adds to the mean of ``clients`` updates."""
-    if settings["where"] != "central":
+    if dp.where != "central":
         return 0.0
-    share = clients * (batch if settings["level"] == "sample" else 1)
-    return float(settings["noise"] * settings["clip"] / share)
+    share = clients * (batch if dp.level == "sample" else 1)
+    return dp.noise * dp.clip / share
 
 
 @dataclass(frozen=True)
@@ -173,25 +163,25 @@ class Account:
         return low
 
 
-def account(settings: dict[str, Any], *, clients: int, per_round: int, steps: int, batch: int, fewest: int) -> Account:
-    """Return the account of a federation whose clients use ``dp`` with ``settings``.
+def account(dp: DifferentialPrivacy, *, clients: int, per_round: int, steps: int, batch: int, fewest: int) -> Account:
+    """Return the account of a federation whose clients use ``dp``.
 
     Protected is, against the one who sees the updates (local) or only the global models (central): at the client's
     level a client as a whole, at the sample's level one example of the client that holds the fewest. The rounds that
     count are those in which the client takes part (local) or all (central), where being one of many amplifies.
 
     Args:
-        settings: of ``dp``.
+        dp: with its settings.
         clients: in all.
         per_round: taking part in a round.
         steps: local steps in a round.
         batch: examples in a step.
         fewest: examples that any client holds.
     """
-    among = per_round / clients if settings["where"] == "central" else 1.0
-    if settings["level"] == "client":
-        return Account(settings["noise"], settings["delta"], among, 1)
-    return Account(settings["noise"], settings["delta"], among * min(1.0, batch / fewest), steps)
+    among = per_round / clients if dp.where == "central" else 1.0
+    if dp.level == "client":
+        return Account(dp.noise, dp.delta, among, 1)
+    return Account(dp.noise, dp.delta, among * min(1.0, batch / fewest), steps)
 
 
 @cache

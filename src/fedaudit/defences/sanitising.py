@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedaudit.defences.settings import arguments, check_settings
 from fedaudit.update import SanitiserInfo, Tensors, Update
-from fedaudit.utils.registry import Registry
+from fedaudit.utils.registry import Plugin, Registry, register
 
 
 @dataclass(frozen=True)
@@ -30,32 +30,37 @@ class ClientContext:
     clients: int
 
 
-class Sanitiser(Protocol):
+SANITISERS: Registry[type[Sanitiser]] = Registry("sanitiser", "fedaudit.sanitisers")
+
+
+class Sanitiser(Plugin, ABC):
     """Changes an update before it leaves the client; one instance per client, so it may keep state between rounds."""
 
+    registry = SANITISERS
+
+    @abstractmethod
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
-        """Return the update that is sent."""
-        ...
+        """Return the update that is sent; the given one isn't changed.
+
+        Args:
+            update: as the client made it.
+            context: what else the client has at hand.
+            generator: of all that is drawn.
+        """
+
+    @classmethod
+    def info(cls) -> dict[str, Any]:
+        """Return what ``fedaudit list --json`` says beside name and summary."""
+        return {"side": "client", "paper": cls.paper}
 
 
-# Each entry is a class whose keyword-only parameters are the settings; one instance a client.
-SANITISERS: Registry[type[Sanitiser]] = Registry("sanitiser")
-
-
-def make_sanitiser(name: str, settings: Mapping[str, Any] | None = None) -> Sanitiser:
-    """Return one client's sanitiser ``name``.
-
-    Raises:
-        BadInput: no such sanitiser or setting, or a value that isn't allowed.
-    """
-    checked = check_settings(SANITISERS, name, settings or {})
-    entry = SANITISERS[name]
-    return entry.value(**arguments(entry, checked))
-
-
-@SANITISERS.register("none", "the update leaves as it is: no defence", side="client", paper="-")
-class NoSanitiser:
+@register
+class NoSanitiser(Sanitiser):
     """Sends the update as it is."""
+
+    name = "none"
+    summary = "the update leaves as it is: no defence"
+    paper = "-"
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return ``update``."""

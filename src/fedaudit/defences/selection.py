@@ -5,132 +5,127 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort, check_matrix, uniform
+from fedaudit.defences.aggregation import Aggregate, Aggregator, Cohort, check_matrix, uniform
 from fedaudit.defences.vectors import distances_to, middle, sorted_columns, squared_distances, weighted_sum
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Count, Positive, Whole
 
 
-@AGGREGATORS.register(
-    "krum", "the one update that is nearest to its neighbours", side="server", paper="Blanchard et al. 2017"
-)
-def krum(updates: Tensor, cohort: Cohort | None = None, *, f: Whole = 1) -> Aggregate:  # noqa: ARG001
-    """Return the update whose squared distances to its n − f − 2 nearest sum to the least (Blanchard et al. 2017, §3).
+@register
+class Krum(Aggregator):
+    """The update whose squared distances to its n − f − 2 nearest sum to the least (Blanchard et al. 2017, §3).
 
-    Raises:
-        BadInput: n is below 2f + 3.
+    It needs n >= 2f + 3.
     """
-    n = check_matrix(updates, "krum", 2 * f + 3, f"n >= 2f + 3 with f = {f}")
-    scores = _scores(squared_distances(updates), n - f - 2)
-    return _mean_of(updates, _best(scores)[:1], scores, f"sum of squared distances to {n - f - 2} neighbours")
+
+    name = "krum"
+    summary = "the one update that is nearest to its neighbours"
+    paper = "Blanchard et al. 2017"
+
+    f: Whole = 1
+
+    def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:  # noqa: ARG002
+        n = check_matrix(updates, "krum", 2 * self.f + 3, f"n >= 2f + 3 with f = {self.f}")
+        scores = _scores(squared_distances(updates), n - self.f - 2)
+        return _mean_of(updates, _best(scores)[:1], scores, f"sum of squared distances to {n - self.f - 2} neighbours")
 
 
-@AGGREGATORS.register(
-    "multi-krum", "mean of the m updates nearest to their neighbours", side="server", paper="Blanchard et al. 2017"
-)
-def multi_krum(
-    updates: Tensor,
-    cohort: Cohort | None = None,  # noqa: ARG001
-    *,
-    f: Whole = 1,
-    m: Count | None = None,
-) -> Aggregate:
-    """Return the plain mean of the ``m`` updates of least Krum score (Blanchard et al. 2017, §4).
+@register
+class MultiKrum(Aggregator):
+    """The plain mean of the ``m`` updates of least Krum score (Blanchard et al. 2017, §4).
 
-    All scores are taken once, among all n updates.
+    All scores are taken once, among all n updates. It needs n >= 2f + 3 and n >= m.
 
     Args:
-        updates: (n, d).
-        cohort: not used.
         f: how many clients may be Byzantine.
         m: how many updates to average; n − f if None.
-
-    Raises:
-        BadInput: n is below 2f + 3 or below ``m``.
     """
-    n = check_matrix(updates, "multi-krum", 2 * f + 3, f"n >= 2f + 3 with f = {f}")
-    chosen = n - f if m is None else m
-    if chosen > n:
-        raise BadInput(f"the aggregator 'multi-krum' can't average m = {m} of {n} updates; lower m")
-    scores = _scores(squared_distances(updates), n - f - 2)
-    return _mean_of(
-        updates, sorted(_best(scores)[:chosen]), scores, f"sum of squared distances to {n - f - 2} neighbours"
-    )
+
+    name = "multi-krum"
+    summary = "mean of the m updates nearest to their neighbours"
+    paper = "Blanchard et al. 2017"
+
+    f: Whole = 1
+    m: Count | None = None
+
+    def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:  # noqa: ARG002
+        n = check_matrix(updates, "multi-krum", 2 * self.f + 3, f"n >= 2f + 3 with f = {self.f}")
+        chosen = n - self.f if self.m is None else self.m
+        if chosen > n:
+            raise BadInput(f"the aggregator 'multi-krum' can't average m = {self.m} of {n} updates; lower m")
+        scores = _scores(squared_distances(updates), n - self.f - 2)
+        return _mean_of(
+            updates, sorted(_best(scores)[:chosen]), scores, f"sum of squared distances to {n - self.f - 2} neighbours"
+        )
 
 
-@AGGREGATORS.register(
-    "bulyan",
-    "Krum again and again, then a mean of the values around the median",
-    side="server",
-    paper="El Mhamdi et al. 2018",
-)
-def bulyan(updates: Tensor, cohort: Cohort | None = None, *, f: Whole = 1) -> Aggregate:  # noqa: ARG001
-    """Return, per coordinate, the mean of the β values nearest to the median of the θ updates that Krum selects.
+@register
+class Bulyan(Aggregator):
+    """Per coordinate, the mean of the β values nearest to the median of the θ updates that Krum selects.
 
     El Mhamdi et al. 2018, Algorithm 2: Krum is repeated without replacement, with all scores taken anew among those
     that are left, until θ = n − 2f are selected; β = θ − 2f. The median is one of the values, of an even number the
     lower one in the middle; of two values equally far from it the lower one is taken.
 
     Where so few are left that Krum has no neighbour to look at (n − f − 2 < 1), it looks at one, which the paper leaves
-    open. The weights are equal over the selected.
-
-    Raises:
-        BadInput: n is below 4f + 3.
+    open. The weights are equal over the selected. It needs n >= 4f + 3.
     """
-    n = check_matrix(updates, "bulyan", 4 * f + 3, f"n >= 4f + 3 with f = {f}")
-    theta, beta = n - 2 * f, n - 4 * f
-    distances = squared_distances(updates)
-    left, selected = list(range(n)), []
-    for _ in range(theta):
-        among = distances[left][:, left]
-        selected.append(left.pop(_best(_scores(among, max(1, len(left) - f - 2)))[0]))
-    selected.sort()
-    rejected = dict.fromkeys(left, f"not among the {theta} that Krum selected one after the other")
-    vector = sorted_columns(updates, range(theta), lambda v: _around_median(v, beta), selected)
-    return Aggregate(vector, uniform(updates, selected), rejected)
+
+    name = "bulyan"
+    summary = "Krum again and again, then a mean of the values around the median"
+    paper = "El Mhamdi et al. 2018"
+
+    f: Whole = 1
+
+    def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:  # noqa: ARG002
+        n = check_matrix(updates, "bulyan", 4 * self.f + 3, f"n >= 4f + 3 with f = {self.f}")
+        theta, beta = n - 2 * self.f, n - 4 * self.f
+        distances = squared_distances(updates)
+        left, selected = list(range(n)), []
+        for _ in range(theta):
+            among = distances[left][:, left]
+            selected.append(left.pop(_best(_scores(among, max(1, len(left) - self.f - 2)))[0]))
+        selected.sort()
+        rejected = dict.fromkeys(left, f"not among the {theta} that Krum selected one after the other")
+        vector = sorted_columns(updates, range(theta), lambda v: _around_median(v, beta), selected)
+        return Aggregate(vector, uniform(updates, selected), rejected)
 
 
-@AGGREGATORS.register(
-    "inferguard",
-    "mean of the updates that are near to the coordinate-wise median",
-    side="server",
-    paper="Xu et al. 2024 (InferGuard), Eq. 1-2",
-)
-def inferguard(
-    updates: Tensor,
-    cohort: Cohort | None = None,  # noqa: ARG001
-    *,
-    lambda_: Positive = 2.0,
-) -> Aggregate:
-    """Return the plain mean of the updates with ‖gᵢ − median‖₂ ≤ λ·‖median‖₂ (Xu et al. 2024, Eq. 1 and 2).
+@register
+class InferGuard(Aggregator):
+    """The plain mean of the updates with ‖gᵢ − median‖₂ ≤ λ·‖median‖₂ (Xu et al. 2024, Eq. 1 and 2).
 
     Where there is none, the update nearest to the median is taken, and ``fallback`` says so. On updates, as in the
     paper: on whole weights the rule would reject next to nothing.
 
     Args:
-        updates: (n, d).
-        cohort: not used.
         lambda_: in scenarios ``lambda``. The paper's: MNIST 2.0, Fashion-MNIST 1.8, AT&T 2.8, SVHN 3.0, GTSRB 1.2.
-
-    Raises:
-        BadInput: there is no update.
     """
-    n = check_matrix(updates, "inferguard")
-    centre = middle(updates)
-    distances = distances_to(updates, centre).sqrt()
-    limit = lambda_ * float(torch.linalg.vector_norm(centre, dtype=torch.float64))
-    benign = [i for i in range(n) if float(distances[i]) <= limit]
-    fallback = None
-    if not benign:
-        benign = [int(distances.argmin())]
-        fallback = "no update was near enough to the median; the nearest one was taken"
-    rejected = {
-        i: f"{float(distances[i]):.3g} from the median, more than λ times its norm = {limit:.3g}"
-        for i in range(n)
-        if i not in benign
-    }
-    weights = uniform(updates, benign)
-    return Aggregate(weighted_sum(updates, weights), weights, rejected, fallback)
+
+    name = "inferguard"
+    summary = "mean of the updates that are near to the coordinate-wise median"
+    paper = "Xu et al. 2024 (InferGuard), Eq. 1-2"
+
+    lambda_: Positive = 2.0
+
+    def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:  # noqa: ARG002
+        n = check_matrix(updates, "inferguard")
+        centre = middle(updates)
+        distances = distances_to(updates, centre).sqrt()
+        limit = self.lambda_ * float(torch.linalg.vector_norm(centre, dtype=torch.float64))
+        benign = [i for i in range(n) if float(distances[i]) <= limit]
+        fallback = None
+        if not benign:
+            benign = [int(distances.argmin())]
+            fallback = "no update was near enough to the median; the nearest one was taken"
+        rejected = {
+            i: f"{float(distances[i]):.3g} from the median, more than λ times its norm = {limit:.3g}"
+            for i in range(n)
+            if i not in benign
+        }
+        weights = uniform(updates, benign)
+        return Aggregate(weighted_sum(updates, weights), weights, rejected, fallback)
 
 
 def _scores(distances: Tensor, neighbours: int) -> Tensor:

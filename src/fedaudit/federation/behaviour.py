@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from fedaudit.defences.settings import arguments, check_settings
-from fedaudit.federation.checkpoint import State
 from fedaudit.federation.local_training import Batch
 from fedaudit.update import Loss, TaskInfo, Tensors
-from fedaudit.utils.registry import Registry
+from fedaudit.utils.registry import Plugin, Registry
+from fedaudit.utils.registry import register as register
 
 
 class HonestTraining(Protocol):
@@ -58,12 +58,17 @@ class ClientStep:
     records: Batch | None = None
 
 
-class Behaviour(Protocol):
+BEHAVIOURS: Registry[type[Behaviour]] = Registry("behaviour", "fedaudit.behaviours")
+
+
+class Behaviour(Plugin, ABC):
     """What malicious clients do. One instance for all malicious clients of a federation: they collude."""
 
+    registry = BEHAVIOURS
+
+    @abstractmethod
     def __call__(self, step: ClientStep) -> Tensors:
         """Return what the client sends: a tensor for each of the model's trainable parameters."""
-        ...
 
     def check(self, task_info: TaskInfo, records: bool) -> None:
         """Refuse, before anything is simulated, a federation in which it can't do what it is for.
@@ -75,31 +80,7 @@ class Behaviour(Protocol):
         Raises:
             BadInput: it can't; the message gives the reason and the remedy.
         """
-        ...
 
     def adversary_log(self) -> Tensors:
         """Return what the adversary has brought home so far, by name."""
-        ...
-
-    def state(self) -> State:
-        """Return what changes from round to round, for a checkpoint."""
-        ...
-
-    def restore(self, state: State) -> None:
-        """Go on from what :meth:`state` returned."""
-        ...
-
-
-# Each entry is a class whose keyword-only parameters are the settings; one instance a federation.
-BEHAVIOURS: Registry[type[Behaviour]] = Registry("behaviour")
-
-
-def make_behaviour(name: str, settings: Mapping[str, Any] | None = None) -> Behaviour:
-    """Return what the malicious clients of one federation do.
-
-    Raises:
-        BadInput: no such behaviour or setting, or a value that isn't allowed.
-    """
-    checked = check_settings(BEHAVIOURS, name, settings or {})
-    entry = BEHAVIOURS[name]
-    return entry.value(**arguments(entry, checked))
+        return {}

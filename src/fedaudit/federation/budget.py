@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from fedaudit.data.dataset import Split
-from fedaudit.defences.privacy import Account, account, central_noise
+from fedaudit.defences.privacy import Account, DifferentialPrivacy, account, central_noise
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.defences.settings import check_settings
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.history import History
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
+from fedaudit.utils.registry import make
 
 
 class PrivacyBudget:
@@ -22,27 +22,25 @@ class PrivacyBudget:
         self.central_noise = 0.0
         self.sent = [0] * spec.clients
         self.finished = 0
-        if defences.sanitiser.name != "dp":
+        dp = make(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
+        if not isinstance(dp, DifferentialPrivacy):
             return
-        settings = check_settings(SANITISERS, "dp", defences.sanitiser.settings())
         fewest = min(map(len, shares))
         batch = min(spec.batch_size, fewest)
         epoch = math.ceil(max(map(len, shares)) / batch)
         steps = spec.local_steps or (spec.local_epochs or 0) * epoch or 1
         per_round = spec.clients_per_round or spec.clients
-        self.central = settings["where"] == "central"
-        self.central_noise = central_noise(settings, per_round, batch)
-        self.account = account(
-            settings, clients=spec.clients, per_round=per_round, steps=steps, batch=batch, fewest=fewest
-        )
-        self.allowed = self.account.rounds(settings["epsilon"])
+        self.central = dp.where == "central"
+        self.central_noise = central_noise(dp, per_round, batch)
+        self.account = account(dp, clients=spec.clients, per_round=per_round, steps=steps, batch=batch, fewest=fewest)
+        self.allowed = self.account.rounds(dp.epsilon)
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Return what changes from round to round, for a checkpoint."""
         return {"sent": self.sent, "finished": self.finished}
 
-    def restore(self, state: State) -> None:
-        """Go on from what :meth:`state` returned."""
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what :meth:`state_dict` returned."""
         self.sent, self.finished = list(state["sent"]), state["finished"]
 
     def admit(self, order: list[int]) -> list[int]:

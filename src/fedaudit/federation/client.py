@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import ClientContext, make_sanitiser
+from fedaudit.defences.sanitising import SANITISERS, ClientContext
 from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.encoding import decode, encode
@@ -27,6 +27,7 @@ from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
 from fedaudit.update import Loss, TaskInfo, Tensors, TrainingConfig, Update
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
 
 Layers = tuple[tuple[str, ...], ...]
@@ -77,7 +78,7 @@ class Client:
         self.seed = seed
         self.order = generator(seed, spec.name, "order", number)
         self.noise = generator(seed, spec.name, "sanitiser", number)
-        self.sanitiser = make_sanitiser(defences.sanitiser.name, defences.sanitiser.settings())
+        self.sanitiser = make(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
         self.layers = layers
         self.behaviour = behaviour
         self.records = records
@@ -88,7 +89,7 @@ class Client:
             self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
         self.pending: list[Tensor] = []
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Return what changes from round to round, for a checkpoint."""
         return {
             "order": self.order.get_state(),
@@ -96,17 +97,17 @@ class Client:
             "draws": self.draws.get_state(),
             "pending": self.pending,
             "used": self.used,
-            "sanitiser": dict(vars(self.sanitiser)),
+            "sanitiser": self.sanitiser.state_dict(),
         }
 
-    def restore(self, state: State) -> None:
-        """Go on from what :meth:`state` returned."""
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what :meth:`state_dict` returned."""
         self.order.set_state(state["order"])
         self.noise.set_state(state["noise"])
         self.draws.set_state(state["draws"])
         self.pending = list(state["pending"])
         self.used = state["used"]
-        vars(self.sanitiser).update(state["sanitiser"])
+        self.sanitiser.load_state_dict(state["sanitiser"])
 
     def light(self) -> Client:
         """Return itself without the others' data, for another process."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedaudit.defences.aggregation import Aggregate, BoundAggregator, Cohort
+from fedaudit.defences.aggregation import Aggregate, Aggregator, Cohort
 from fedaudit.federation.checkpoint import State
 from fedaudit.update import Tensors, Update
 from fedaudit.utils.errors import BadInput
 
 
 class Server:
-    """Applies an aggregator round after round and keeps its state.
+    """Applies an aggregator round after round.
 
     Args:
         aggregator: with its settings.
@@ -26,22 +24,21 @@ class Server:
     """
 
     def __init__(
-        self, aggregator: BoundAggregator, step: float, noise: float = 0.0, generator: torch.Generator | None = None
+        self, aggregator: Aggregator, step: float, noise: float = 0.0, generator: torch.Generator | None = None
     ) -> None:
         self.aggregator = aggregator
         self.step = step
         self.noise = noise
         self.generator = generator
-        self.memory: Mapping[str, Any] = {}
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Return what changes from round to round, for a checkpoint."""
         noise = self.generator.get_state() if self.generator else None
-        return {"aggregator": dict(self.memory), "noise": noise}
+        return {"aggregator": self.aggregator.state_dict(), "noise": noise}
 
-    def restore(self, state: State) -> None:
-        """Go on from what :meth:`state` returned."""
-        self.memory = state["aggregator"]
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self.aggregator.load_state_dict(state["aggregator"])
         if self.generator:
             self.generator.set_state(state["noise"])
 
@@ -91,7 +88,7 @@ class Server:
             shares[list(senders)] = whole.weights.cpu()
             rejected = {senders[row]: reason for row, reason in whole.rejected.items()}
             fallback = whole.fallback or (f"some layers stayed as they were: {too_few[0]}" if too_few else None)
-            whole = replace(whole, weights=shares, rejected=rejected, fallback=fallback, state={})
+            whole = replace(whole, weights=shares, rejected=rejected, fallback=fallback)
         state |= self._statistics(weights, updates, whole)
         return state, whole
 
@@ -100,16 +97,13 @@ class Server:
             clients=tuple(u.client for u in updates),
             examples=tuple(u.num_examples for u in updates),
             root=None if root is None else _flat([root], names)[0],
-            state=self.memory,
         )
         matrix = _flat([u.tensors for u in updates], names)
         for update, row in zip(updates, matrix, strict=True):
             # the sum of squares costs a tenth of isfinite(), but may overflow
             if not bool(row.dot(row).isfinite()) and not bool(row.isfinite().all()):
                 raise BadInput(f"client {update.client} sent NaN or infinite values")
-        aggregate = self.aggregator(matrix, cohort)
-        self.memory = aggregate.state
-        return aggregate
+        return self.aggregator(matrix, cohort)
 
     def _statistics(self, weights: Tensors, updates: list[Update], aggregate: Aggregate) -> Tensors:
         """Return the buffers that local training has changed."""
@@ -124,9 +118,9 @@ class Server:
                 continue
             matrix = stack.flatten(1)
             shares = aggregate.weights[rows].to(matrix)
-            if self.aggregator.info.get("coordinatewise"):
+            if self.aggregator.coordinatewise:
                 try:
-                    vector = self.aggregator(matrix).vector
+                    vector = self.aggregator.anew()(matrix).vector
                 except BadInput:  # too few sent this layer
                     continue
             else:

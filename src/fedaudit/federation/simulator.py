@@ -14,11 +14,10 @@ from torch import Tensor
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
-from fedaudit.defences.aggregation import BoundAggregator, make_aggregator
-from fedaudit.defences.privacy import refuse_batch_norm
+from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
+from fedaudit.defences.privacy import DifferentialPrivacy, refuse_batch_norm
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.defences.settings import check_settings
-from fedaudit.federation.behaviour import Behaviour, make_behaviour
+from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour
 from fedaudit.federation.budget import PrivacyBudget
 from fedaudit.federation.checkpoint import Checkpoint, State, identity, pack, unpack
 from fedaudit.federation.client import Client, Federation, Layers
@@ -31,6 +30,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.federation.worker_pool import WorkerPool
 from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import check_memory
 
@@ -71,7 +71,7 @@ def simulate(
     check(federation, spec, defences, shares, seed=seed)
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
-    behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
+    behaviour = make(BEHAVIOURS, spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
     drawn = draw_records(
         federation, spec, shares, seed=seed, measured=history is not None and history.every is not None
@@ -83,7 +83,7 @@ def simulate(
         )
         for i, share in enumerate(shares)
     ]
-    aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
+    aggregator = make(AGGREGATORS, defences.aggregator.name, defences.aggregator.settings())
     root = _root(aggregator, shares, federation, spec, seed)
     history = history or History()
     per_round = spec.clients_per_round or spec.clients
@@ -121,7 +121,7 @@ def simulate(
             "finished": index + 1,
             "model": model.state_dict(),
             "sampler": sampler.get_state(),
-            "parts": {name: part.state() for name, part in parts.items()},
+            "parts": {name: part.state_dict() for name, part in parts.items()},
             "course": vars(history),
             "rounds": pack(rounds),
             "rows": rows,
@@ -133,7 +133,7 @@ def simulate(
         model.load_state_dict(saved["model"])
         sampler.set_state(saved["sampler"])
         for name, part in parts.items():
-            part.restore(saved["parts"][name])
+            part.load_state_dict(saved["parts"][name])
         vars(history).update(saved["course"])
         rounds, rows = unpack(saved["rounds"]), saved["rows"]
     pool = WorkerPool(clients, workers, spec.rounds - begin)
@@ -183,7 +183,7 @@ def simulate(
 
 
 def _choose(
-    spec: FederationSpec, budget: PrivacyBudget, aggregator: BoundAggregator, sampler: torch.Generator
+    spec: FederationSpec, budget: PrivacyBudget, aggregator: Aggregator, sampler: torch.Generator
 ) -> tuple[list[int], str]:
     """Return who takes part in the next round, drawn among those who may still send; or nobody, and why."""
     per_round = spec.clients_per_round or spec.clients
@@ -297,18 +297,22 @@ def check(
     """
     try:
         _check_size(federation, spec)
-        aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
+        aggregator = make(AGGREGATORS, defences.aggregator.name, defences.aggregator.settings())
         held = sum(map(len, shares))
-        if (wanted := aggregator.settings.get("root_examples", 0)) > held:
+        if (wanted := aggregator.settings().get("root_examples", 0)) > held:
             raise BadInput(
                 f"root_examples is {wanted}, but the clients hold {held} examples together; "
                 "lower defences.aggregator.root_examples"
             )
-        settings = check_settings(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
-        if settings.get("level") == "sample" and federation.task_info.batch_norm == "train":
+        sanitiser = make(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
+        if (
+            isinstance(sanitiser, DifferentialPrivacy)
+            and sanitiser.level == "sample"
+            and federation.task_info.batch_norm == "train"
+        ):
             refuse_batch_norm(has_batch_norm(federation.model))
         if spec.malicious:
-            behaviour = make_behaviour(spec.malicious.name, spec.malicious.settings())
+            behaviour = make(BEHAVIOURS, spec.malicious.name, spec.malicious.settings())
             behaviour.check(federation.task_info, bool(federation.wanted.records and federation.wanted.during_training))
         _check_budget(spec, defences, aggregator, shares, seed)
     except BadInput as error:
@@ -316,7 +320,7 @@ def check(
 
 
 def _check_budget(
-    spec: FederationSpec, defences: DefencesSpec, aggregator: BoundAggregator, shares: list[Split], seed: int
+    spec: FederationSpec, defences: DefencesSpec, aggregator: Aggregator, shares: list[Split], seed: int
 ) -> None:
     """Refuse a privacy budget that ends the federation before the first recorded round."""
     budget = PrivacyBudget(spec, defences, shares, History())
@@ -346,12 +350,12 @@ def _check_size(federation: Federation, spec: FederationSpec) -> None:
 
 
 def _root(
-    aggregator: BoundAggregator, shares: list[Split], federation: Federation, spec: FederationSpec, seed: int
+    aggregator: Aggregator, shares: list[Split], federation: Federation, spec: FederationSpec, seed: int
 ) -> Client | None:
     """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
-    if not aggregator.info.get("root"):
+    if not aggregator.root:
         return None
-    wanted = aggregator.settings["root_examples"]
+    wanted = aggregator.settings()["root_examples"]
     owned = Split(torch.cat([s.inputs for s in shares]), torch.cat([s.targets for s in shares]))
     rows = torch.randperm(len(owned), generator=generator(seed, spec.name, "root"))[:wanted]
     return Client(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())

@@ -97,7 +97,7 @@ class WorkerPool:
                 done[number] = _step(self.clients[number], model, index, weights, own), own
                 report(len(done))
             for number, (step, state, own) in zip(honest, results, strict=True):
-                self.clients[number].restore(state)
+                self.clients[number].load_state_dict(state)
                 done[number] = step, own
                 report(len(done))
         except TerminatedWorkerError:
@@ -120,4 +120,4 @@ def _work(client: Client, model: nn.Module, index: int, weights: Tensors) -> tup
     history = History()
     with one_thread():
         step = _step(client, model, index, weights, history)
-    return step, client.state(), history
+    return step, client.state_dict(), history

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import make_attack
+from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.partition import PARTITIONS
-from fedaudit.defences.aggregation import make_aggregator
+from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.defences.settings import check_settings
 from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.federation.client import Federation
 from fedaudit.federation.local_training import local_randomness, train
@@ -34,6 +33,7 @@ from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario
 from fedaudit.update import Loss, TaskInfo, loss_function
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
 
 Report = Callable[[float], None]
@@ -50,14 +50,14 @@ def resolve(scenario: Scenario) -> Scenario:
     if scenario.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
     attacks = [
-        AttackSpec.model_validate({"name": spec.name, **make_attack(spec.name, spec.settings()).settings()})
+        AttackSpec.model_validate({"name": spec.name, **make(ATTACKS, spec.name, spec.settings()).settings()})
         for spec in scenario.attacks
     ]
     federations = []
     for one in scenario.federations:
         PARTITIONS[one.partition.scheme]
         if (malicious := one.malicious) is not None:
-            settings = check_settings(BEHAVIOURS, malicious.name, malicious.settings())
+            settings = make(BEHAVIOURS, malicious.name, malicious.settings()).settings()
             spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **settings})
             one = one.model_copy(update={"malicious": spelt})
         federations.append(one)
@@ -68,9 +68,9 @@ def resolve(scenario: Scenario) -> Scenario:
 
 
 def _resolve_defences(defences: DefencesSpec, scenario: Scenario) -> DefencesSpec:
-    aggregator = make_aggregator(defences.aggregator.name, defences.aggregator.settings())
+    aggregator = make(AGGREGATORS, defences.aggregator.name, defences.aggregator.settings())
     sanitiser = defences.sanitiser
-    sanitising = check_settings(SANITISERS, sanitiser.name, sanitiser.settings())
+    sanitising = make(SANITISERS, sanitiser.name, sanitiser.settings()).settings()
     if sanitising.get("where") == "central" and aggregator.name != "mean":
         raise BadInput(
             f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"
@@ -95,7 +95,7 @@ def _resolve_defences(defences: DefencesSpec, scenario: Scenario) -> DefencesSpe
     return DefencesSpec.model_validate(
         {
             "name": defences.name,
-            "aggregator": {"name": aggregator.name, **aggregator.settings},
+            "aggregator": {"name": aggregator.name, **aggregator.settings()},
             "sanitiser": {"name": sanitiser.name, **sanitising},
         }
     )

@@ -1,15 +1,31 @@
-"""Open registries: a name, one line about it, and the thing itself; filled by decorator."""
+"""Open registries: a name, one line about it, and the thing itself; filled by decorators, ours and other packages'."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+import copy
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, overload
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.validation import explain, safe_name
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+# Settings are checked when a plug-in is made, and unknown ones are refused. One whose name is a word of Python's
+# (``lambda_``) is written without the underscore in scenarios.
+SETTINGS = ConfigDict(
+    extra="forbid",
+    arbitrary_types_allowed=True,
+    alias_generator=lambda name: name.removesuffix("_"),
+    populate_by_name=True,
+)
 
 
 @dataclass(frozen=True)
@@ -23,11 +39,19 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Names of one kind. ``register`` is a decorator; an unknown name is answered with the nearest one."""
+    """Names of one kind. ``register`` is a decorator; an unknown name is answered with the nearest one.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: what its entries are, in words, for messages.
+        group: of the entry points by which installed packages add theirs; they are loaded when the registry is first
+            looked into. None: it has none.
+    """
+
+    def __init__(self, kind: str, group: str | None = None) -> None:
         self.kind = kind
+        self.group = group
         self._entries: dict[str, Entry[T]] = {}
+        self._loaded = False
 
     def register(self, name: str, summary: str, **info: Any) -> Callable[[U], U]:
         """Return a decorator that adds what it decorates under ``name``.
@@ -45,17 +69,132 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> Entry[T]:
+        self._load()
         try:
             return self._entries[name]
         except KeyError:
             raise BadInput(unknown_name(self.kind, name, self._entries)) from None
 
     def __contains__(self, name: object) -> bool:
+        self._load()
         return name in self._entries
 
     def __iter__(self) -> Iterator[Entry[T]]:
+        self._load()
         return iter(self._entries.values())
 
     def names(self) -> list[str]:
         """Return the registered names, in the order in which they were added."""
+        self._load()
         return list(self._entries)
+
+    def _load(self) -> None:
+        """Import what installed packages add, once. One that fails is named in a line and left out."""
+        if self._loaded or self.group is None:
+            return
+        self._loaded = True  # first, since what is imported may look into the registry
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=self.group):
+            try:
+                point.load()
+            except (Exception, SystemExit) as error:
+                if multiprocessing.parent_process() is None:  # workers needn't say it again
+                    package = point.dist.name if point.dist else point.value
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())
+                    logging.getLogger("fedaudit").warning(
+                        "fedaudit: warning: the package '%s' can't add its %s '%s': %s",
+                        package, self.kind, point.name, reason,
+                    )  # fmt: skip
+
+
+class Plugin:
+    """What can be added by name: a class whose fields are its settings.
+
+    A subclass is a keyword-only dataclass, made and checked by :func:`register`. What it keeps from round to round, if
+    anything, are fields with ``field(init=False, default=…)``: tensors and plain values, in dicts, lists and tuples.
+
+    Class attributes:
+        registry: which one it goes into; set by the base of each kind.
+        name: in scenarios.
+        summary: one line for ``fedaudit list``.
+        paper: its source.
+    """
+
+    registry: ClassVar[Registry[Any]]
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    paper: ClassVar[str] = ""
+
+    @classmethod
+    def info(cls) -> dict[str, Any]:
+        """Return what ``fedaudit list --json`` says beside name and summary."""
+        return {"paper": cls.paper}
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings by their names in scenarios, JSON-serialisable."""
+        return {_word(f.name): getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what changes from round to round, for a checkpoint; not a copy."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if not f.init}  # type: ignore[arg-type]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a copy of what :meth:`state_dict` returned."""
+        for name, value in copy.deepcopy(dict(state)).items():
+            setattr(self, name, value)
+
+
+P = TypeVar("P", bound=Plugin)
+C = TypeVar("C", bound=type)  # Plugin's subclasses; no tighter, since a pydantic dataclass is typed as something else
+
+
+@overload
+def register(cls: C, /) -> C: ...
+@overload
+def register(*, frozen: bool = True) -> Callable[[C], C]: ...
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field, Field))
+def register(cls: C | None = None, /, *, frozen: bool = True) -> C | Callable[[C], C]:
+    """Make a plug-in's class a validated, keyword-only dataclass and add it to the registry of its kind.
+
+    The same decorator for attacks, aggregators, sanitisers and behaviours: ``@register`` above the class, or
+    ``@register(frozen=False)`` where it keeps state from round to round. A class that is a dataclass already stays so.
+
+    Raises:
+        TypeError: it is no plug-in.
+        ValueError: the name is taken or can't be used, or the class lacks one.
+    """
+
+    def add(plugin: C) -> C:
+        if not issubclass(plugin, Plugin) or not hasattr(plugin, "registry"):
+            raise TypeError(f"{plugin.__name__} is neither an Attack, an Aggregator, a Sanitiser nor a Behaviour")
+        for attribute in ("name", "summary"):
+            if not isinstance(getattr(plugin, attribute, None), str):
+                raise ValueError(f"{plugin.__name__} has no {attribute}: give it a class attribute '{attribute}'")
+        made: Any = plugin
+        if "__dataclass_fields__" not in vars(plugin):
+            made = checked_dataclass(plugin, kw_only=True, frozen=frozen, eq=frozen, config=SETTINGS)
+        registered: C = plugin.registry.register(safe_name(plugin.name), plugin.summary, **plugin.info())(made)
+        return registered
+
+    return add if cls is None else add(cls)
+
+
+def make(registry: Registry[type[P]], name: str, settings: Mapping[str, Any] | None = None) -> P:
+    """Return the plug-in ``name`` with ``settings``.
+
+    Raises:
+        BadInput: no such name or setting, or a value that isn't allowed.
+    """
+    cls = registry[name].value
+    try:
+        return cls(**(settings or {}))
+    except ValidationError as error:
+        known = [_word(f.name) for f in fields(cls) if f.init]  # type: ignore[arg-type]
+        if not known and settings:
+            raise BadInput(f"{registry.kind} '{name}' has no settings; leave '{next(iter(settings))}' out") from None
+        raise BadInput(f"{registry.kind} '{name}': {explain(error, known=known)}") from None
+
+
+def _word(field_name: str) -> str:
+    return field_name.removesuffix("_")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from dataclasses import field
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
 from fedaudit.attacks.records.target import whole
-from fedaudit.federation.behaviour import BEHAVIOURS, ClientStep
+from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.threat import Observation, Scope
 from fedaudit.update import TaskInfo, Tensors
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -27,9 +27,8 @@ _SMALL = 1e-6  # loss below which a record counts as fitted to the last
 _PAPER = "Zhang et al. 2023 (AgrEvader: Poisoning membership inference against Byzantine-robust federated learning)"
 
 
-@BEHAVIOURS.register("agrevader", "pushes the loss of its records up, within what an honest update is", paper=_PAPER)
-@dataclass(kw_only=True, eq=False)
-class AgrEvaderClient:
+@register(frozen=False)
+class AgrEvaderClient(Behaviour):
     """Poisoning membership inference under robust aggregation (Zhang et al. 2023).
 
     From round ``start`` on, each round: the client trains honestly on its own data, which gives the update Δ that a
@@ -50,6 +49,10 @@ class AgrEvaderClient:
         norm: of the update, relative to the honest one.
         cosine: of the update to the honest one.
     """
+
+    name = "agrevader"
+    summary = "pushes the loss of its records up, within what an honest update is"
+    paper = _PAPER
 
     start: Whole = 20
     norm: Positive = 1.0
@@ -95,14 +98,6 @@ class AgrEvaderClient:
     def adversary_log(self) -> Tensors:
         """Return the notes: (r, n) losses under the model of each round of the attack."""
         return {_LOSSES: torch.stack(self.losses)} if self.losses else {}
-
-    def state(self) -> dict[str, Any]:
-        """Return the notes, for a checkpoint."""
-        return {"last": self.last, "losses": list(self.losses)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
-        self.last, self.losses = state["last"], list(state["losses"])
 
 
 def turned(honest: Tensors, towards: Tensors, *, norm: float, cosine: float) -> Tensors:
