@@ -177,7 +177,7 @@ def test_a_client_that_sees_no_update_is_reported(scenario_file, tmp_path):
 def test_list_is_stable_for_programs(capsys):
     command("list", "--json")
     shown = json.loads(capsys.readouterr().out)
-    assert list(shown) == ["attacks", "defences", "models", "datasets", "studies"]
+    assert list(shown) == ["attacks", "defences", "behaviours", "models", "datasets", "studies"]
     for kind, entries in shown.items():
         assert isinstance(entries, list), kind
         assert all(entry["name"] and entry["summary"] for entry in entries), kind

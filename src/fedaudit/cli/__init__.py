@@ -51,6 +51,7 @@ class Kind(StrEnum):
 
     attacks = "attacks"
     defences = "defences"
+    behaviours = "behaviours"
     models = "models"
     datasets = "datasets"
     studies = "studies"
@@ -172,7 +173,7 @@ def list_command(
     kind: Annotated[Kind | None, typer.Argument(help="One kind only.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="For programs: one array per kind.")] = False,
 ) -> None:
-    """Show the attacks, defences, models, data sets and studies that there are."""
+    """Show the attacks, defences, malicious behaviours, models, data sets and studies that there are."""
     from fedaudit.cli.catalogue import catalogue, print_catalogue
 
     shown = catalogue([kind.value] if kind else [k.value for k in Kind])

@@ -17,14 +17,15 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
     """Return name, summary and what else is declared of everything of the given kinds, one array per kind."""
     from fedaudit.attacks import ATTACKS
     from fedaudit.data import DATASETS
-    from fedaudit.defences.aggregation import AGGREGATORS
-    from fedaudit.defences.sanitising import SANITISERS
+    from fedaudit.defences import AGGREGATORS, SANITISERS
+    from fedaudit.federation.behaviour import BEHAVIOURS
     from fedaudit.models import MODELS
     from fedaudit.studies.spec import builtin_studies, load_study
 
     sources: dict[str, list[Any]] = {
         "attacks": [*ATTACKS],
         "defences": [*AGGREGATORS, *SANITISERS],
+        "behaviours": [*BEHAVIOURS],
         "models": [*MODELS],
         "datasets": [*DATASETS],
     }

@@ -1,0 +1,229 @@
+"""Every attack keeps the contract, checked by the helper that others use for theirs; and what the helper catches."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import random
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from fedaudit.attacks import ATTACKS, Attack, Finding, ImageFinding, LocalModelFinding, make_attack, register
+from fedaudit.data import load_dataset
+from fedaudit.federation.truth import Truth
+from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
+from fedaudit.testing import check_attack
+from fedaudit.threat import Observation
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.registry import SETTINGS
+
+# The shortest run of any attack.
+ITERATIONS = ("iterations", "pre_iterations", "fit_iterations")
+FEW = ("group", "latent_iterations", "generator_iterations", "shadows", "epochs")
+QUICK = dict.fromkeys(ITERATIONS, 3) | dict.fromkeys(FEW, 2) | {"hidden": 8}
+
+FEDAVG = {
+    "name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1,
+    "learning_rate": 0.1,
+}  # fmt: skip
+PUBLIC = {"records": 20, "knows_public_data": True, "public_examples": 20}
+RECORDS = {"data": {"name": "digits", "split": "train"}, "federations": [FEDAVG], "threat": PUBLIC}
+HIDDEN = {
+    **RECORDS,
+    "data": {"name": "digits-parity", "split": "train"},
+    "threat": {**PUBLIC, "hidden_attribute": "large"},
+}
+FULL = {
+    "name": "f", "algorithm": "fedavg", "clients": 3, "clients_per_round": 1, "rounds": 60, "batch_size": 500,
+    "local_steps": 5, "learning_rate": 0.05,
+}  # fmt: skip
+LOCAL = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "linear"}, "federations": [FEDAVG]}
+
+
+def malicious(**settings: Any) -> dict[str, Any]:
+    return {**RECORDS, "federations": [{**FEDAVG, "malicious": settings}]}
+
+
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "r-gap": {"model": {"name": "leaky-cnn"}, "federations": [{"name": "f", "clients": 2, "examples": 2}]},
+    "gias": {"threat": {"knows_public_data": True}},
+    "gan": {
+        **malicious(name="gan", lacks=[3], start=1, steps=2, images=4, keep=1, latent=4, width=4),
+        "threat": {"adversary": "client"},
+    },
+    "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "records": 20}},
+    "last-returned": LOCAL,
+    "local-model": LOCAL,
+    "local-model-exact": {**LOCAL, "federations": [FULL]},
+    **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models"), RECORDS),
+    "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
+    "attribute-features": HIDDEN,
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS.names())
+def test_every_attack_keeps_it(name: str, tmp_path: Path) -> None:
+    known = make_attack(name).settings()
+    settings: dict[str, Any] = {key: value for key, value in QUICK.items() if key in known}
+    if name == "gias":
+        settings["generator_file"] = str(tmp_path / "digits.safetensors")
+        plan = TrainingPlan(steps=2)
+        train_generator(load_dataset("digits"), Path(settings["generator_file"]), latent=4, width=4, plan=plan)
+    found = check_attack(make_attack(name, settings), SCENARIOS.get(name))
+    assert isinstance(found, ATTACKS[name].value.finds)
+
+
+# --- what it catches ------------------------------------------------------------------------------------------------
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Honest(Attack):
+    """Guesses grey images: nothing that the contract forbids."""
+
+    name: ClassVar[str] = "grey"
+    summary: ClassVar[str] = "grey images"
+    paper: ClassVar[str] = "none"
+    threat_model: ClassVar[str] = "server or eavesdropper, passive"
+    needs: ClassVar[tuple[str, ...]] = ("images",)
+
+    shade: float = 0.5
+
+    def check(self, observation: Observation) -> None:
+        observation.single()
+        if observation.task_info.kind != "image":
+            raise NotApplicable("grey rows of a table say nothing; give it images")
+
+    def run(self, observation: Observation, *, generator: torch.Generator, **_: Any) -> Any:
+        self.check(observation)
+        n = observation.single().update.num_examples
+        noise = 0.1 * torch.rand((n, *observation.task_info.input_shape), generator=generator)
+        return ImageFinding(
+            attack=self.name, images=self.shade + noise, labels=torch.zeros(n, dtype=torch.int64), label_source="none"
+        )
+
+
+class Dicing(Honest):
+    def run(self, observation: Observation, **rest: Any) -> Any:
+        random.random()
+        return super().run(observation, **rest)
+
+
+class Forgetful(Honest):
+    runs: ClassVar[list[int]] = []
+
+    def run(self, observation: Observation, *, generator: torch.Generator, **_: Any) -> Any:
+        self.runs.append(1)
+        own = torch.Generator().manual_seed(len(self.runs))
+        return super().run(observation, generator=own)
+
+
+class Scribbling(Honest):
+    def run(self, observation: Observation, **rest: Any) -> Any:
+        next(iter(observation.single().update.tensors.values())).add_(1)
+        return super().run(observation, **rest)
+
+
+class Peeping(Honest):
+    """Looks for the truth among all objects of the process."""
+
+    def run(self, observation: Observation, **rest: Any) -> Any:
+        found = super().run(observation, **rest)
+        key = observation.single().round, observation.single().client
+        truths = [thing for thing in gc.get_objects() if type(thing) is Truth and key in thing.inputs]
+        return dataclasses.replace(found, images=truths[-1].inputs[key].clone())
+
+
+class Loading(Honest):
+    def run(self, observation: Observation, **rest: Any) -> Any:
+        found = super().run(observation, **rest)
+        return dataclasses.replace(found, images=load_dataset("digits").test.inputs[: len(found.images)])
+
+
+class Misnamed(Honest):
+    def run(self, observation: Observation, **rest: Any) -> Any:
+        return dataclasses.replace(super().run(observation, **rest), attack="invg")
+
+
+class Other(Honest):
+    finds: ClassVar[type[Finding]] = LocalModelFinding
+
+
+class Reckless(Honest):
+    def check(self, observation: Observation) -> None:
+        pass
+
+    def run(self, observation: Observation, *, generator: torch.Generator, **_: Any) -> Any:
+        n = observation.messages[0].update.num_examples
+        images = torch.zeros(n, *observation.task_info.input_shape)
+        return ImageFinding(attack=self.name, images=images, labels=torch.zeros(n), label_source="none")
+
+
+class Stubborn(Honest):
+    def run(self, observation: Observation, **_: Any) -> Any:
+        images = torch.zeros(1, 1, 8, 8)
+        return ImageFinding(attack=self.name, images=images, labels=torch.zeros(1), label_source="none")
+
+
+class Unsaved(Honest):
+    def run(self, observation: Observation, **rest: Any) -> Any:
+        return dataclasses.replace(super().run(observation, **rest), label_source=b"\x00")
+
+
+class Unwritable(Honest):
+    shade: Any = dataclasses.field(default_factory=lambda: torch.tensor(0.5))
+
+
+class Silent(Honest):
+    paper: ClassVar[str] = ""
+
+
+class Impatient(Honest):
+    def run(self, observation: Observation, **rest: Any) -> Any:
+        rest["progress"](3, 2)
+        return super().run(observation, **rest)
+
+
+CAUGHT = [
+    (Dicing, "moves a global random generator"),
+    (Forgetful, "finds something else the second time"),
+    (Scribbling, "changes its observation"),
+    (Peeping, "isn't blind"),
+    (Loading, "opened a data set or the truth"),
+    (Misnamed, "a finding of 'invg'"),
+    (Other, "returns a ImageFinding, it declares a LocalModelFinding"),
+    (Reckless, "fails where there is nothing of this: updates, with IndexError"),
+    (Stubborn, r"runs although its check\(\) refuses"),
+    (Unsaved, "can't be saved and loaded"),
+    (Unwritable, "don't survive a scenario file"),
+    (Silent, "says nothing in its class attribute 'paper'"),
+    (Impatient, "says that 3 of 2 iterations are done"),
+]
+
+
+def registered(cls: type[Attack], monkeypatch: pytest.MonkeyPatch) -> Attack:
+    """Return an instance of ``cls``, which has its name until the test is over."""
+    monkeypatch.setattr(ATTACKS, "_entries", dict(ATTACKS._entries))
+    return register(cls)()
+
+
+def test_who_keeps_it_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = check_attack(registered(Honest, monkeypatch))
+    assert isinstance(found, ImageFinding)
+    assert found.images.shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize(("cls", "words"), CAUGHT)
+def test_who_does_not_is_told_what_is_wrong(cls: type[Attack], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match=words):
+        check_attack(registered(cls, monkeypatch))
+
+
+def test_who_is_not_registered_or_refuses_the_scenario_is_told() -> None:
+    with pytest.raises(AssertionError, match="isn't registered"):
+        check_attack(Honest())
+    with pytest.raises(AssertionError, match=r"refuses the scenario .* give check_attack a scenario"):
+        check_attack(make_attack("loss-threshold"))
