@@ -48,7 +48,7 @@ def recorded(made: Scenario) -> tuple[Transcript, Truth]:
 
 
 def play(name: str, seen: Observation, **settings: Any) -> MembershipFinding:
-    found = make_attack(name, settings).run(seen, generator=generator(0, "attack"))
+    found = make_attack(name, settings)(seen, generator=generator(0, "attack"))
     assert isinstance(found, MembershipFinding)
     return found
 

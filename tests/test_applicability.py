@@ -71,7 +71,7 @@ def played(model: str, update: str, attack: str) -> str:
     ((seen, ready, reason), *_) = plan([only.transcript], [make_attack(attack, settings)], ThreatModel())
     if reason is None:
         try:
-            ready.run(seen, generator=generator(0, "a"))
+            ready(seen, generator=generator(0, "a"))
         except NotApplicable as late:
             reason = late
         else:

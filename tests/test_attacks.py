@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Finding, ImageFinding, make_attack
-from fedaudit.attacks.inversion.template import GradientInversion, prepare
+from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Recording, assess, plan, play, record
@@ -66,6 +66,7 @@ ROWS: dict[str, Row] = {
     "gradinversion": Row({"iterations": 400, "group": 2}, 30.0, refuses=((FEDAVG, "no answer to 4 local steps"),)),
     "r-gap": Row({}, 80.0, on=10, images=10, refuses=((BATCH, "works for one"), (FEDAVG, "works for one"))),
     "gias": Row({"iterations": 600}, 15.0, refuses=((BATCH, "needs public data"), (FEDAVG, "needs public data"))),
+    "epochs": Row({"attack": {"name": "agic-plus", "iterations": 600}}, 15.0, rounds=2, refuses=ODD),
     "dlg-adam-epochs": Row({"iterations": 600}, 15.0, rounds=2, refuses=ODD),
     "invg-epochs": Row({"iterations": 600}, 15.0, rounds=2, refuses=ODD),
     "agic-epochs": Row({"iterations": 600}, 15.0, rounds=2, refuses=ODD),
@@ -95,7 +96,7 @@ def observation(**changes: Any) -> Observation:
 
 def run(name: str, seen: Observation, *, start: torch.Generator | None = None, **settings: Any) -> Any:
     few = {"iterations": 20} if name in INVERSIONS else {}
-    return make_attack(name, {**few, **settings}).run(seen, generator=start or generator(0, "attack"))
+    return make_attack(name, {**few, **settings})(seen, generator=start or generator(0, "attack"))
 
 
 def test_every_attack_has_its_row():
@@ -216,8 +217,8 @@ def test_the_same_observation_and_seed_give_the_same_finding(name):
 def test_of_several_restarts_the_one_of_least_objective_is_kept():
     seen = observation()
     start = generator(0, "restarts")
-    singles: list[Any] = [make_attack("invg", {"iterations": 8}).run(seen, generator=start) for _ in range(3)]
-    best: Any = make_attack("invg", {"iterations": 8, "restarts": 3}).run(seen, generator=generator(0, "restarts"))
+    singles: list[Any] = [make_attack("invg", {"iterations": 8})(seen, generator=start) for _ in range(3)]
+    best: Any = make_attack("invg", {"iterations": 8, "restarts": 3})(seen, generator=generator(0, "restarts"))
     assert best.objective == min(f.objective for f in singles)
     assert best.iterations == 24
     assert any(best.images.equal(f.images) for f in singles)
@@ -225,7 +226,7 @@ def test_of_several_restarts_the_one_of_least_objective_is_kept():
 
 def test_progress_is_reported_up_to_the_end():
     calls: list[tuple[int, int]] = []
-    make_attack("invg", {"iterations": 20, "restarts": 2}).run(
+    make_attack("invg", {"iterations": 20, "restarts": 2})(
         observation(), generator=generator(0), progress=lambda done, total: calls.append((done, total))
     )
     assert calls[-1] == (40, 40)
@@ -466,7 +467,7 @@ def test_parameters_that_the_loss_does_not_use_are_left_alone():
     assert not seen.messages[0].update.tensors["spare.weight"].any()
     attack = make_attack("invg", {"iterations": 1})
     assert isinstance(attack, GradientInversion)
-    prepared = prepare(seen, seen.messages[0], "auto", "cpu")
+    prepared = attack.prepare(seen, "cpu")
     victims = seen.task_info.normalise(only.truth.inputs[0, 0])
-    value, _ = attack.make_engine(prepared, seen.messages[0])(victims)
+    value, _ = attack.make_engine(prepared)(victims)
     assert value.item() == pytest.approx(0, abs=1e-4)

@@ -43,7 +43,7 @@ def scenario(parts: dict[str, Any], attribute: str | None, attack: Any = "attrib
 
 
 def play(name: str, seen: Observation, **settings: Any) -> AttributeFinding:
-    found = make_attack(name, settings).run(seen, generator=generator(0, "attack"))
+    found = make_attack(name, settings)(seen, generator=generator(0, "attack"))
     assert isinstance(found, AttributeFinding)
     return found
 

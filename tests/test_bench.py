@@ -19,7 +19,7 @@ def test_inversion_measures_every_engine(command):
     result = json.loads(command("bench", "inversion", "--quick", "--json").out)
     steps = result["steps"]
     assert {(row["model"], row["tool"]) for row in steps} == {
-        (model, tool) for model in ("lenet", "convnet-small") for tool in ("reference", "frozen")
+        (model, tool) for model in ("lenet", "convnet-small") for tool in ("reference", "first-order")
     }
     assert {row["way"] for row in steps} == {"gradient", "simulation", "one batch"}
     for row in steps:
@@ -29,7 +29,7 @@ def test_inversion_measures_every_engine(command):
         assert row["matmul_gflops"] > 0
         assert row["speedup"] > 0
     assert result["geomean_speedup"] > 0
-    assert (result["baseline"], result["ours"]) == ("reference", "frozen")
+    assert (result["baseline"], result["ours"]) == ("reference", "first-order")
 
 
 def test_a_time_without_agreement_does_not_count(monkeypatch):
@@ -43,7 +43,7 @@ def test_a_time_without_agreement_does_not_count(monkeypatch):
     monkeypatch.setattr(inversion, "QUICK", [Case("lenet", 1)])
     monkeypatch.setattr(inversion, "QUICK_FEDAVG", [])
     result = inversion.time_inversion(quick=True, peer=False)
-    assert {row["tool"]: row["speedup"] for row in result["steps"]} == {"reference": 1.0, "frozen": None}
+    assert {row["tool"]: row["speedup"] for row in result["steps"]} == {"reference": 1.0, "first-order": None}
     assert result["geomean_speedup"] is None
 
 

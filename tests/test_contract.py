@@ -30,7 +30,7 @@ FEDAVG = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1,
     "learning_rate": 0.1,
 }  # fmt: skip
-PUBLIC = {"records": 20, "knows_public_data": True, "public_examples": 20}
+PUBLIC: dict[str, Any] = {"records": 20, "knows_public_data": True, "public_examples": 20}
 RECORDS = {"data": {"name": "digits", "split": "train"}, "federations": [FEDAVG], "threat": PUBLIC}
 HIDDEN = {
     **RECORDS,
@@ -97,8 +97,7 @@ class Honest(Attack):
         if observation.task_info.kind != "image":
             raise NotApplicable("grey rows of a table say nothing; give it images")
 
-    def run(self, observation: Observation, *, generator: torch.Generator, **_: Any) -> Any:
-        self.check(observation)
+    def _run(self, observation: Observation, generator: torch.Generator, device: str, progress: Any, /) -> Any:
         n = observation.single().update.num_examples
         noise = 0.1 * torch.rand((n, *observation.task_info.input_shape), generator=generator)
         return ImageFinding(
@@ -107,45 +106,40 @@ class Honest(Attack):
 
 
 class Dicing(Honest):
-    def run(self, observation: Observation, **rest: Any) -> Any:
+    def _run(self, observation: Observation, *rest: Any) -> Any:
         random.random()
-        return super().run(observation, **rest)
+        return super()._run(observation, *rest)
 
 
 class Forgetful(Honest):
     runs: ClassVar[list[int]] = []
 
-    def run(self, observation: Observation, *, generator: torch.Generator, **_: Any) -> Any:
+    def _run(self, observation: Observation, generator: torch.Generator, *rest: Any) -> Any:
         self.runs.append(1)
         own = torch.Generator().manual_seed(len(self.runs))
-        return super().run(observation, generator=own)
+        return super()._run(observation, own, *rest)
 
 
 class Scribbling(Honest):
-    def run(self, observation: Observation, **rest: Any) -> Any:
+    def _run(self, observation: Observation, *rest: Any) -> Any:
         next(iter(observation.single().update.tensors.values())).add_(1)
-        return super().run(observation, **rest)
+        return super()._run(observation, *rest)
 
 
 class Peeping(Honest):
     """Looks for the truth among all objects of the process."""
 
-    def run(self, observation: Observation, **rest: Any) -> Any:
-        found = super().run(observation, **rest)
+    def _run(self, observation: Observation, *rest: Any) -> Any:
+        found = super()._run(observation, *rest)
         key = observation.single().round, observation.single().client
         truths = [thing for thing in gc.get_objects() if type(thing) is Truth and key in thing.inputs]
         return dataclasses.replace(found, images=truths[-1].inputs[key].clone())
 
 
 class Loading(Honest):
-    def run(self, observation: Observation, **rest: Any) -> Any:
-        found = super().run(observation, **rest)
+    def _run(self, observation: Observation, *rest: Any) -> Any:
+        found = super()._run(observation, *rest)
         return dataclasses.replace(found, images=load_dataset("digits").test.inputs[: len(found.images)])
-
-
-class Misnamed(Honest):
-    def run(self, observation: Observation, **rest: Any) -> Any:
-        return dataclasses.replace(super().run(observation, **rest), attack="invg")
 
 
 class Other(Honest):
@@ -156,21 +150,15 @@ class Reckless(Honest):
     def check(self, observation: Observation) -> None:
         pass
 
-    def run(self, observation: Observation, *, generator: torch.Generator, **_: Any) -> Any:
+    def _run(self, observation: Observation, *_: Any) -> Any:
         n = observation.messages[0].update.num_examples
         images = torch.zeros(n, *observation.task_info.input_shape)
         return ImageFinding(attack=self.name, images=images, labels=torch.zeros(n), label_source="none")
 
 
-class Stubborn(Honest):
-    def run(self, observation: Observation, **_: Any) -> Any:
-        images = torch.zeros(1, 1, 8, 8)
-        return ImageFinding(attack=self.name, images=images, labels=torch.zeros(1), label_source="none")
-
-
 class Unsaved(Honest):
-    def run(self, observation: Observation, **rest: Any) -> Any:
-        return dataclasses.replace(super().run(observation, **rest), label_source=b"\x00")
+    def _run(self, observation: Observation, *rest: Any) -> Any:
+        return dataclasses.replace(super()._run(observation, *rest), label_source=b"\x00")
 
 
 class Unwritable(Honest):
@@ -182,9 +170,9 @@ class Silent(Honest):
 
 
 class Impatient(Honest):
-    def run(self, observation: Observation, **rest: Any) -> Any:
-        rest["progress"](3, 2)
-        return super().run(observation, **rest)
+    def _run(self, observation: Observation, *rest: Any) -> Any:
+        rest[-1](3, 2)
+        return super()._run(observation, *rest)
 
 
 CAUGHT = [
@@ -193,10 +181,8 @@ CAUGHT = [
     (Scribbling, "changes its observation"),
     (Peeping, "isn't blind"),
     (Loading, "opened a data set or the truth"),
-    (Misnamed, "a finding of 'invg'"),
-    (Other, "returns a ImageFinding, it declares a LocalModelFinding"),
+    (Other, "returned a ImageFinding, not a LocalModelFinding"),
     (Reckless, "fails where there is nothing of this: updates, with IndexError"),
-    (Stubborn, r"runs although its check\(\) refuses"),
     (Unsaved, "can't be saved and loaded"),
     (Unwritable, "don't survive a scenario file"),
     (Silent, "says nothing in its class attribute 'paper'"),

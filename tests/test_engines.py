@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.engines.first_order import first_order
-from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, CHECK_EVERY, make_engine
-from fedaudit.attacks.inversion.engines.passes import Passes, Traced, eager
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, CHECK_EVERY, EngineName, make_engine
+from fedaudit.attacks.inversion.engines.passes import Pass, eager, traced
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
-from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, SquaredL2, WeightedCosine
+from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Term, squared_l2, weighted_cosine
 from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.update import TrainingConfig
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)
@@ -44,24 +46,33 @@ def target_of(victim: Victim, training: TrainingConfig) -> list[Tensor]:
     return [d.detach() for d in delta]
 
 
-WAYS: dict[str, Callable[[Victim], Passes]] = {
+class Refusing(list[str]):
+    """Notes of a model that must be traceable: any would be an error."""
+
+    def append(self, note: str) -> None:
+        pytest.fail(note)
+
+
+PASSES: dict[str, Callable[[Victim], Pass]] = {
     "eager": eager,
-    "traced": lambda victim: strict(victim).passes(),
+    "traced": lambda victim: traced(victim, Refusing()),
 }
 
 
-def strict(victim: Victim) -> Traced:
-    """Return the traced passes of a model that must be traceable: a note would be an error."""
-    traced = Traced(victim)
-    traced.notes = type("Refusing", (list,), {"append": lambda _, note: pytest.fail(note)})()
-    return traced
+def engine_and_notes(
+    name: EngineName, victim: Victim, training: TrainingConfig, distance: Distance, steps: int = 100
+) -> tuple[Term, list[str]]:
+    """Return the engine for labels 0, 1, …, and the notes that it will fill."""
+    notes: list[str] = []
+    labels = torch.arange(sum(training.batch_sizes), device=next(iter(victim.parameters.values())).device)
+    return make_engine(name, victim, labels, training, distance, steps, notes), notes
 
 
 def agreement(victim: Victim, training: TrainingConfig, distance: Distance, way: str = "traced") -> tuple[float, float]:
     """Return the cosine of the two engines' gradients and the difference of their values, relative."""
     count = sum(training.batch_sizes)
     labels = torch.arange(count) % 5
-    engine = first_order(victim, labels, training, distance, WAYS[way](victim))
+    engine = first_order(victim, labels, training, distance, PASSES[way](victim))
     value, grad = engine(images(count))
     again_value, again_grad = engine(images(count))
     assert again_value.equal(value), "the second run of a traced pass differs from the first"
@@ -122,12 +133,12 @@ KINKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("kink", KINKS)
-def test_frozen_agrees_with_double_backward_whatever_the_kink(kink, way):
+def test_first_order_agrees_with_double_backward_whatever_the_kink(kink, way):
     victim = victim_of(Functional(KINKS[kink]))
     training = one_gradient(2)
-    cosine, error = agreement(victim, training, WeightedCosine(target_of(victim, training), [1.0] * 6), way)
+    cosine, error = agreement(victim, training, weighted_cosine(target_of(victim, training), [1.0] * 6), way)
     assert cosine >= AGREEMENT
     assert abs(error) < 1e-3
 
@@ -146,12 +157,12 @@ def test_prelu_s_slope_is_a_parameter():
     )
     training = one_gradient(2)
     target = target_of(victim, training)
-    assert agreement(victim, training, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT
+    assert agreement(victim, training, weighted_cosine(target, [1.0] * len(target)))[0] >= AGREEMENT
 
 
 @pytest.mark.parametrize("name", ["lenet", "convnet-small", "convnet", "resnet20", "mlp", "resnet18"])
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_frozen_agrees_on_our_models(name, distance):
+def test_first_order_agrees_on_our_models(name, distance):
     width = {"convnet": 8, "resnet18": 8}.get(name)
     victim = victim_of(build_model(name, input_shape=SHAPE, outputs=5, width=width))
     training = one_gradient(2)
@@ -162,12 +173,12 @@ def test_frozen_agrees_on_our_models(name, distance):
     assert abs(error) < 1e-2
 
 
-def test_frozen_agrees_with_batch_statistics():
+def test_first_order_agrees_with_batch_statistics():
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5), "train")
     training = one_gradient(3)
     target = target_of(victim, training)
     before = {n: t.clone() for n, t in victim.constants.items()}
-    assert agreement(victim, training, WeightedCosine(target, [1.0] * len(target)))[0] >= AGREEMENT
+    assert agreement(victim, training, weighted_cosine(target, [1.0] * len(target)))[0] >= AGREEMENT
     assert all(t.equal(before[n]) for n, t in victim.constants.items())
 
 
@@ -180,16 +191,16 @@ def test_frozen_agrees_with_batch_statistics():
     proximal=st.sampled_from([0.0, 0.5]),
     rate=st.sampled_from([0.1, 1.0]),
 )
-def test_frozen_agrees_through_local_training(steps, batch, momentum, decay, proximal, rate):
+def test_first_order_agrees_through_local_training(steps, batch, momentum, decay, proximal, rate):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5, width=6))
     training = TrainingConfig(rate, steps, (batch,) * steps, momentum, decay, proximal)
     target = target_of(victim, training)
-    cosine, error = agreement(victim, training, WeightedCosine(target, [1.0] * len(target)))
+    cosine, error = agreement(victim, training, weighted_cosine(target, [1.0] * len(target)))
     assert cosine >= AGREEMENT
     assert abs(error) < 1e-3
 
 
-@pytest.mark.parametrize("distance", [SquaredL2, WeightedCosine])
+@pytest.mark.parametrize("distance", [squared_l2, weighted_cosine])
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 1000), size=st.integers(1, 20))
 def test_closed_form_derivatives_are_those_of_autograd(distance, seed, size):
@@ -197,7 +208,7 @@ def test_closed_form_derivatives_are_those_of_autograd(distance, seed, size):
     target, vector = (torch.randn(size, generator=start, dtype=torch.float64) for _ in range(2))
     measure = distance([target[: size // 2], target[size // 2 :]], [0.5, 3.0])
     leaf = vector.clone().requires_grad_()
-    value = measure(leaf)
+    value = measure.value(leaf)
     (expected,) = torch.autograd.grad(value, leaf)
     found, derivative = measure.derivative(vector)
     torch.testing.assert_close(found, value.detach())
@@ -224,13 +235,13 @@ def test_a_transformer_is_attacked_and_checked():
     training = one_gradient(2)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         target = target_of(victim, training)
-    distance = WeightedCosine(target, [1.0] * len(target))
-    engine = make_engine("auto", victim, torch.arange(2), training, distance, 100)
+    distance = weighted_cosine(target, [1.0] * len(target))
+    engine, notes = engine_and_notes("auto", victim, training, distance)
     value, grad = engine(images(2))
     assert torch.isfinite(grad).all()
     assert value > 0
-    assert engine.notes == []
-    exact_value, exact_grad = make_engine("reference", victim, torch.arange(2), training, distance, 100)(images(2))
+    assert notes == []
+    exact_value, exact_grad = engine_and_notes("reference", victim, training, distance)[0](images(2))
     assert exact_value.item() == pytest.approx(value.item(), rel=1e-3)
     assert F.cosine_similarity(exact_grad.flatten(), grad.flatten(), dim=0) >= AGREEMENT
 
@@ -240,18 +251,18 @@ def test_the_guard_compares_directions_at_any_scale(scale):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
     training = one_gradient(1)
     target = target_of(victim, training)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), training, SquaredL2(target, [scale] * len(target)), 100)
+    engine, notes = engine_and_notes("auto", victim, training, squared_l2(target, [scale] * len(target)))
     engine(images(1))
-    assert engine.notes == []
+    assert notes == []
 
 
 def test_a_model_without_second_derivatives_is_attacked_unchecked():
     victim = victim_of(Functional(lambda x: F.hardsigmoid(x * 10)))
-    distance = SquaredL2([torch.zeros_like(p) for p in victim.parameters.values()], [1.0] * 6)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), one_gradient(1), distance, 100)
+    distance = squared_l2([torch.zeros_like(p) for p in victim.parameters.values()], [1.0] * 6)
+    engine, notes = engine_and_notes("auto", victim, one_gradient(1), distance)
     x = images(1)
     value, grad = engine(x)
-    assert "unchecked" in engine.notes[0]
+    assert "unchecked" in notes[0]
     smaller, _ = engine(x - 0.05 * grad / grad.norm())
     assert smaller < value
 
@@ -270,13 +281,13 @@ class Rounding(nn.Module):
 def test_a_module_that_the_fast_engine_gets_wrong_falls_back_and_says_so():
     victim = victim_of(Rounding())
     training = one_gradient(1)
-    distance = SquaredL2(target_of(victim, training), [1.0, 1.0])
-    exact = make_engine("reference", victim, torch.zeros(1).long(), training, distance, 100)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), training, distance, 100)
+    distance = squared_l2(target_of(victim, training), [1.0, 1.0])
+    exact, _ = engine_and_notes("reference", victim, training, distance)
+    engine, notes = engine_and_notes("auto", victim, training, distance)
     value, grad = engine(images(1))
     assert grad.equal(exact(images(1))[1])
     assert value.equal(exact(images(1))[0])
-    assert "reference from iteration 0" in engine.notes[0]
+    assert "reference from iteration 0" in notes[0]
     assert engine(images(1))[1].equal(grad)
 
 
@@ -291,14 +302,14 @@ class RoundingLate(Rounding):
 def test_the_fast_engine_is_caught_where_it_goes_wrong_later():
     victim = victim_of(RoundingLate())
     training = one_gradient(1)
-    distance = SquaredL2(target_of(victim, training), [1.0, 1.0])
-    exact = make_engine("reference", victim, torch.zeros(1).long(), training, distance, 10)
-    engine = make_engine("auto", victim, torch.zeros(1).long(), training, distance, 10)
+    distance = squared_l2(target_of(victim, training), [1.0, 1.0])
+    exact, _ = engine_and_notes("reference", victim, training, distance)
+    engine, notes = engine_and_notes("auto", victim, training, distance)
     for _ in range(CHECK_EVERY):
         engine(images(1))
-    assert engine.notes == []
+    assert notes == []
     value, grad = engine(images(1) + 1)
-    assert f"reference from iteration {CHECK_EVERY} on" in engine.notes[0]
+    assert f"reference from iteration {CHECK_EVERY} on" in notes[0]
     exact_value, exact_grad = exact(images(1) + 1)
     assert value.equal(exact_value)
     assert grad.equal(exact_grad)
@@ -317,11 +328,11 @@ class Reshaping(nn.Module):
         return torch.as_tensor(self.fc(F.relu(self.conv(x)).view(len(x), -1)) * (1 + penalty))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", PASSES)
 def test_a_model_that_needs_the_usual_memory_order_gets_it(way):
     victim = victim_of(Reshaping())
     training = one_gradient(2)
-    assert agreement(victim, training, WeightedCosine(target_of(victim, training), [1.0] * 4), way)[0] >= AGREEMENT
+    assert agreement(victim, training, weighted_cosine(target_of(victim, training), [1.0] * 4), way)[0] >= AGREEMENT
 
 
 class Deciding(Functional):
@@ -334,24 +345,24 @@ class Deciding(Functional):
 def test_a_model_that_cannot_be_traced_is_run_as_written_and_says_so():
     victim = victim_of(Deciding(F.relu))
     training = one_gradient(2)
-    distance = WeightedCosine(target_of(victim, training), [1.0] * 6)
-    engine = make_engine("auto", victim, torch.arange(2), training, distance, 100)
-    exact = make_engine("reference", victim, torch.arange(2), training, distance, 100)
+    distance = weighted_cosine(target_of(victim, training), [1.0] * 6)
+    engine, notes = engine_and_notes("auto", victim, training, distance)
+    exact, _ = engine_and_notes("reference", victim, training, distance)
     for x in (images(2), -images(2)):
         assert F.cosine_similarity(engine(x)[1].flatten(), exact(x)[1].flatten(), dim=0) >= AGREEMENT
-    assert len(engine.notes) == 1
-    assert "run as written" in engine.notes[0]
+    assert len(notes) == 1
+    assert "run as written" in notes[0]
 
 
-@pytest.mark.parametrize("name", ["frozen", "compiled"])
+@pytest.mark.parametrize("name", ["first-order", "compiled"])
 def test_batches_of_different_sizes_are_each_traced(name, monkeypatch):
     monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
     training = TrainingConfig(0.1, 3, (2, 2, 1))
-    distance = WeightedCosine(target_of(victim, training), [1.0] * len(victim.parameters))
-    engine, exact = (make_engine(n, victim, torch.arange(5), training, distance, 100) for n in (name, "reference"))
+    distance = weighted_cosine(target_of(victim, training), [1.0] * len(victim.parameters))
+    (engine, notes), (exact, _) = (engine_and_notes(n, victim, training, distance) for n in (name, "reference"))
     assert F.cosine_similarity(engine(images(5))[1].flatten(), exact(images(5))[1].flatten(), dim=0) >= AGREEMENT
-    assert engine.notes == []
+    assert notes == []
 
 
 def test_without_a_compiler_the_compiled_engine_is_the_traced_one_and_says_so(monkeypatch):
@@ -361,12 +372,11 @@ def test_without_a_compiler_the_compiled_engine_is_the_traced_one_and_says_so(mo
     monkeypatch.setattr("torch._inductor.compile", broken)
     victim = victim_of(build_model("lenet", input_shape=SHAPE, outputs=5))
     training = one_gradient(1)
-    distance = SquaredL2(target_of(victim, training), [1.0] * len(victim.parameters))
-    engine, traced = (
-        make_engine(n, victim, torch.zeros(1).long(), training, distance, 10_000) for n in ("auto", "frozen")
-    )
-    assert engine(images(1))[1].equal(traced(images(1))[1])
-    assert engine.notes == ["engine: not compiled, which is slower (RuntimeError: No working C++ compiler found)"]
+    distance = squared_l2(target_of(victim, training), [1.0] * len(victim.parameters))
+    engine, notes = engine_and_notes("auto", victim, training, distance, 10_000)
+    uncompiled, _ = engine_and_notes("first-order", victim, training, distance, 10_000)
+    assert engine(images(1))[1].equal(uncompiled(images(1))[1])
+    assert notes == ["engine: not compiled, which is slower (RuntimeError: No working C++ compiler found)"]
 
 
 @pytest.mark.slow
@@ -374,18 +384,24 @@ def test_without_a_compiler_the_compiled_engine_is_the_traced_one_and_says_so(mo
 def test_the_compiled_engine_agrees(batches):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
     training = TrainingConfig(0.1, len(batches), batches)
-    distance = WeightedCosine(target_of(victim, training), [1.0] * len(victim.parameters))
-    engine, exact = (
-        make_engine(n, victim, torch.arange(2), training, distance, 100) for n in ("compiled", "reference")
-    )
+    distance = weighted_cosine(target_of(victim, training), [1.0] * len(victim.parameters))
+    engine, notes = engine_and_notes("compiled", victim, training, distance)
+    exact, _ = engine_and_notes("reference", victim, training, distance)
     for _ in range(2):
         cosine = F.cosine_similarity(engine(images(2))[1].flatten(), exact(images(2))[1].flatten(), dim=0)
         assert cosine >= AGREEMENT
-    assert engine.notes == []
+    assert notes == []
+
+
+def test_the_name_of_old_is_accepted():
+    attack = make_attack("invg", {"engine": "frozen"})
+    assert attack.settings()["engine"] == "first-order"
+    with pytest.raises(BadInput, match="engine"):
+        make_attack("invg", {"engine": "melted"})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("name", ["frozen", "compiled"])
+@pytest.mark.parametrize("name", ["first-order", "compiled"])
 @pytest.mark.parametrize("batches", [(2,), (1, 1)])
 def test_the_fast_engines_agree_on_a_gpu(name, batches):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
@@ -397,13 +413,11 @@ def test_the_fast_engines_agree_on_a_gpu(name, batches):
         {n: p.cuda() for n, p in victim.parameters.items()},
         {n: b.cuda() for n, b in victim.constants.items()},
     )
-    distance = WeightedCosine(target, [1.0] * len(target))
-    engine, exact = (
-        make_engine(n, on_gpu, torch.arange(2).cuda(), training, distance, 100) for n in (name, "reference")
-    )
+    distance = weighted_cosine(target, [1.0] * len(target))
+    (engine, notes), (exact, _) = (engine_and_notes(n, on_gpu, training, distance) for n in (name, "reference"))
     x = images(2).cuda()
     assert F.cosine_similarity(engine(x)[1].flatten(), exact(x)[1].flatten(), dim=0) >= AGREEMENT
-    assert engine.notes == []
+    assert notes == []
 
 
 def test_total_variation_s_gradient_is_that_of_autograd():

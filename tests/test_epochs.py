@@ -16,7 +16,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Recording, record, run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, observe
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 
 EPOCHS = {"name": "f", "clients": 1, "examples": 3, "batch_size": 1, "rounds": 6, "learning_rate": 1e-3}
@@ -41,7 +41,7 @@ def seen(federation: dict[str, Any]) -> tuple[Observation, Recording]:
 
 def run(client: Observation, **settings: Any) -> ImageFinding:
     attack = make_attack("agic-epochs", {"iterations": 40, "pre_iterations": 40, **settings})
-    found = attack.run(client, generator=generator(0, "epochs"))
+    found = attack(client, generator=generator(0, "epochs"))
     assert isinstance(found, ImageFinding)
     return found
 
@@ -50,6 +50,75 @@ def run(client: Observation, **settings: Any) -> ImageFinding:
 def test_over_several_epochs_a_method_keeps_its_settings(name):
     alone, several = (vars(make_attack(n)) for n in (name, f"{name}-epochs"))
     assert {k: several[k] for k in alone} == alone
+
+
+@pytest.mark.parametrize(("name", "method"), [("agic-epochs", "agic"), ("dlg-adam-epochs", "dlg-adam")])
+def test_a_name_of_its_own_is_the_composition(name, method):
+    client, _ = seen(EPOCHS)
+    short = {"iterations": 20, "beta": 3.0}
+    several = {"pre_iterations": 20, "gamma": 0.5}
+    flat = make_attack(name, {**short, **several})
+    composed = make_attack("epochs", {"attack": {"name": method, **short}, **several})
+    a, b = (attack(client, generator=generator(0, "epochs")) for attack in (flat, composed))
+    assert isinstance(a, ImageFinding)
+    assert isinstance(b, ImageFinding)
+    assert (a.attack, b.attack) == (name, "epochs")
+    assert (a.objective, a.rounds, a.iterations) == (b.objective, b.rounds, b.iterations)
+    assert a.images.equal(b.images)
+    assert composed.settings()["attack"]["beta"] == 3.0
+    assert make_attack("epochs", composed.settings()).settings() == composed.settings()
+    assert composed.settings()["attack"].items() <= {**flat.settings(), "name": method}.items()
+
+
+@pytest.mark.parametrize(
+    ("method", "batch"),
+    [("cpl", 1), ("idlg", 1), ("geng", 3), ("gradinversion", 3), ("agic-plus", 3), ("invg", 1)],
+)
+def test_any_method_that_optimises_images_goes_over_epochs(method, batch):
+    client, _ = seen({**EPOCHS, "batch_size": batch, "rounds": 6 // batch})
+    settings = {"name": method, "iterations": 12, **({"group": 2} if method == "gradinversion" else {})}
+    found: Any = make_attack("epochs", {"attack": settings, "pre_iterations": 5})(client, generator=generator(0, "any"))
+    assert found.images.shape == (3, 1, 8, 8)
+    assert [len(rounds) for rounds in found.rounds] == [2, 2, 2]
+    assert found.trace.snapshots[-1].equal(found.images)
+    assert found.objective < found.trace.objective[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("dlg", "optimises the labels"),
+        ("gias", "generator"),
+        ("labels", "doesn't optimise images"),
+        ("r-gap", "doesn't optimise images"),
+        ("epochs", "doesn't optimise images"),
+        ({"name": "agic", "betta": 1}, "betta"),
+        ({"beta": 1}, "give the name"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused_in_one_line(method, reason):
+    with pytest.raises(BadInput, match=reason) as refused:
+        make_attack("epochs", {"attack": method})
+    assert "\n" not in str(refused.value)
+
+
+def test_restarts_keep_the_joint_run_of_least_objective():
+    client, _ = seen({**EPOCHS, "examples": 2, "batch_size": 2, "rounds": 2})
+    start = generator(0, "restarts")
+    method = {"name": "invg", "iterations": 8}
+    singles: list[Any] = [make_attack("epochs", {"attack": method})(client, generator=start) for _ in range(3)]
+    best: Any = make_attack("epochs", {"attack": {**method, "restarts": 3}})(client, generator=generator(0, "restarts"))
+    assert best.objective == min(found.objective for found in singles)
+
+
+def test_progress_counts_what_is_matched_and_what_is_reconstructed():
+    client, _ = seen(EPOCHS)
+    calls: list[tuple[int, int]] = []
+    attack = make_attack("agic-epochs", {"iterations": 20, "pre_iterations": 10})
+    attack(client, generator=generator(0), progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (6 * 10 + 3 * 20, 6 * 10 + 3 * 20)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert all(done <= total for done, total in calls)
 
 
 # Matching -----------------------------------------------------------------------------------------------------------
@@ -197,7 +266,7 @@ def test_updates_of_several_clients_are_refused():
 
 def test_joint_reconstruction_under_invg_objective():
     client, _ = seen(EPOCHS)
-    found = make_attack("invg-epochs", {"iterations": 20, "pre_iterations": 20}).run(client, generator=generator(0))
+    found = make_attack("invg-epochs", {"iterations": 20, "pre_iterations": 20})(client, generator=generator(0))
     assert isinstance(found, ImageFinding)
     assert found.attack == "invg-epochs"
     assert len(found.images) == 3

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.layer_weights import Shape, layer_weights, shape_values, zero_modifier
-from fedaudit.attacks.inversion.objectives import SquaredL2, WeightedCosine, flatten
+from fedaudit.attacks.inversion.objectives import flatten, squared_l2, weighted_cosine
 from fedaudit.attacks.inversion.priors import total_variation
 from fedaudit.attacks.victim import Victim, one_batch_gradient
 from fedaudit.federation.local_training import gradient, train
@@ -109,7 +109,7 @@ def test_the_weighted_cosine_is_equation_6_written_as_a_loop(sizes, seed):
             norm_a += alpha * x * x
             norm_b += alpha * y * y
     expected = 1 - dot / math.sqrt(norm_a) / math.sqrt(norm_b)
-    assert WeightedCosine(b, alphas)(flatten(a)).item() == pytest.approx(expected, abs=1e-9)
+    assert weighted_cosine(b, alphas).value(flatten(a)).item() == pytest.approx(expected, abs=1e-9)
 
 
 @given(sizes=sizes, seed=st.integers(0, 10_000), scale=st.floats(1e-3, 1e3))
@@ -117,17 +117,17 @@ def test_the_cosine_ignores_scale_and_the_squared_distance_does_not(sizes, seed,
     start = generator(seed, "scale")
     a = [torch.randn(n, generator=start, dtype=torch.float64) for n in sizes]
     ones = [1.0] * len(sizes)
-    assert WeightedCosine(a, ones)(scale * flatten(a)).item() == pytest.approx(0, abs=1e-9)
+    assert weighted_cosine(a, ones).value(scale * flatten(a)).item() == pytest.approx(0, abs=1e-9)
     squares = sum(t.square().sum().item() for t in a)
     expected = (scale - 1) ** 2 * squares
-    assert SquaredL2(a, ones)(scale * flatten(a)).item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert squared_l2(a, ones).value(scale * flatten(a)).item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 def test_a_weight_of_zero_leaves_a_tensor_out():
     target = [torch.ones(3), torch.ones(2)]
     dummy = [torch.ones(3), torch.full((2,), 1e6)]
-    assert WeightedCosine(target, [1.0, 0.0])(flatten(dummy)).item() == pytest.approx(0, abs=1e-6)
-    assert SquaredL2(target, [1.0, 0.0])(flatten(dummy)).item() == 0
+    assert weighted_cosine(target, [1.0, 0.0]).value(flatten(dummy)).item() == pytest.approx(0, abs=1e-6)
+    assert squared_l2(target, [1.0, 0.0]).value(flatten(dummy)).item() == 0
 
 
 def test_total_variation_is_the_mean_absolute_difference_of_neighbours():
@@ -143,7 +143,7 @@ def test_the_reference_step_is_the_derivative_of_the_objective():
     images, labels = examples(2)
     other, _ = examples(2, seed=5)
     target = gradient(v.module, v.loss, (images, labels))
-    distance = WeightedCosine(list(target.values()), [1.0] * len(target))
+    distance = weighted_cosine(list(target.values()), [1.0] * len(target))
     step = reference(v, labels, one_gradient(2), distance)
     value, grad = step(other)
     direction = torch.randn(other.shape, generator=generator(0, "direction"), dtype=torch.float64)
@@ -162,7 +162,7 @@ def test_a_step_leaves_the_model_alone(batch_norm):
     constants = {n: t.clone() for n, t in v.constants.items()}
     target = list(gradient(v.module, v.loss, (images, labels)).values())
     v.module.load_state_dict(before)
-    reference(v, labels, one_gradient(2), WeightedCosine(target, [1.0] * len(target)))(images)
+    reference(v, labels, one_gradient(2), weighted_cosine(target, [1.0] * len(target)))(images)
     assert all(t.equal(before[n]) for n, t in v.module.state_dict().items())
     assert all(t.equal(constants[n]) for n, t in v.constants.items())
 
@@ -194,7 +194,7 @@ def test_simulation_of_the_true_images_has_distance_zero_and_a_true_gradient():
     training = TrainingConfig(0.1, 2, (2, 2))
     start = {n: p.clone().requires_grad_() for n, p in v.parameters.items()}
     delta = [d.detach() for d in unrolled(v, start, images.split(2), labels.split(2), training)]
-    step = reference(v, labels, training, WeightedCosine(delta, [1.0] * len(delta)))
+    step = reference(v, labels, training, weighted_cosine(delta, [1.0] * len(delta)))
     assert step(images)[0].item() == pytest.approx(0, abs=1e-12)
     other, _ = examples(4, seed=9)
     direction = torch.randn(other.shape, generator=generator(0, "direction"), dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedaudit.pipeline.run import Audit, plan, record, run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import EvaluationSpec, scenario_from
 from fedaudit.threat import Observation, Scope, ThreatModel, observe
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, NotApplicable
 
 ROOT = Path(__file__).parent.parent
 DRIFT = Metric("drift", "norm of all updates together", "units")
@@ -64,18 +65,57 @@ class Drift(Attack):
     def check(self, observation: Observation) -> None:
         pass
 
-    def run(self, observation: Observation, *, generator: torch.Generator, **_: Any) -> DriftFinding:
+    def _run(self, observation: Observation, generator: torch.Generator, *_: object) -> DriftFinding:
         noise = 1e-6 * torch.rand(1, generator=generator)
         first = next(iter(observation.weights[0]))
         vectors = [torch.cat([t.flatten() for t in m.update.tensors.values()]) for m in observation.messages]
         total = self.scale * torch.stack([*vectors, torch.zeros(1).expand_as(vectors[0])]).sum(dim=0) + noise
         return DriftFinding(
-            attack=self.name,
             total=total,
             parts={"a.b": noise, "c": total[:2]},
             rounds=tuple((m.round, float(m.weights[first].sum())) for m in observation.messages),
             notes=(f"{len(observation.messages)} messages",),
         )
+
+
+def test_nobody_overrides_what_checks_and_times():
+    with pytest.raises(TypeError, match="Rude overrides"):
+
+        class Rude(Drift):
+            def __call__(self, observation: Observation, **_: Any) -> DriftFinding:  # type: ignore[misc]
+                return DriftFinding(total=torch.ones(1), parts={}, rounds=())
+
+    class Polite:
+        def __call__(self) -> None:
+            pass
+
+    with pytest.raises(TypeError, match="Mixed overrides"):
+        type("Mixed", (Polite, Drift), {})
+
+
+def test_a_call_checks_first_and_fills_in_name_time_and_notes():
+    @dataclass(frozen=True, kw_only=True)
+    class Refusing(Drift):
+        name: ClassVar[str] = "refusing"
+        refuses: bool = False
+
+        def check(self, observation: Observation) -> None:
+            if self.refuses:
+                raise NotApplicable("never")
+
+        def _run(self, observation: Observation, *rest: Any) -> DriftFinding:
+            assert not self.refuses
+            time.sleep(0.01)
+            found = super()._run(observation, *rest)
+            return dataclasses.replace(found, attack="somebody else", notes=("a", "b", "a"), seconds=1e9)
+
+    whole = observe(transcript(), ThreatModel())
+    with pytest.raises(NotApplicable, match="never"):
+        Refusing(refuses=True)(whole, generator=torch.Generator())
+    found = Refusing()(whole, generator=torch.Generator())
+    assert isinstance(found, DriftFinding)
+    assert (found.attack, found.notes) == ("refusing", ("a", "b"))
+    assert 0.01 <= found.seconds < 60
 
 
 def _drift(looks: Scope, factor: float = 1.0) -> type[Attack]:
@@ -210,7 +250,7 @@ def test_a_client_s_finding_depends_on_all_of_its_rounds_and_on_no_other_client(
 
 def test_a_finding_of_any_kind_survives_the_disk(tmp_path):
     whole = observe(transcript(), ThreatModel())
-    found: Any = ATTACKS["drift-federation"].value().run(whole, generator=torch.Generator().manual_seed(0))
+    found: Any = ATTACKS["drift-federation"].value()(whole, generator=torch.Generator().manual_seed(0))
     found.save(tmp_path / "f.safetensors")
     again = Finding.load(tmp_path / "f.safetensors")
     assert isinstance(again, DriftFinding)

@@ -64,7 +64,7 @@ def observation(file: Path | None, **changes: Any) -> Observation:
 
 def play(seen: Observation, file: Path, seed: int = 0, **settings: Any) -> Any:
     settings = {"generator_file": str(file), "iterations": 20, **settings}
-    return make_attack("gias", settings).run(seen, generator=generator(seed, "gias"))
+    return make_attack("gias", settings)(seen, generator=generator(seed, "gias"))
 
 
 # Generators ----------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_the_same_observation_and_seed_give_the_same_finding(trained):
 
 def test_of_several_restarts_the_best_codes_go_on(trained):
     calls: list[tuple[int, int]] = []
-    found: Any = make_attack("gias", {"generator_file": str(trained), "iterations": 20, "restarts": 3}).run(
+    found: Any = make_attack("gias", {"generator_file": str(trained), "iterations": 20, "restarts": 3})(
         observation(trained), generator=generator(0), progress=lambda done, total: calls.append((done, total))
     )
     assert found.iterations == 3 * 6 + 14
@@ -281,14 +281,13 @@ def test_gradients_go_through_the_generator():
     codes = torch.randn((2, 3), generator=generator(0, "codes"))
     target = torch.rand((2, 1, 8, 8), generator=generator(0, "target"))
 
-    def objective(variables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        (images,) = variables
-        return (images - target).square().sum(), [2 * (images - target)]
+    def objective(images: Tensor) -> tuple[Tensor, Tensor]:
+        return (images - target).square().sum(), 2 * (images - target)
 
     weights = flatten(list(network.parameters())).repeat(2, 1)
     for decode, start in ((from_codes(network, task_info), codes), (from_weights(network, task_info, codes), weights)):
         torch.testing.assert_close(decode(start), task_info.normalise(network(codes)))
-        value, (slope,) = through(decode, objective)([start])
+        value, slope = through(decode, objective)(start)
         leaf = start.clone().requires_grad_()
         whole = (decode(leaf) - target).square().sum()
         (expected,) = torch.autograd.grad(whole, leaf)
@@ -372,7 +371,7 @@ def test_it_wins_where_the_gradient_says_too_little(tmp_path):
     seen, victims = observe(only.transcript, made.threat).split()[0], only.truth.inputs[0, 0]
     reached = {}
     for name, settings in (("invg", {}), ("gias", {"generator_file": str(file)})):
-        found: Any = make_attack(name, {"iterations": 300, **settings}).run(seen, generator=generator(0, "won"))
+        found: Any = make_attack(name, {"iterations": 300, **settings})(seen, generator=generator(0, "won"))
         pairs = (found.images[:, None] - victims[None]).square().flatten(2).mean(dim=2)
         reached[name] = float(-10 * pairs.amin(dim=0).log10().mean())
     assert reached["gias"] > reached["invg"] + 3

@@ -171,10 +171,9 @@ def test_with_a_secret_nobody_without_it_can_make_one(tmp_path: Path, monkeypatc
 def test_an_attack_that_returns_something_else_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedaudit.attacks.inversion.template import GradientInversion
 
-    run = GradientInversion.run
-    other = lambda self, seen, **rest: dataclasses.replace(run(self, seen, **rest), attack="x/../y")  # noqa: E731
-    monkeypatch.setattr(GradientInversion, "run", other)
-    with pytest.raises(TypeError, match=r"named 'x/\.\./y'"):
+    other = LocalModelFinding(state={"w": torch.ones(1)}, rounds_used=1)
+    monkeypatch.setattr(GradientInversion, "_run", lambda *_: other)
+    with pytest.raises(TypeError, match="invg returned a LocalModelFinding, not a ImageFinding"):
         audit(tmp_path)
 
 

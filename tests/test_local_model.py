@@ -79,7 +79,7 @@ def rebuilt(found: Any) -> Tensor:
 
 
 def play(name: str, observation: Observation, **options: Any) -> Any:
-    return make_attack(name, options).run(observation, generator=generator(0, "attack"))
+    return make_attack(name, options)(observation, generator=generator(0, "attack"))
 
 
 # Exact ---------------------------------------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def test_the_attack_says_why_not() -> None:
 
 def test_the_finding_doesn_t_depend_on_the_truth() -> None:
     observation = seen(scenario(QUICK))
-    found = make_attack("gan").run(observation, generator=generator(0, "x"))
+    found = make_attack("gan")(observation, generator=generator(0, "x"))
     assert isinstance(found, ClassImagesFinding)
     assert found.rounds == (1, 3)
     assert found.target == 3

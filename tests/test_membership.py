@@ -102,7 +102,7 @@ def test_the_rebuilt_model_is_the_one_that_local_model_rebuilds():
     rebuild = {"name": "local-model", "mapping": "linear"}
     (seen, *_) = observe(transcript, ThreatModel(records=60)).split("client")
     found = play("loss-threshold", seen, model="rebuilt", rebuild=rebuild)
-    state: Any = make_attack("local-model", {"mapping": "linear"}).run(seen, generator=generator(0, "x"))
+    state: Any = make_attack("local-model", {"mapping": "linear"})(seen, generator=generator(0, "x"))
     shown = dataclasses.replace(seen, weights=({**seen.weights[-1], **state.state},))
     assert found.scores.equal(play("loss-threshold", shown).scores)
     assert found.notes == state.notes

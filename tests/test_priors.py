@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
-from fedaudit.attacks.inversion.objectives import LayerL2, flatten
+from fedaudit.attacks.inversion.objectives import Term, flatten, layer_l2
 from fedaudit.attacks.inversion.priors import (
-    Prior,
     batch_norm_statistics,
     has_running_statistics,
     image_l2,
@@ -27,7 +26,7 @@ from fedaudit.attacks.inversion.priors import (
     registered_mean,
     smoothness,
 )
-from fedaudit.attacks.inversion.reconstruct import Optimisation, pseudo_gradient, reconstruct
+from fedaudit.attacks.inversion.reconstruct import make_step, reconstruct, relative_rate
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.pipeline.prepare import resolve
@@ -58,7 +57,7 @@ def victim(name: str) -> Victim:
     )
 
 
-PRIORS: dict[str, Callable[[], Prior]] = {
+PRIORS: dict[str, Callable[[], Term]] = {
     "total variation": lambda: smoothness,
     "image norm": lambda: image_l2,
     "clipping": lambda: outside_range(RANGE),
@@ -149,12 +148,12 @@ def test_layer_l2_is_the_weighted_sum_of_the_tensors_distances(seed, weight):
     target = [torch.randn(s, generator=start, dtype=torch.float64) for s in shapes]
     tensors = [torch.randn(s, generator=start, dtype=torch.float64) for s in shapes]
     weights = [1.0, weight, 0.0]
-    distance = LayerL2(target, weights)
+    distance = layer_l2(target, weights)
     vector = flatten(tensors).requires_grad_()
     value, slope = distance.derivative(vector.detach())
     expected = sum(w * (a - b).norm() for w, a, b in zip(weights, tensors, target, strict=True))
     assert value.item() == pytest.approx(float(expected))
-    (exact,) = torch.autograd.grad(distance(vector), vector)
+    (exact,) = torch.autograd.grad(distance.value(vector), vector)
     assert torch.allclose(slope, exact)
 
 
@@ -162,8 +161,8 @@ def test_soft_labels_give_the_gradient_on_images_and_logits():
     v, images = victim("lenet"), noise(2)
     logits = torch.randn(2, 5, generator=generator(3, "logits"), dtype=torch.float64)
     target = [torch.zeros_like(p) for p in v.parameters.values()]
-    step = with_soft_labels(v, LayerL2(target, [1.0] * len(target)))
-    _, (on_images, on_logits) = step(images, logits)
+    step = with_soft_labels(v, layer_l2(target, [1.0] * len(target)))
+    _, on_images, on_logits = step(images, logits)
     length = 1e-6
     for place, gradient in enumerate((on_images, on_logits)):
         direction = torch.randn(gradient.shape, generator=generator(place, "d"), dtype=torch.float64)
@@ -218,7 +217,7 @@ def seen() -> Observation:
 
 
 def group(seen: Observation, start: torch.Generator, **settings: Any) -> Any:
-    return make_attack("gradinversion", {**ALONE, **settings}).run(seen, generator=start)
+    return make_attack("gradinversion", {**ALONE, **settings})(seen, generator=start)
 
 
 def layer_distance(seen: Observation, found: Any) -> float:
@@ -256,7 +255,7 @@ def test_seeds_are_pulled_to_their_mean(seen):
 @pytest.mark.parametrize(("name", "settings"), [("invg", {}), ("invg-epochs", {"epochs": 1})])
 def test_a_prior_is_minimised_beside_the_distance(name, settings, seen):
     attack = make_attack(name, {"iterations": 100, "total_variation": 1e3, **settings})
-    found: Any = attack.run(seen, generator=generator(0, "smooth"))
+    found: Any = attack(seen, generator=generator(0, "smooth"))
     before, after = (np.abs(np.diff(x.numpy(), axis=-1)).mean() for x in found.trace.snapshots[[0, -1]])
     assert after < 0.2 * before
 
@@ -265,33 +264,33 @@ def test_a_prior_is_minimised_beside_the_distance(name, settings, seen):
 
 
 def test_schedules_of_the_learning_rate():
-    steps = Optimisation(iterations=80, learning_rate=0.1, schedule="steps")
-    assert [steps.rate(i) for i in (0, 29, 30, 50, 70, 79)] == pytest.approx([1, 1, 0.1, 0.01, 1e-3, 1e-3])
-    cosine = Optimisation(iterations=1000, learning_rate=0.1, schedule="cosine")
-    rates = [cosine.rate(i) for i in range(1000)]
+    assert [relative_rate("steps", i, 80) for i in (0, 29, 30, 50, 70, 79)] == pytest.approx(
+        [1, 1, 0.1, 0.01, 1e-3, 1e-3]
+    )
+    rates = [relative_rate("cosine", i, 1000) for i in range(1000)]
     assert rates[0] < 0.1 < max(rates) <= 1
     assert rates[60:] == sorted(rates[60:], reverse=True)
     assert rates[-1] < 1e-4
-    linear = Optimisation(iterations=4, learning_rate=0.1, schedule="linear")
-    assert [linear.rate(i) for i in range(4)] == [1, 0.75, 0.5, 0.25]
-    assert {Optimisation(iterations=9, learning_rate=1).rate(i) for i in range(9)} == {1.0}
+    assert [relative_rate("linear", i, 4) for i in range(4)] == [1, 0.75, 0.5, 0.25]
+    assert {relative_rate("constant", i, 9) for i in range(9)} == {1.0}
 
 
 @pytest.mark.parametrize("share", [0.25, 0.6])
 def test_the_mean_of_the_last_iterates_is_the_mean_of_what_descent_walks_through(share):
-    def objective(variables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        return torch.stack([v.square().sum() for v in variables]).sum() / 2, [v.clone() for v in variables]
+    def objective(*variables: Tensor) -> tuple[Tensor, ...]:
+        return torch.stack([v.square().sum() for v in variables]).sum() / 2, *(v.clone() for v in variables)
 
     start = [noise(2), noise(1, 1)]
-    settings = Optimisation(iterations=10, learning_rate=0.3, average=share)
     walked = [v.clone() for v in start]
-    step, iterates = pseudo_gradient(objective, walked, settings, RANGE, generator(0, "none")), []
+    step, iterates = make_step(objective, walked, RANGE, generator(0, "none"), iterations=10, learning_rate=0.3), []
     for _ in range(10):
         step()
         iterates.append([v.clone() for v in walked])
     last = iterates[-round(share * 10) :]
-    run = reconstruct(objective, start, settings, RANGE, generator(0, "none"))
-    for found, several in zip([run.images, *run.others], zip(*last, strict=True), strict=True):
+    ended, trace = reconstruct(
+        objective, start, RANGE, generator(0, "none"), iterations=10, learning_rate=0.3, average=share
+    )
+    for found, several in zip(ended, zip(*last, strict=True), strict=True):
         torch.testing.assert_close(found, torch.stack(several).mean(dim=0))
-    assert run.trace.snapshots[-1].equal(run.images)
-    assert run.objective == pytest.approx(float(objective([run.images, *run.others])[0]))
+    assert trace.snapshots[-1].equal(ended[0])
+    assert trace.objective[-1] == pytest.approx(float(objective(*ended)[0]))

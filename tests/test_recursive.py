@@ -45,7 +45,7 @@ def seen_by(made: Scenario, only: Recording) -> Observation:
 
 
 def play(made: Scenario, only: Recording) -> Any:
-    return make_attack("r-gap").run(seen_by(made, only), generator=generator(0))
+    return make_attack("r-gap")(seen_by(made, only), generator=generator(0))
 
 
 def psnr(found: Any, only: Recording) -> float:
@@ -211,7 +211,7 @@ def test_a_changed_gradient_is_noticed():
     message = seen.messages[0]
     noisy = {n: t * (1 + 0.1 * torch.randn(t.shape, generator=start)) for n, t in message.update.tensors.items()}
     changed = dataclasses.replace(message, update=dataclasses.replace(message.update, tensors=noisy))
-    found: Any = make_attack("r-gap").run(dataclasses.replace(seen, messages=(changed,)), generator=generator(0))
+    found: Any = make_attack("r-gap")(dataclasses.replace(seen, messages=(changed,)), generator=generator(0))
     assert "differs from the observed one" in found.notes[-1]
 
 

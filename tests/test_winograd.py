@@ -16,9 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedaudit.attacks.inversion.engines import winograd
 from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
-from fedaudit.attacks.inversion.engines.passes import Traced
+from fedaudit.attacks.inversion.engines.passes import Pass, traced
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
-from fedaudit.attacks.inversion.objectives import WeightedCosine
+from fedaudit.attacks.inversion.objectives import weighted_cosine
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import initialise
 from fedaudit.utils.seeds import generator
@@ -158,12 +158,12 @@ def small_victim() -> Victim:
     return Victim(module, F.cross_entropy, parameters, dict(module.named_buffers()))
 
 
-def engine_agrees(traced: Traced) -> None:
-    victim, images, labels = traced.victim, random((2, 3, 12, 12), 4), torch.tensor([1, 3])
+def engine_agrees(victim: Victim, run_pass: Pass) -> None:
+    images, labels = random((2, 3, 12, 12), 4), torch.tensor([1, 3])
     leaves = {n: p.clone().requires_grad_() for n, p in victim.parameters.items()}
     target = torch.autograd.grad(victim.value(leaves, random((2, 3, 12, 12), 5), labels), list(leaves.values()))
-    distance = WeightedCosine(target, [1.0] * len(target))
-    engine = first_order(victim, labels, one_gradient(2), distance, traced.passes())
+    distance = weighted_cosine(target, [1.0] * len(target))
+    engine = first_order(victim, labels, one_gradient(2), distance, run_pass)
     value, gradient = engine(images)
     again_value, again = engine(images)
     assert again_value.equal(value)
@@ -178,18 +178,18 @@ def engine_agrees(traced: Traced) -> None:
 def test_the_first_order_engine_agrees_with_double_backward(compiled, monkeypatch):
     kernels = Mock(wraps=winograd._kernels)
     monkeypatch.setattr(winograd, "_kernels", kernels)
-    traced = Traced(small_victim(), compiled=compiled)
-    engine_agrees(traced)
-    assert traced.notes == []
+    victim, notes = small_victim(), list[str]()
+    engine_agrees(victim, traced(victim, notes, compiled=compiled))
+    assert notes == []
     assert kernels.call_count > 2  # one for each traced pass, the others for convolutions
 
 
 def test_without_a_compiler_torch_s_convolutions_stay_and_the_finding_says_so(monkeypatch, tmp_path, fresh_kernels):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
-    traced = Traced(small_victim())
-    engine_agrees(traced)
-    (note,) = traced.notes
+    victim, notes = small_victim(), list[str]()
+    engine_agrees(victim, traced(victim, notes))
+    (note,) = notes
     assert note.startswith("engine: torch's own convolutions, which are slower")
 
 

@@ -31,6 +31,8 @@ TEXTS = frozenset(
         "why_stopped",
     )
 )
+# Values of settings that have another name now: of which key, the old name, the new one.
+RENAMED = {("engine", "frozen", "first-order")}
 
 
 def main() -> int:
@@ -84,6 +86,8 @@ def _differences(old: Any, new: Any, where: str, added: set[str]) -> Iterator[st
         for key in old.keys() - SKIPPED - TEXTS:
             if key not in new:
                 yield f"{where}.{key}: gone"
+            elif (key, str(old[key]), str(new[key])) in RENAMED:
+                continue
             else:
                 yield from _differences(old[key], new[key], f"{where}.{key}".lstrip("."), added)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -22,14 +24,20 @@ ATTACK_CONFIG = SETTINGS
 Progress = Callable[[int, int], None]
 
 
+def silent(done: int, total: int) -> None:
+    """Report progress to nobody."""
+
+
 ATTACKS: Registry[type[Attack]] = Registry("attack", "fedaudit.attacks")
 
 
 class Attack(Plugin, ABC):
     """Base of all attacks. A subclass is a frozen, keyword-only dataclass, made and registered by ``@register``.
 
+    It implements :meth:`check` and :meth:`_run`; whoever runs an attack calls it.
+
     Class attributes, shown by ``fedaudit list attacks``:
-        name, summary, paper; ``threat_model``: which adversaries can play it; ``needs``: what it must be given;
+        name, summary, paper; ``threat_model``: which adversaries can run it; ``needs``: what it must be given;
         ``default_scope``: what one run of it receives: one update, all messages of one client, or all that the
         adversary sees of a federation; ``examples``: the kinds of examples that it is for, any if there are none;
         ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns.
@@ -60,8 +68,13 @@ class Attack(Plugin, ABC):
                 f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"
             )
 
-    @abstractmethod
-    def run(
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if cls.__call__ is not Attack.__call__:
+            raise TypeError(f"{cls.__name__} overrides Attack.__call__, which checks and times; implement _run")
+
+    @final
+    def __call__(
         self,
         observation: Observation,
         *,
@@ -69,7 +82,7 @@ class Attack(Plugin, ABC):
         device: str = "cpu",
         progress: Progress | None = None,
     ) -> Finding:
-        """Play the attack.
+        """Check, then run the attack.
 
         Args:
             observation: what the adversary saw, cut down to what this attack looks at.
@@ -77,8 +90,29 @@ class Attack(Plugin, ABC):
             device: where to compute.
             progress: called with (done, total) iterations, now and then.
 
+        Returns:
+            A ``finds``, with this attack's name, its time and its notes, each once.
+
         Raises:
-            NotApplicable: as :meth:`check`.
+            NotApplicable: as :meth:`check`, or it turned out on the way.
+            TypeError: the attack returned something else.
+        """
+        self.check(observation)
+        started = time.perf_counter()
+        found = self._run(observation, generator, device, progress or silent)
+        if not isinstance(found, self.finds):
+            raise TypeError(f"{self.name} returned a {type(found).__name__}, not a {self.finds.__name__}")
+        seconds = time.perf_counter() - started
+        return dataclasses.replace(found, attack=self.name, notes=tuple(dict.fromkeys(found.notes)), seconds=seconds)
+
+    @abstractmethod
+    def _run(self, observation: Observation, generator: torch.Generator, device: str, progress: Progress, /) -> Finding:
+        """Return what is recovered from ``observation``, which :meth:`check` has let through.
+
+        Arguments as in :meth:`__call__`, which fills in name and time.
+
+        Raises:
+            NotApplicable: it turned out on the way.
         """
 
     def scope(self) -> Scope:

@@ -53,18 +53,18 @@ class Finding:
     :mod:`fedaudit.evaluation`.
 
     Attributes:
-        attack: registered name.
+        attack: registered name; filled in by the attack's call.
         objective: final value of what was minimised: the attack's own measure of confidence, lower is better; None
             where nothing was.
         iterations: of the optimiser, over all restarts.
         notes: what the user should know about this run.
-        seconds: wall time.
+        seconds: wall time; filled in by the attack's call.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(arbitrary_types_allowed=True)  # where it is read from a file
     kind: ClassVar[str]
 
-    attack: str
+    attack: str = ""
     objective: float | None = None
     iterations: int = 0
     notes: tuple[str, ...] = ()

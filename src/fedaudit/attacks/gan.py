@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.federation.local_training import local_randomness
@@ -244,28 +243,10 @@ class GAN(Attack):
                 "its start below the number of rounds"
             )
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,  # noqa: ARG002 (all was drawn in the federation)
-        device: str = "cpu",  # noqa: ARG002
-        progress: Progress | None = None,
-    ) -> ClassImagesFinding:
-        """Hand in the pictures, round by round.
-
-        Raises:
-            NotApplicable: as :meth:`check`.
-        """
-        self.check(observation)
-        started = time.perf_counter()
+    def _run(self, observation: Observation, *_: object) -> ClassImagesFinding:
         names = sorted(name for name in observation.adversary_log if name.startswith(_ROUND))
-        if progress:
-            progress(1, 1)
         return ClassImagesFinding(
-            attack=self.name,
             images=torch.stack([observation.adversary_log[name] for name in names]),
             rounds=tuple(int(name.removeprefix(_ROUND)) for name in names),
             target=int(observation.adversary_log[_TARGET]),
-            seconds=time.perf_counter() - started,
         )

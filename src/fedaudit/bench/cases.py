@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.inversion.engines.guarded import EngineName, make_engine
-from fedaudit.attacks.inversion.engines.reference import Engine, one_gradient
-from fedaudit.attacks.inversion.objectives import WeightedCosine
+from fedaudit.attacks.inversion.engines.reference import one_gradient
+from fedaudit.attacks.inversion.objectives import Term, weighted_cosine
 from fedaudit.attacks.inversion.priors import smoothness
-from fedaudit.attacks.inversion.reconstruct import Optimisation, pseudo_gradient, with_priors
+from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.update import TrainingConfig, loss_function
@@ -56,7 +56,7 @@ class Prepared:
     Attributes:
         victim: the model.
         labels: (n,).
-        target: the observed descent, one tensor per parameter.
+        target: the observed pseudo-gradient, one tensor per parameter.
         start: (n, 3, 32, 32) dummy images.
         pixel_range: normalised black and white.
         training: the local training that is matched.
@@ -80,7 +80,7 @@ class Tool:
     """
 
     iterate: Callable[[], object]
-    engine: Engine
+    engine: Term
 
 
 def prepare(case: Case) -> Prepared:
@@ -103,11 +103,19 @@ def prepare(case: Case) -> Prepared:
 
 def our_tool(name: EngineName, ready: Prepared) -> Tool:
     """Return our engine ``name`` in our loop."""
-    distance = WeightedCosine(ready.target, [1.0] * len(ready.target))
-    engine = make_engine(name, ready.victim, ready.labels, ready.training, distance, steps=1000)
-    settings = Optimisation(iterations=1000, learning_rate=0.1, signed=True, schedule="steps", clamp=True)
-    objective = with_priors(engine, [(TOTAL_VARIATION, smoothness)])
-    step = pseudo_gradient(objective, [ready.start.clone()], settings, ready.pixel_range, torch.Generator())
+    distance = weighted_cosine(ready.target, [1.0] * len(ready.target))
+    engine = make_engine(name, ready.victim, ready.labels, ready.training, distance, steps=1000, notes=[])
+    step = make_step(
+        with_priors(engine, [(TOTAL_VARIATION, smoothness)]),
+        [ready.start.clone()],
+        ready.pixel_range,
+        torch.Generator(),
+        iterations=1000,
+        learning_rate=0.1,
+        signed=True,
+        schedule="steps",
+        clamp=True,
+    )
     return Tool(step, engine)
 
 

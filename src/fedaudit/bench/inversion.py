@@ -29,7 +29,7 @@ from fedaudit.bench.cases import (
 from fedaudit.utils.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
 from fedaudit.utils.progress import Display, Quiet
 
-ToolName = Literal["reference", "frozen", "compiled", "breaching"]
+ToolName = Literal["reference", "first-order", "compiled", "breaching"]
 _MATRIX = 1024
 _PROCESSES = 3
 
@@ -65,11 +65,11 @@ def time_inversion(*, quick: bool, peer: bool, display: Display | None = None) -
         load()
     keep_freed_memory()
     repetitions = 5 if quick else 15
-    tools: list[ToolName] = ["reference", "frozen"]
+    tools: list[ToolName] = ["reference", "first-order"]
     tools += [] if quick else ["compiled"]
     tools += ["breaching"] if peer else []
     baseline: ToolName = "breaching" if peer else "reference"
-    ours: ToolName = "frozen" if quick else "compiled"
+    ours: ToolName = "first-order" if quick else "compiled"
     cases = list(QUICK if quick else FULL)
     for model, images in QUICK_FEDAVG if quick else FULL_FEDAVG:
         cases += [Case(model, images, "simulation"), Case(model, images, "one batch")]
@@ -156,7 +156,7 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 def _flops(ready: Prepared, name: ToolName) -> int | None:
     """Return the floating-point operations of a step's convolutions and matrix products; None if not countable."""
     # the compiled engine does what the traced one does; torch's counter sees into the latter only
-    engine = _tool("frozen" if name == "compiled" else name, ready).engine
+    engine = _tool("first-order" if name == "compiled" else name, ready).engine
     engine(ready.start)
     try:
         with FlopCounterMode(display=False, custom_mapping=_FLOPS) as counter:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.engines.reference import one_gradient
-from fedaudit.attacks.inversion.reconstruct import pseudo_gradient, with_priors
+from fedaudit.attacks.inversion.reconstruct import make_step
 from fedaudit.attacks.inversion.template import GradientInversion, prepare
 from fedaudit.bench.cases import Prepared
 from fedaudit.evaluation.image_metrics import mse, psnr
@@ -124,12 +124,11 @@ def _ours(settings: dict[str, Any]) -> Callable[[Observation, Tensor], _Run]:
         raise BadInput("the benchmark's attack isn't a gradient inversion")
 
     def start(observation: Observation, noise: Tensor) -> _Run:
-        message = observation.single()
-        ready = prepare(observation, message, "auto", "cpu")
-        engine = attack.make_engine(ready, message)
+        ready = attack.prepare(observation, "cpu")
+        settings = attack.optimisation()
+        settings.pop("average")
         pixel_range = observation.task_info.pixel_range(noise)
-        objective = with_priors(engine, attack.priors(ready))
-        step = pseudo_gradient(objective, [noise], attack.optimisation(), pixel_range, torch.Generator())
+        step = make_step(attack.objective(ready), [noise], pixel_range, torch.Generator(), **settings)
         return _Run(step, noise, attack.iterations)
 
     return start
@@ -139,7 +138,7 @@ def _peer(total_variation: float | None) -> Callable[[Observation, Tensor], _Run
     def start(observation: Observation, noise: Tensor) -> _Run:
         from fedaudit.bench.breaching import attacker, iteration
 
-        ready = prepare(observation, observation.single(), "auto", "cpu")
+        ready = prepare(observation, "auto", "cpu")
         target = [ready.gradient[name] for name in ready.victim.parameters]
         pixel_range = observation.task_info.pixel_range(noise)
         victim = Prepared(ready.victim, ready.labels, target, noise, pixel_range, one_gradient(1))

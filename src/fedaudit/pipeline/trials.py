@@ -97,11 +97,9 @@ class Trial:
         start = generator(self.seed, "attack", seen.federation, *where)
         progress = None if report is None else lambda done, total: report(self.work * done / total)
         try:
-            found = self.attack.run(seen, generator=start, device=self.device, progress=progress)
+            found = self.attack(seen, generator=start, device=self.device, progress=progress)
         except NotApplicable as reason:
             return reason
-        if not self.fits(found):
-            raise TypeError(f"{self.attack.name} returned a {type(found).__name__} named '{found.attack}'")
         return found
 
     def fits(self, finding: Finding) -> bool:

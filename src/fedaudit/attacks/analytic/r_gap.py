@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
@@ -88,20 +87,7 @@ class RGap(Attack):
         _candidates(last, gradient, observation.loss, message.update.labels)
         return module, blocks, gradient
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,  # noqa: ARG002 (nothing is drawn)
-        device: str = "cpu",  # noqa: ARG002 (least squares in float64: on the CPU)
-        progress: Progress | None = None,
-    ) -> ImageFinding:
-        """Solve backwards from every candidate for the last layer's derivative; keep the image of nearest gradient.
-
-        Raises:
-            NotApplicable: as :meth:`check`.
-        """
-        started = time.perf_counter()
+    def _run(self, observation: Observation, _generator: object, _device: str, progress: Progress) -> ImageFinding:
         module, blocks, gradient = self._prepare(observation)
         message, task_info = observation.single(), observation.task_info
         granted = message.update.labels
@@ -130,13 +116,11 @@ class RGap(Attack):
             raise NotApplicable("the recursion overflowed; play an attack that optimises (invg, agic)")
         pixels = task_info.denormalise(image.float()).clamp(0, 1)
         return ImageFinding(
-            attack=self.name,
             images=pixels,
             labels=label.cpu(),
             label_source=self.name if granted is None else "given",
             objective=distance,
             notes=tuple(notes),
-            seconds=time.perf_counter() - started,
         )
 
 
@@ -274,7 +258,7 @@ def _scales(direction: Tensor, label: int, logits: Tensor, bias: Tensor) -> list
 
 
 def _backwards(
-    blocks: list[Block], k: Tensor, gradient: Tensors, progress: Progress | None, turn: tuple[int, int]
+    blocks: list[Block], k: Tensor, gradient: Tensors, progress: Progress, turn: tuple[int, int]
 ) -> tuple[Tensor, list[str]]:
     """Return the input (1, *shape) that explains ``gradient``, and what the user should know.
 
@@ -305,8 +289,7 @@ def _backwards(
         if i:
             before = blocks[i - 1].inverse(inputs[None])[0]
             k = blocks[i - 1].slope(before[None])[0] * _adjoint(block, k)
-        if progress:
-            progress(turn[0] * len(blocks) + len(blocks) - i, turn[1] * len(blocks))
+        progress(turn[0] * len(blocks) + len(blocks) - i, turn[1] * len(blocks))
     return inputs[None], notes
 
 

@@ -1,81 +1,106 @@
-"""AGIC over several epochs: match the updates that saw the same examples, then reconstruct from all of them at once."""
+"""Several epochs: match the updates that saw the same examples, then reconstruct from all of them at once."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
+from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack, register
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
-from fedaudit.attacks.inversion.priors import Prior
-from fedaudit.attacks.inversion.reconstruct import Objective, Reconstruction, reconstruct
-from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Problem
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.threat import Message, Observation, Scope
-from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.validation import Count, NonNegative
+from fedaudit.attacks.inversion.objectives import Term
+from fedaudit.attacks.inversion.reconstruct import with_priors
+from fedaudit.attacks.inversion.template import GradientInversion, Prepared, to_pixels
+from fedaudit.threat import Observation, Scope
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.validation import Count, NonNegative, from_name
 
-_POOL = 2  # side and stride of the average pooling before pictures are compared (Section V-A)
-
-
-@dataclass(frozen=True)
-class EpochUpdate:
-    """One observed update, made ready.
-
-    Attributes:
-        message: as it was seen.
-        epoch: from 0.
-        prepared: the model, the gradient, the labels.
-        problem: its distance, as a function of its own batch of images.
-    """
-
-    message: Message
-    epoch: int
-    prepared: Prepared
-    problem: Problem
+_POOL = 2  # side and stride of the average pooling before images are compared (Section V-A)
+_WHOLE_EPOCHS = "all updates of a client over two or more epochs"
 
 
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class SeveralEpochs(GradientInversion):
-    """Base beside a method, after it so that its defaults hold: all updates of a client over several epochs.
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class Epochs(Attack):
+    """Any method that optimises images, over all updates of a client in several epochs (Xu et al. 2022, Section IV-B).
 
-    Xu et al. 2022, Section IV-B.
-
-    Step 1 reconstructs every update on its own for a few iterations and pairs the pictures of consecutive epochs
-    greedily, the most similar ones first, each picture once; more than two epochs by chaining. Step 2 minimises
-    Σ_k γ_k·(1 − cos_k) plus the priors (Eq. 5), one shared image in all of its batches. Departures: images whose
-    updates hang together are reconstructed at once, not one at a time, which for a batch size of 1 is the same; the
-    label filter compares the labels of the two pictures, not those of their whole batches, and where no partner of the
-    same label is left the most similar picture is taken. Where an epoch is a single update there is nothing to match.
+    Step 1 reconstructs every update on its own for a few iterations and pairs the images of consecutive epochs
+    greedily, the most similar ones first, each image once; more than two epochs by chaining. Step 2 minimises
+    Σ_k γ_k·Dist_k plus the priors (Eq. 5), one shared image in all of its batches. Departures: the distance is the
+    method's (in the paper AGIC's, the layer-weighted cosine); images whose updates hang together are reconstructed at
+    once, not one at a time, which for a batch size of 1 is the same; the label filter compares the labels of the two
+    images, not those of their whole batches, and where no partner of the same label is left the most similar image is
+    taken. Where an epoch is a single update there is nothing to match.
 
     Args:
+        attack: the method: its name and settings.
         epochs: how many complete epochs the observed updates are; each has the same number of updates.
         pre_iterations: of the reconstructions that are matched.
-        pooling: average 2×2 pixels before pictures are compared.
-        label_filter: pair pictures of equal label first.
+        pooling: average 2×2 pixels before images are compared.
+        label_filter: pair images of equal label first.
         gamma_first: γ of the first epoch; 0 leaves it out.
         gamma: γ of the epochs after it; 0 leaves them out.
     """
 
+    name: ClassVar[str] = "epochs"
+    summary: ClassVar[str] = "any method over a client's updates in several epochs: matched, then reconstructed jointly"
+    paper: ClassVar[str] = "Xu et al. 2022 (AGIC), Section IV-B"
+    threat_model: ClassVar[str] = GradientInversion.threat_model
+    needs: ClassVar[tuple[str, ...]] = ("what the method needs (attack)", _WHOLE_EPOCHS)
     default_scope: ClassVar[Scope] = "client"
 
+    attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
+        default_factory=lambda: {"name": "agic"}
+    )
     epochs: Annotated[int, Field(ge=1, strict=True)] = 2
     pre_iterations: Count = 2_000
     pooling: bool = True
     label_filter: bool = True
     gamma_first: NonNegative = 1.0
     gamma: NonNegative = 0.1
+
+    def __post_init__(self) -> None:
+        _ = self.method  # a wrong one is found now
+
+    @cached_property
+    def method(self) -> GradientInversion:
+        """The method that is run over the epochs.
+
+        Raises:
+            BadInput: it isn't one that can be.
+        """
+        settings = dict(self.attack)
+        name = settings.pop("name", None)
+        if not isinstance(name, str):
+            raise BadInput(f"attack '{self.name}': attack: give the name of the method, and its settings")
+        made = make_attack(name, settings)
+        reason = made.only_single if isinstance(made, GradientInversion) else "it doesn't optimise images"
+        if reason or not isinstance(made, GradientInversion):
+            known = (e.value for e in ATTACKS)
+            fitting = [c.name for c in known if issubclass(c, GradientInversion) and not c.only_single]
+            raise BadInput(
+                f"attack '{self.name}': attack: '{name}' can't be run over several epochs, because {reason}; "
+                f"known: {', '.join(fitting)}"
+            )
+        return made
+
+    @property
+    def iterations(self) -> int:
+        """Of the method: what a run costs, for the progress display."""
+        return self.method.iterations
+
+    def settings(self) -> dict[str, Any]:
+        """Return the hyper-parameters with all of the method's, JSON-serialisable."""
+        return {**super().settings(), "attack": {"name": self.method.name, **self.method.settings()}}
 
     def check(self, observation: Observation) -> None:
         """Refuse what any single update makes impossible, or updates that aren't whole epochs.
@@ -84,191 +109,137 @@ class SeveralEpochs(GradientInversion):
             NotApplicable: with the reason and the remedy.
         """
         observation.need_messages()
-        for single in observation.split():
-            super().check(single)
-        count = len(observation.messages)
+        singles = observation.split()
+        for single in singles:
+            self.method.check(single)
         if len({message.client for message in observation.messages}) > 1:
             raise NotApplicable(f"{self.name} follows one client, and these updates are of several")
+        count = len(singles)
         if count % self.epochs:
             raise NotApplicable(
                 f"{count} updates aren't {self.epochs} epochs of equal length; set epochs, or rounds, accordingly"
             )
-        sizes = [sum(m.update.num_examples for m in epoch) for epoch in _cut(observation.messages, self.epochs)]
+        sizes = [sum(s.single().update.num_examples for s in epoch) for epoch in self._cut(singles)]
         if len(set(sizes)) > 1:
             raise NotApplicable(f"epochs have the same number of examples, but these have {sizes}")
         if not self.gamma_first and not self.gamma:
             raise NotApplicable("gamma_first and gamma are both 0: no epoch is left")
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,
-        device: str = "cpu",
-        progress: Progress | None = None,
-    ) -> ImageFinding:
-        """Match, then reconstruct jointly.
+    def _cut(self, singles: Sequence[Observation]) -> list[Sequence[Observation]]:
+        length = len(singles) // self.epochs
+        return [singles[i : i + length] for i in range(0, len(singles), length)]
 
-        Raises:
-            NotApplicable: as :meth:`check`, the labels can't be inferred, or the optimisation diverged.
-        """
-        self.check(observation)
-        started = time.perf_counter()
-        wanted = [e for e in range(self.epochs) if (self.gamma if e else self.gamma_first) > 0]
-        epoch_updates: list[list[EpochUpdate]] = []
-        for number, epoch in enumerate(_cut(observation.messages, self.epochs)):
-            if number in wanted:
-                known = epoch_updates[0][0].prepared.labels if epoch_updates and len(epoch) == 1 else None
-                epoch_updates.append([self._sight(observation, m, number, device, known) for m in epoch])
-        everything = [s for epoch in epoch_updates for s in epoch]
-        first = epoch_updates[0]
-        matching = len(epoch_updates) > 1 and len(first) > 1
-        steps = _Steps(progress, matching * len(everything) * self.pre_iterations)
-        if matching:
-            pictures = [torch.cat([self._alone(s, generator, steps) for s in epoch]) for epoch in epoch_updates]
-            labels = [torch.cat([s.prepared.labels for s in epoch]) for epoch in epoch_updates]
-            chains = chain(
-                [
-                    match(a, b, x if self.label_filter else None, y if self.label_filter else None, self.pooling)
-                    for a, b, x, y in zip(pictures, pictures[1:], labels, labels[1:], strict=False)
-                ],
-                len(pictures[0]),
+    def _run(
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
+    ) -> ImageFinding:
+        method = self.method
+        gammas, epochs = self._prepare(observation, device)
+        updates = [p for epoch in epochs for p in epoch]
+        distances = {p: method.make_engine(p) for p in updates}
+        matching = len(epochs) > 1 and len(epochs[0]) > 1
+        done, total = 0, matching * len(updates) * self.pre_iterations * method.restarts
+
+        def minimise(method: GradientInversion, distance: Term, prepared: Prepared, count: int) -> tuple[Tensor, Trace]:
+            nonlocal done
+            before, done = done, done + method.iterations * method.restarts
+            objective = with_priors(distance, method.priors(prepared))
+            (images,), trace = method.minimise(
+                objective, prepared, count, generator, lambda own, _: progress(before + own, max(total, done))
             )
-        else:
-            chains = torch.arange(sum(len(s.prepared.labels) for s in first)).repeat(len(epoch_updates), 1)
-        places = [_places(epoch, column) for epoch, column in zip(epoch_updates, chains, strict=True)]
+            return images, trace
+
+        chains = torch.arange(sum(len(p.labels) for p in epochs[0])).repeat(len(epochs), 1)
+        if matching:
+            short = dataclasses.replace(method, iterations=self.pre_iterations)
+            alone = [[minimise(short, distances[p], p, len(p.labels))[0] for p in epoch] for epoch in epochs]
+            images = [torch.cat(epoch) for epoch in alone]
+            labels = [torch.cat([p.labels for p in epoch]) if self.label_filter else None for epoch in epochs]
+            partners = [
+                match(a, b, x, y, self.pooling)
+                for a, b, x, y in zip(images, images[1:], labels, labels[1:], strict=False)
+            ]
+            chains = chain(partners, len(images[0]))
+        places = [_places(epoch, column) for epoch, column in zip(epochs, chains, strict=True)]
         parts = _components(places)
-        steps.total += len(parts) * self.iterations
+        total += len(parts) * method.iterations * method.restarts
         runs = []
         for part in parts:
-            shared = [(s, rows) for place in places for s, rows in place if rows[0] in part]
-            runs.append((part, self._together(shared, part, generator, steps)))
-        return self._finding(observation, epoch_updates, places, runs, time.perf_counter() - started)
-
-    def _sight(
-        self, observation: Observation, message: Message, epoch: int, device: str, labels: Tensor | None
-    ) -> EpochUpdate:
-        """Make an update ready; ``labels``, if given, are those of its only counterpart in the first epoch."""
-        prepared = self.prepare(observation, message, device)
-        if labels is not None:
-            prepared = dataclasses.replace(prepared, labels=labels)
-        return EpochUpdate(message, epoch, prepared, self.problem(prepared, message))
-
-    def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:  # noqa: ARG002
-        """Return none: they are added once for the shared images."""
-        return []
-
-    def _alone(self, epoch_update: EpochUpdate, generator: torch.Generator, steps: _Steps) -> Tensor:
-        """Return the pictures of one update on its own, normalised."""
-        short = dataclasses.replace(self, iterations=self.pre_iterations)
-        rows = torch.arange(len(epoch_update.prepared.labels))
-        return short._together([(epoch_update, rows)], rows, generator, steps).images
-
-    def _together(
-        self, shared: Sequence[tuple[EpochUpdate, Tensor]], part: Tensor, generator: torch.Generator, steps: _Steps
-    ) -> Reconstruction:
-        """Reconstruct the images ``part`` from the updates that they were used in."""
-        prepared = shared[0][0].prepared
-        position = {int(image): i for i, image in enumerate(part)}
-        terms = [
-            (
-                1.0 if len(shared) == 1 else (self.gamma if s.epoch else self.gamma_first),
-                s.problem.single,
-                torch.tensor([position[int(row)] for row in rows], device=prepared.labels.device),
-            )
-            for s, rows in shared
-        ]
-        priors = [(weight, prior) for weight, prior in super().priors(prepared) if weight]
-
-        def objective(variables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            (images,) = variables
-            value, gradient = images.new_zeros(()), torch.zeros_like(images)
-            for gamma, distance, rows in terms:
-                own, (slope,) = distance([images[rows]])
-                value = value + gamma * own
-                gradient.index_add_(0, rows, slope, alpha=gamma)
-            for weight, prior in priors:
-                own, slope = prior(images)
-                value, gradient = value + weight * own, gradient.add_(slope, alpha=weight)
-            return value, [gradient]
-
-        return self._best(objective, prepared, len(part), generator, steps)
-
-    def _best(
-        self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, steps: _Steps
-    ) -> Reconstruction:
-        start = dataclasses.replace(prepared, labels=prepared.labels.new_zeros(count))
-        initial = [v.to(prepared.labels.device) for v in self.initial(start, generator)]
-        with local_randomness(generator.initial_seed()):
-            run = reconstruct(
-                objective, initial, self.optimisation(), prepared.pixel_range, generator, steps.next(self.iterations)
-            )
-        if not bool(torch.isfinite(run.trace.snapshots).all()):
-            raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
-        return run
-
-    def _finding(
-        self,
-        observation: Observation,
-        epoch_updates: list[list[EpochUpdate]],
-        places: list[list[tuple[EpochUpdate, Tensor]]],
-        runs: list[tuple[Tensor, Reconstruction]],
-        seconds: float,
-    ) -> ImageFinding:
-        order = torch.cat([part for part, _ in runs]).argsort()
-        labels = torch.cat([s.prepared.labels for s in epoch_updates[0]]).cpu()
+            shared = [
+                (gamma, prepared, rows)
+                for gamma, place in zip(gammas, places, strict=True)
+                for prepared, rows in place
+                if rows[0] in part
+            ]
+            terms = [(1.0 if len(shared) == 1 else gamma, distances[p], rows) for gamma, p, rows in shared]
+            runs.append(minimise(method, joint(terms, part, updates[0].labels.device), shared[0][1], len(part)))
+        order = torch.cat(parts).argsort()
+        normalised = torch.cat([torch.cat([images[None], trace.snapshots]) for images, trace in runs], dim=1)
+        pixels = to_pixels(normalised[:, order], observation.task_info)
+        objective = torch.tensor([trace.objective for _, trace in runs]).sum(dim=0).tolist()
         rounds: list[list[int]] = [[] for _ in order]
-        for place in places:
-            for epoch_update, rows in place:
-                for row in rows.tolist():
-                    rounds[row].append(epoch_update.message.round)
-        traces = [run.trace for _, run in runs]
-        pixels = torch.cat([torch.cat([run.images[None], run.trace.snapshots]) for _, run in runs], dim=1)[:, order]
-        pixels = (
-            observation.task_info.denormalise(pixels.flatten(0, 1)).clamp(0, 1).unflatten(0, (-1, len(order))).cpu()
-        )
-        objective = torch.tensor([trace.objective for trace in traces]).sum(dim=0).tolist()
-        notes = [note for epoch in epoch_updates for s in epoch for note in s.problem.notes]
-        seen = epoch_updates[0][0]
+        for prepared, rows in (pair for place in places for pair in place):
+            for row in rows.tolist():
+                rounds[row].append(prepared.message.round)
         return ImageFinding(
-            attack=self.name,
             images=pixels[0],
-            labels=labels,
-            label_source=seen.prepared.label_source,
+            labels=torch.cat([p.labels for p in epochs[0]]).cpu(),
+            label_source=updates[0].label_source,
             objective=objective[-1],
-            iterations=self.iterations * len(runs),
-            trace=Trace(traces[0].iterations, objective, pixels[1:]),
-            notes=tuple(dict.fromkeys([*self.notes(seen.prepared, seen.message.update), *notes])),
-            seconds=seconds,
+            iterations=method.iterations * method.restarts * len(runs),
+            trace=Trace(runs[0][1].iterations, objective, pixels[1:]),
+            notes=(*method.notes(updates[0]), *(note for p in updates for note in p.notes)),
             rounds=tuple(map(tuple, rounds)),
         )
 
+    def _prepare(self, observation: Observation, device: str) -> tuple[list[float], list[list[Prepared]]]:
+        """Return γ and the updates made ready of every epoch that isn't left out."""
+        gammas: list[float] = []
+        epochs: list[list[Prepared]] = []
+        for number, epoch in enumerate(self._cut(observation.split())):
+            gamma = self.gamma if number else self.gamma_first
+            if not gamma:
+                continue
+            made = [self.method.prepare(single, device) for single in epoch]
+            if epochs and len(epoch) == 1:  # the same examples as its only counterpart's in the first epoch
+                made = [dataclasses.replace(made[0], labels=epochs[0][0].labels)]
+            gammas.append(gamma)
+            epochs.append(made)
+        return gammas, epochs
 
-@dataclass
-class _Steps:
-    """Progress over many optimisations, one after another."""
 
-    progress: Progress | None
-    total: int
-    done: int = 0
+def joint(terms: Sequence[tuple[float, Term, Tensor]], part: Tensor, device: torch.device) -> Term:
+    """Return Σ_k γ_k·Dist_k of the shared images (Xu et al. 2022, Eq. 5).
 
-    def next(self, iterations: int) -> Progress | None:
-        """Return the progress of the next one."""
-        before, self.done = self.done, self.done + iterations
-        if self.progress is None:
-            return None
-        report: Callable[[int, int], None] = self.progress
-        return lambda done, _: report(before + done, max(self.total, self.done))
+    Args:
+        terms: γ, the distance of one update, and which images are its batch, in the order of its labels.
+        part: (n,) those images that are optimised here, ascending.
+        device: of the images.
+    """
+    position = {int(image): i for i, image in enumerate(part)}
+    placed = [
+        (gamma, distance, torch.tensor([position[int(row)] for row in rows], device=device))
+        for gamma, distance, rows in terms
+    ]
+
+    def total(images: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = images.new_zeros(()), torch.zeros_like(images)
+        for gamma, distance, rows in placed:
+            own, slope = distance(images[rows])
+            value = value + gamma * own
+            gradient.index_add_(0, rows, slope, alpha=gamma)
+        return value, gradient
+
+    return total
 
 
 def match(first: Tensor, second: Tensor, labels: Tensor | None, other_labels: Tensor | None, pooling: bool) -> Tensor:
-    """Pair each of ``first`` with one of ``second``, greedily, the most similar pictures first.
+    """Pair each of ``first`` with one of ``second``, greedily, the most similar images first.
 
     Xu et al. 2022, Section IV-B, step 1: mean squared error after 2×2 average pooling, pairs of equal label before all
     others.
 
     Args:
-        first, second: (n, C, H, W) pictures of two epochs.
+        first, second: (n, C, H, W) images of two epochs.
         labels, other_labels: (n,) of theirs; None for no label filter.
         pooling: whether to pool.
 
@@ -289,11 +260,11 @@ def match(first: Tensor, second: Tensor, labels: Tensor | None, other_labels: Te
 
 
 def chain(partners: Sequence[Tensor], count: int) -> Tensor:
-    """Return (epochs, count): the place of each of the first epoch's pictures in every epoch.
+    """Return (epochs, count): the place of each of the first epoch's images in every epoch.
 
     Args:
         partners: from every epoch to the next, as :func:`match` returns them.
-        count: pictures an epoch.
+        count: images an epoch.
     """
     places = [torch.arange(count)]
     for partner in partners:
@@ -301,20 +272,15 @@ def chain(partners: Sequence[Tensor], count: int) -> Tensor:
     return torch.stack(places)
 
 
-def _cut(messages: Sequence[Message], epochs: int) -> list[Sequence[Message]]:
-    length = len(messages) // epochs
-    return [messages[i : i + length] for i in range(0, len(messages), length)]
-
-
-def _places(epoch: Sequence[EpochUpdate], column: Tensor) -> list[tuple[EpochUpdate, Tensor]]:
+def _places(epoch: Sequence[Prepared], column: Tensor) -> list[tuple[Prepared, Tensor]]:
     """Return, for every update of an epoch, which images are its examples, in the order of its labels."""
     image_at = torch.empty_like(column)
     image_at[column] = torch.arange(len(column))
-    sizes = [len(s.prepared.labels) for s in epoch]
+    sizes = [len(p.labels) for p in epoch]
     return list(zip(epoch, image_at.split(sizes), strict=True))
 
 
-def _components(places: Sequence[Sequence[tuple[EpochUpdate, Tensor]]]) -> list[Tensor]:
+def _components(places: Sequence[Sequence[tuple[Prepared, Tensor]]]) -> list[Tensor]:
     """Return the images that hang together through shared updates, group by group, each ascending."""
     pairs = [(int(rows[0]), int(row)) for place in places for _, rows in place for row in rows]
     count = 1 + max(column for _, column in pairs)
@@ -324,33 +290,63 @@ def _components(places: Sequence[Sequence[tuple[EpochUpdate, Tensor]]]) -> list[
     return [torch.nonzero(torch.as_tensor(group) == g).flatten() for g in range(group.max() + 1)]
 
 
-@register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class AGICEpochs(AGIC, SeveralEpochs):
-    """AGIC, complete: one batch, layer weights, and all epochs that were observed (Xu et al. 2022)."""
+class _Preset(Attack):
+    """:class:`Epochs` over one method under a name of its own, with the settings of both side by side."""
 
-    name: ClassVar[str] = "agic-epochs"
-    summary: ClassVar[str] = "AGIC over all updates of a client in several epochs: matched, then reconstructed jointly"
-    needs: ClassVar[tuple[str, ...]] = (*AGIC.needs, "all updates of a client over two or more epochs")
+    default_scope: ClassVar[Scope] = "client"
+    method: ClassVar[type[GradientInversion]]
+
+    @cached_property
+    def composed(self) -> Epochs:
+        """The composition that the name stands for."""
+        settings = self.settings()
+        own = {f.name: settings.pop(f.name) for f in dataclasses.fields(Epochs) if f.name in settings}
+        return Epochs(attack={"name": self.method.name, **settings}, **own)
+
+    def check(self, observation: Observation) -> None:
+        """Refuse what the composition refuses.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        self.composed.check(observation)
+
+    def _run(self, *arguments: Any) -> ImageFinding:
+        return self.composed._run(*arguments)
 
 
-@register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class InvGEpochs(InvG, SeveralEpochs):
-    """AGIC's several epochs under InvG's objective: equal layer weights, FedAvg by simulation."""
+def _preset(name: str, method: type[GradientInversion], summary: str, paper: str) -> type[Attack]:
+    """Register :class:`Epochs` over ``method`` as the attack METHOD-epochs, a class of that ``name``."""
+    fields = {f.name: f for kind in (method, Epochs) for f in dataclasses.fields(kind) if f.name != "attack"}
+    types = get_type_hints(method, include_extras=True) | get_type_hints(Epochs, include_extras=True)
+    content: dict[str, Any] = {field: settings.default for field, settings in fields.items()}
+    content |= {
+        "__module__": __name__,
+        "__doc__": f"{summary} ({paper}).",
+        "__annotations__": {field: types[field] for field in fields},
+        "name": f"{method.name}-epochs",
+        "summary": summary,
+        "paper": paper,
+        "threat_model": method.threat_model,
+        "needs": (*method.needs, _WHOLE_EPOCHS),
+        "method": method,
+    }
+    made: type[Attack] = type(name, (_Preset,), content)
+    return register(dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)(made))  # type: ignore[return-value]
 
-    name: ClassVar[str] = "invg-epochs"
-    summary: ClassVar[str] = "InvG over all updates of a client in several epochs: matched, then reconstructed jointly"
-    paper: ClassVar[str] = "Geiping et al. 2020, with Xu et al. 2022, Section IV-B"
-    needs: ClassVar[tuple[str, ...]] = (*InvG.needs, "all updates of a client over two or more epochs")
 
-
-@register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
-class DLGAdamEpochs(DLGAdam, SeveralEpochs):
-    """AGIC's several epochs under DLG-Adam's objective: squared distance, FedAvg by simulation."""
-
-    name: ClassVar[str] = "dlg-adam-epochs"
-    summary: ClassVar[str] = "DLG-Adam over a client's updates in several epochs: matched, then reconstructed jointly"
-    paper: ClassVar[str] = "Zhu et al. 2019 (DLG), with Xu et al. 2022, Section IV-B"
-    needs: ClassVar[tuple[str, ...]] = (*DLGAdam.needs, "all updates of a client over two or more epochs")
+AGICEpochs = _preset(
+    *("AGICEpochs", AGIC),
+    "AGIC over all updates of a client in several epochs: matched, then reconstructed jointly",
+    AGIC.paper,
+)
+InvGEpochs = _preset(
+    *("InvGEpochs", InvG),
+    "InvG over all updates of a client in several epochs: matched, then reconstructed jointly",
+    "Geiping et al. 2020, with Xu et al. 2022, Section IV-B",
+)
+DLGAdamEpochs = _preset(
+    *("DLGAdamEpochs", DLGAdam),
+    "DLG-Adam over a client's updates in several epochs: matched, then reconstructed jointly",
+    "Zhu et al. 2019 (DLG), with Xu et al. 2022, Section IV-B",
+)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,16 +17,14 @@ from torch.func import functional_call
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.objectives import flatten, unflatten
-from fedaudit.attacks.inversion.reconstruct import Objective, Optimisation, Reconstruction, Schedule, reconstruct
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion
+from fedaudit.attacks.inversion.reconstruct import Objective, Schedule, reconstruct
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, to_pixels
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.generator import Generator, TrainedGenerator
 from fedaudit.threat import Observation
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import MissingData, NotApplicable
 from fedaudit.utils.validation import Fraction, NonNegative, Positive
-
-Decode = Callable[[Tensor], Tensor]
 
 
 @register
@@ -61,6 +57,7 @@ class GIAS(GradientInversion):
     )
     distance: ClassVar[str] = "cosine"
     fedavg: ClassVar[FedAvgWay] = "simulation"
+    only_single: ClassVar[str | None] = "it searches what a generator makes images from"
 
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1
     total_variation: NonNegative = 1e-4
@@ -108,83 +105,73 @@ class GIAS(GradientInversion):
             )
         return trained
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,
-        device: str = "cpu",
-        progress: Progress | None = None,
+    def _run(
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> ImageFinding:
-        """Search the codes, ``restarts`` times, then the weights from the best.
-
-        Raises:
-            NotApplicable: as :meth:`check`, the labels can't be inferred, or the optimisation diverged.
-        """
-        self.check(observation)
-        started = time.perf_counter()
-        message, task_info = observation.single(), observation.task_info
+        task_info = observation.task_info
         network = _load(self.generator_file).network.to(device)
-        prepared = self.prepare(observation, message, device)
-        problem = self.problem(prepared, message)
-        count = len(prepared.labels)
-        first, second = self._searches()
-        total = self.restarts * first.iterations + second.iterations
+        prepared = self.prepare(observation, device)
+        objective = self.objective(prepared)
+        latent = round(self.latent_share * self.iterations)
+        total = self.restarts * latent + self.iterations - latent
 
-        def search(decode: Decode, initial: Tensor, settings: Optimisation, done: int) -> tuple[Reconstruction, Decode]:
-            report = None if progress is None else lambda own, _: progress(done + own, total)
+        def search(
+            decode: Callable[[Tensor], Tensor], initial: Tensor, done: int, **settings: Any
+        ) -> tuple[Tensor, Trace]:
             with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
-                objective = through(decode, problem.objective)
-                run = reconstruct(objective, [initial], settings, prepared.pixel_range, generator, report)
-            if not math.isfinite(run.objective):
-                raise NotApplicable(f"the optimisation diverged at learning_rate {settings.learning_rate:g}; lower it")
-            return run, decode
+                (found,), trace = reconstruct(
+                    through(decode, objective),
+                    [initial],
+                    prepared.pixel_range,
+                    generator,
+                    lambda own, _: progress(done + own, total),
+                    **(self.optimisation() | {"clamp": False} | settings),
+                )
+            if not math.isfinite(trace.objective[-1]):
+                rate = settings.get("learning_rate", self.learning_rate)
+                raise NotApplicable(f"the optimisation diverged at learning_rate {rate:g}; lower it")
+            return found, trace
 
-        runs = [
-            search(
-                from_codes(network, task_info),
-                torch.randn((count, network.spec.latent), generator=generator).to(device),
-                first,
-                restart * first.iterations,
-            )
-            for restart in range(self.restarts)
-        ]
-        codes = min(runs, key=lambda run: run[0].objective)
-        weights = flatten(list(network.parameters())).detach().repeat(count, 1)
-        adapted = search(
-            from_weights(network, task_info, codes[0].images), weights, second, self.restarts * first.iterations
+        by_codes = from_codes(network, task_info)
+        runs = []
+        for restart in range(self.restarts):
+            noise = torch.randn((len(prepared.labels), network.spec.latent), generator=generator).to(device)
+            runs.append(search(by_codes, noise, restart * latent, iterations=latent))
+        codes, first = min(runs, key=lambda run: run[1].objective[-1])
+        by_weights = from_weights(network, task_info, codes)
+        _, second = search(
+            by_weights,
+            flatten(list(network.parameters())).detach().repeat(len(codes), 1),
+            self.restarts * latent,
+            iterations=self.iterations - latent,
+            learning_rate=self.weights_learning_rate,
+            signed=False,
         )
-        trace, images = _joined(codes, adapted, task_info)
+        with torch.no_grad():
+            images = [by_codes(s) for s in first.snapshots[:-1]] + [by_weights(s) for s in second.snapshots]
+        pixels = to_pixels(torch.stack(images), task_info)
+        offset = first.iterations[-1]
         return ImageFinding(
-            attack=self.name,
-            images=images,
+            images=pixels[-1],
             labels=prepared.labels.cpu(),
             label_source=prepared.label_source,
-            objective=adapted[0].objective,
+            objective=second.objective[-1],
             iterations=total,
-            trace=trace,
-            notes=(*self.notes(prepared, message.update), *problem.notes),
-            seconds=time.perf_counter() - started,
-        )
-
-    def _searches(self) -> tuple[Optimisation, Optimisation]:
-        """Return how the codes and how the weights are optimised."""
-        latent = round(self.latent_share * self.iterations)
-        base = dataclasses.replace(self.optimisation(), clamp=False)
-        return (
-            dataclasses.replace(base, iterations=latent),
-            dataclasses.replace(
-                base, iterations=self.iterations - latent, learning_rate=self.weights_learning_rate, signed=False
+            trace=Trace(
+                first.iterations[:-1] + [offset + i for i in second.iterations],
+                first.objective[:-1] + second.objective,
+                pixels,
             ),
+            notes=(*self.notes(prepared), *prepared.notes),
         )
 
 
-def from_codes(network: Generator, task_info: TaskInfo) -> Decode:
+def from_codes(network: Generator, task_info: TaskInfo) -> Callable[[Tensor], Tensor]:
     """Return codes (n, latent) to normalised images."""
     return lambda codes: task_info.normalise(network(codes))
 
 
-def from_weights(network: Generator, task_info: TaskInfo, codes: Tensor) -> Decode:
+def from_weights(network: Generator, task_info: TaskInfo, codes: Tensor) -> Callable[[Tensor], Tensor]:
     """Return weights (n, parameters), a row for each of ``codes``, to normalised images."""
     names = [name for name, _ in network.named_parameters()]
     shapes = [p.shape for p in network.parameters()]
@@ -199,30 +186,17 @@ def from_weights(network: Generator, task_info: TaskInfo, codes: Tensor) -> Deco
     return decode
 
 
-def through(decode: Decode, objective: Objective) -> Objective:
+def through(decode: Callable[[Tensor], Tensor], objective: Objective) -> Objective:
     """Return ``objective`` of the images that ``decode`` makes, as a function of what they are made from."""
 
-    def composed(variables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def composed(variable: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
-            (leaf,) = (v.detach().requires_grad_() for v in variables)
+            leaf = variable.detach().requires_grad_()
             images = decode(leaf)
-        value, (slope,) = objective([images.detach()])
-        return value, list(torch.autograd.grad(images, leaf, slope))
+        value, slope = objective(images.detach())
+        return value, torch.autograd.grad(images, leaf, slope)[0]
 
     return composed
-
-
-def _joined(
-    codes: tuple[Reconstruction, Decode], adapted: tuple[Reconstruction, Decode], task_info: TaskInfo
-) -> tuple[Trace, Tensor]:
-    """Return the trace of both searches, one after the other, and the last images, all as pixels."""
-    (one, decode), (two, decode_two) = codes, adapted
-    with torch.no_grad():
-        pictures = [decode(s) for s in one.trace.snapshots[:-1]] + [decode_two(s) for s in two.trace.snapshots]
-    pixels = task_info.denormalise(torch.cat(pictures)).clamp(0, 1).unflatten(0, (len(pictures), -1)).cpu()
-    offset = one.trace.iterations[-1]
-    iterations = one.trace.iterations[:-1] + [offset + i for i in two.trace.iterations]
-    return Trace(iterations, one.trace.objective[:-1] + two.trace.objective, pixels), pixels[-1]
 
 
 def _load(path: str | None) -> TrainedGenerator:

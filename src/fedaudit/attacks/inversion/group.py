@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
-from fedaudit.attacks.inversion.priors import (
-    Prior,
-    batch_norm_statistics,
-    has_running_statistics,
-    image_l2,
-    registered_mean,
-)
-from fedaudit.attacks.inversion.reconstruct import Optimisation, Reconstruction, Schedule, with_priors
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Problem
+from fedaudit.attacks.inversion.objectives import Term
+from fedaudit.attacks.inversion.priors import batch_norm_statistics, has_running_statistics, image_l2, registered_mean
+from fedaudit.attacks.inversion.reconstruct import Objective, Schedule
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared
 from fedaudit.attacks.labels.inference import LabelMethod
-from fedaudit.threat import Message
-from fedaudit.update import Update
 from fedaudit.utils.validation import Count, NonNegative
 
 
@@ -71,42 +63,40 @@ class GradInversion(GradientInversion):
     batch_norm: NonNegative = 1e-2
     noise: NonNegative = 0.2
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:
+    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:
         """Add the image norm and, where they mean something, BatchNorm's statistics."""
         priors = [*super().priors(prepared), (self.image_norm, image_l2)]
         if self.batch_norm and has_running_statistics(prepared.victim):
             priors.append((self.batch_norm, batch_norm_statistics(prepared.victim)))
         return priors
 
-    def notes(self, prepared: Prepared, update: Update) -> list[str]:
+    def notes(self, prepared: Prepared) -> list[str]:
         """Say so where BatchNorm has nothing to tell."""
-        notes = super().notes(prepared, update)
+        notes = super().notes(prepared)
         if self.batch_norm and not has_running_statistics(prepared.victim):
             notes.append("no running statistics of a trained BatchNorm: that term is left out")
         return notes
 
-    def optimisation(self) -> Optimisation:
+    def optimisation(self) -> dict[str, Any]:
         """Return Adam with noise."""
-        return dataclasses.replace(super().optimisation(), noise=self.noise)
+        return {**super().optimisation(), "noise": self.noise}
 
-    def initial(self, prepared: Prepared, generator: torch.Generator) -> list[Tensor]:
-        """Return (group·n, C, H, W) noise."""
-        return [torch.cat([super(GradInversion, self).initial(prepared, generator)[0] for _ in range(self.group)])]
+    def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
+        """Return (group·count, C, H, W) noise."""
+        seeds = [super(GradInversion, self).initial(prepared, count, generator)[0] for _ in range(self.group)]
+        return [torch.cat(seeds)]
 
-    def problem(self, prepared: Prepared, message: Message) -> Problem:
+    def side_by_side(self, objective: Objective, count: int) -> Objective:
         """Return the sum over the seeds, with the pull between them."""
-        engine = self.make_engine(prepared, message)
-        alone = with_priors(engine, self.priors(prepared))
         agreed: list[Tensor] = []
         calls = 0
 
-        def objective(variables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        def of_group(images: Tensor) -> tuple[Tensor, Tensor]:
             nonlocal calls
-            (images,) = variables
-            seeds = images.split(len(prepared.labels))
-            parts = [alone([seed]) for seed in seeds]
-            value = torch.stack([part for part, _ in parts]).sum()
-            gradient = torch.cat([slopes[0] for _, slopes in parts])
+            seeds = images.split(count)
+            parts = [objective(seed) for seed in seeds]
+            value = torch.stack([part[0] for part in parts]).sum()
+            gradient = torch.cat([part[1] for part in parts])
             calls += 1
             if self.group > 1 and self.consistency:
                 if calls % self.register_every == 0:
@@ -116,21 +106,14 @@ class GradInversion(GradientInversion):
                     scale = self.consistency / images[0].numel()
                     value = value + scale * away.square().sum()
                     gradient = gradient.add(away, alpha=2 * scale)
-            return value, [gradient]
+            return value, gradient
 
-        return Problem(objective, alone, engine.notes)
+        return of_group
 
-    def choose(
-        self,
-        run: Reconstruction,
-        problem: Problem,
-        prepared: Prepared,
-        update: Update,  # noqa: ARG002
-    ) -> tuple[Tensor, Tensor]:
+    def choose(self, images: Tensor, objective: Objective, count: int) -> Tensor:
         """Return the seed of least distance plus priors."""
-        count = len(prepared.labels)
-        values = torch.stack([problem.single([seed])[0] for seed in run.images.split(count)])
-        return torch.arange(count) + count * int(values.argmin()), prepared.labels.cpu()
+        values = torch.stack([objective(seed)[0] for seed in images.split(count)])
+        return torch.arange(count) + count * int(values.argmin())
 
 
 def _agreement(seeds: Tensor, registration: str) -> Tensor:

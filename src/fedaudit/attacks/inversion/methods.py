@@ -11,16 +11,12 @@ from torch import Tensor
 from fedaudit.attacks.base import ATTACK_CONFIG, register
 from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
-from fedaudit.attacks.inversion.priors import (
-    Prior,
-    label_regulariser,
-    off_scale,
-    outside_range,
-)
-from fedaudit.attacks.inversion.reconstruct import OptimiserName, Reconstruction, Schedule
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Problem, Start, prepare
+from fedaudit.attacks.inversion.objectives import Term
+from fedaudit.attacks.inversion.priors import label_regulariser, off_scale, outside_range
+from fedaudit.attacks.inversion.reconstruct import Objective, OptimiserName, Schedule
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Start, prepare
 from fedaudit.attacks.labels.inference import LabelMethod
-from fedaudit.threat import Message, Observation
+from fedaudit.threat import Observation
 from fedaudit.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
@@ -47,6 +43,7 @@ class DLG(GradientInversion):
     needs: ClassVar[tuple[str, ...]] = (_IMAGES, "the loss cross-entropy", _ONE_STEP)
     distance: ClassVar[str] = "squared-l2"
     fedavg: ClassVar[FedAvgWay] = "single-step"
+    only_single: ClassVar[str | None] = "it optimises the labels beside the images"
 
     iterations: Count = 300
     optimiser: OptimiserName = "l-bfgs"
@@ -61,32 +58,26 @@ class DLG(GradientInversion):
                 "use idlg"
             )
 
-    def prepare(self, observation: Observation, message: Message, device: str) -> Prepared:
+    def prepare(self, observation: Observation, device: str) -> Prepared:
         """Leave the labels open."""
-        return prepare(observation, message, None, device)
+        return prepare(observation, None, device, aware=self.aware)
 
-    def initial(self, prepared: Prepared, generator: torch.Generator) -> list[Tensor]:
+    def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
         """Return noise, for the label logits, too."""
-        images = super().initial(prepared, generator)
-        return [*images, torch.randn((len(images[0]), prepared.task_info.outputs), generator=generator)]
+        images = super().initial(prepared, count, generator)
+        return [*images, torch.randn((count, prepared.task_info.outputs), generator=generator)]
 
-    def problem(self, prepared: Prepared, message: Message) -> Problem:
+    def objective(self, prepared: Prepared) -> Objective:
         """Return the distance as a function of images and label logits; no fast engine knows the latter."""
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)
-        distance = distance_to(self.distance, message.update, names, prepared.gradient, weights)
-        step = with_soft_labels(prepared.victim, distance)
-        return Problem(lambda variables: step(*variables), lambda variables: step(*variables), [])
+        return with_soft_labels(
+            prepared.victim, distance_to(self.distance, prepared.update, names, prepared.gradient, weights)
+        )
 
-    def choose(
-        self,
-        run: Reconstruction,
-        problem: Problem,  # noqa: ARG002
-        prepared: Prepared,  # noqa: ARG002
-        update: Update,  # noqa: ARG002
-    ) -> tuple[Tensor, Tensor]:
-        """Return all images with the labels that were found beside them."""
-        return torch.arange(len(run.images)), run.others[0].argmax(dim=1).cpu()
+    def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:  # noqa: ARG002
+        """Return the labels that were found beside the images."""
+        return variables[1].argmax(dim=1)
 
 
 @register
@@ -155,7 +146,7 @@ class CPL(GradientInversion):
     start: Start = "patterned"
     label_weight: NonNegative = 1e-6
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:
+    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:
         """Add the label regulariser."""
         own = (self.label_weight, label_regulariser(prepared.victim, prepared.labels))
         return [*super().priors(prepared), own]
@@ -212,7 +203,7 @@ class Geng(GradientInversion):
     clipping: NonNegative = 1e-4
     scaling: NonNegative = 1e-6
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:
+    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:
         """Add clipping and scaling."""
         return [
             *super().priors(prepared),
@@ -226,12 +217,13 @@ class Geng(GradientInversion):
 class AGIC(InvG):
     """AGIC (Xu et al. 2022): layer-weighted cosine (Eq. 6-8) and, for FedAvg, the one-batch approximation (Eq. 4).
 
-    Departures: in the paper Adam works on the gradient's values (Section V-A), here on their signs and with InvG's
-    schedule, so that the two differ in layer weights and the one batch alone. In hundreds of iterations this choice
-    moves results by decibels, more than β does. Biases and normalisations, which the
-    paper doesn't mention, weigh what the layer before them does. β is 50 for untrained networks; the paper takes 2 for
-    trained ones, with total_variation 1e-2 for a trained ResNet20-4 (1e-3 and 1e-1 for ResNet50, untrained and
-    trained). Several epochs are ``agic-epochs``.
+    Departures: in the paper Adam works on the gradient's values (Section V-A). Here it gets their signs, with InvG's
+    schedule and clamping, so that ``agic`` and ``invg`` differ in the layer weights and the one batch alone; in
+    hundreds of iterations this choice moves results by decibels, more than β does. ΔW is divided by the number of local
+    steps, which Eq. 4 leaves out and a cosine doesn't notice. Biases and normalisations, which the paper doesn't
+    mention, weigh what the layer before them does. β is 50 for untrained networks; the paper takes 2 for trained ones,
+    with total_variation 1e-2 for a trained ResNet20-4 (1e-3 and 1e-1 for ResNet50, untrained and trained). Several
+    epochs (Section IV-B) are ``agic-epochs``.
     """
 
     name: ClassVar[str] = "agic"
@@ -247,18 +239,18 @@ class AGIC(InvG):
         """A cosine needs the direction of ΔW only."""
         return False
 
-    def notes(self, prepared: Prepared, update: Update) -> list[str]:
+    def notes(self, prepared: Prepared) -> list[str]:
         """Say so where the one-batch approximation, the layer weights or the ReLU modifier reach their limits."""
-        notes = []
+        notes = super().notes(prepared)
         convolutions = [layer for layer in prepared.layers if layer.kind == "conv"]
         if not convolutions:
             notes.append("the model has no convolution: layer weights are all equal")
         elif self.relu_modifier and not any(layer.relu_follows for layer in convolutions):
             notes.append("no ReLU follows a convolution: the ReLU modifier is 1 throughout")
-        training = update.training
+        training = prepared.update.training
         if (
             training
-            and update.kind == "weights"
+            and prepared.update.kind == "weights"
             and training.local_steps > 1
             and training.learning_rate >= _COARSE_RATE
         ):

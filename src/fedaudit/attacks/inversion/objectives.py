@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 _TINY = 1e-30  # keeps a gradient of zero from dividing by zero; far below any float32 square that matters
 
+# A term of what is minimised: (n, C, H, W) normalised images -> (value, its gradient on them). The distance is one, and
+# who computes it an engine; the others are priors.
+Term = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-class Distance(Protocol):
-    """A distance to a fixed target vector of length d."""
+# One weight for all elements of a tensor, or one for each of them.
+Weight = float | Tensor
 
-    def __call__(self, vector: Tensor) -> Tensor:
-        """Return the distance of (d,) ``vector`` as a differentiable scalar."""
-        ...
 
-    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance and its (d,) derivative at ``vector``, which is the caller's to change."""
-        ...
+@dataclass(frozen=True)
+class Distance:
+    """How far a vector is from a fixed one, in the two forms that the engines need.
+
+    Attributes:
+        value: (d,) vector -> the distance as a differentiable scalar.
+        derivative: (d,) vector -> the distance and its (d,) derivative, which is the caller's to change.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def flatten(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """Return all numbers of ``tensors`` as one vector, written to ``out`` if there is one.
+    """Return all elements of ``tensors`` as one vector, written to ``out`` if there is one.
 
     Channels last, the order in which convolutions are fastest.
     """
@@ -40,111 +48,97 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     ]
 
 
-# One weight for all numbers of a tensor, or one for each of them.
-Weight = float | Tensor
+def squared_l2(target: Sequence[Tensor], weights: Sequence[Weight]) -> Distance:
+    """Return the weighted squared Euclidean distance to ``target``: Σ_i w_i ‖g_i − t_i‖² (DLG, Zhu et al. 2019).
 
-
-def _weight_vector(target: Sequence[Tensor], weights: Sequence[Weight]) -> Tensor | None:
-    """Return each number's weight, or None where all are one."""
-    if all(not isinstance(w, Tensor) and w == 1 for w in weights):
-        return None
-    whole = [w if isinstance(w, Tensor) else torch.full_like(t, w) for t, w in zip(target, weights, strict=True)]
-    return flatten(whole)
-
-
-class SquaredL2:
-    """Weighted squared Euclidean distance to ``target``: Σ_i w_i ‖g_i − t_i‖² (DLG, Zhu et al. 2019).
+    Its derivative is 2·w·(g − t).
 
     Args:
         target: the observed gradient, one tensor per parameter.
-        weights: one per tensor, or one per number; 0 leaves it out.
+        weights: one per tensor, or one per element; 0 leaves it out.
     """
+    flat, scale = flatten(target), _scaling(target, weights)
 
-    def __init__(self, target: Sequence[Tensor], weights: Sequence[Weight]) -> None:
-        self._target = flatten(target)
-        self._weights = _weight_vector(target, weights)
+    def value(vector: Tensor) -> Tensor:
+        difference = vector - flat
+        return torch.dot(scale(difference), difference)
 
-    def __call__(self, vector: Tensor) -> Tensor:
-        """Return the distance of (d,) ``vector``."""
-        difference = vector - self._target
-        scaled = difference if self._weights is None else self._weights * difference
-        return torch.dot(scaled, difference)
-
-    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance and 2·w·(g − t)."""
-        difference = vector - self._target
-        scaled = difference if self._weights is None else self._weights * difference
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        difference = vector - flat
+        scaled = scale(difference)
         return torch.dot(scaled, difference), 2 * scaled
 
+    return Distance(value, derivative)
 
-class LayerL2:
-    """Sum of the tensors' weighted Euclidean distances to ``target``: Σ_i ‖w_i·(g_i − t_i)‖ (Yin et al. 2021, Eq. 3).
+
+def layer_l2(target: Sequence[Tensor], weights: Sequence[Weight]) -> Distance:
+    """Return the sum of the tensors' weighted Euclidean distances: Σ_i ‖w_i·(g_i − t_i)‖ (Yin et al. 2021, Eq. 3).
+
+    Its derivative is w²·(g − t)/‖w·(g − t)‖ by tensor.
 
     Args:
         target: the observed gradient, one tensor per parameter.
-        weights: one per tensor, or one per number; 0 leaves it out.
+        weights: one per tensor, or one per element; 0 leaves it out.
     """
+    flat, scale = flatten(target), _scaling(target, weights)
+    sizes = [t.numel() for t in target]
 
-    def __init__(self, target: Sequence[Tensor], weights: Sequence[Weight]) -> None:
-        self._target = flatten(target)
-        self._sizes = [t.numel() for t in target]
-        self._weights = _weight_vector(target, weights)
+    def norms(difference: Tensor) -> Tensor:
+        return torch.stack([part.norm() for part in difference.split(sizes)])
 
-    def __call__(self, vector: Tensor) -> Tensor:
-        """Return the distance of (d,) ``vector``."""
-        return self._norms(self._scaled(vector - self._target)).sum()
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = scale(vector - flat)
+        lengths = norms(scaled)
+        for part, length in zip(scaled.split(sizes), lengths, strict=True):
+            part.div_(length + _TINY)
+        return lengths.sum(), scale(scaled)
 
-    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance and w²·(g − t)/‖w·(g − t)‖ by tensor."""
-        scaled = self._scaled(vector - self._target)
-        norms = self._norms(scaled)
-        for part, norm in zip(scaled.split(self._sizes), norms, strict=True):
-            part.div_(norm + _TINY)
-        return norms.sum(), self._scaled(scaled)
-
-    def _scaled(self, difference: Tensor) -> Tensor:
-        return difference if self._weights is None else self._weights * difference
-
-    def _norms(self, difference: Tensor) -> Tensor:
-        return torch.stack([part.norm() for part in difference.split(self._sizes)])
+    return Distance(lambda vector: norms(scale(vector - flat)).sum(), derivative)
 
 
-class WeightedCosine:
-    """One minus the layer-weighted cosine to ``target`` (AGIC, Xu et al. 2022, Eq. 6).
+def weighted_cosine(target: Sequence[Tensor], weights: Sequence[Weight]) -> Distance:
+    """Return one minus the layer-weighted cosine to ``target`` (AGIC, Xu et al. 2022, Eq. 6).
 
     The weight of a tensor enters the dot product and both norms. With equal weights this is the plain cosine over
-    the whole gradient (InvG, Geiping et al. 2020, Eq. 4).
+    the whole gradient (InvG, Geiping et al. 2020, Eq. 4). Its derivative is (cos/‖g‖_w²)·w·g − direction/‖g‖_w,
+    direction being w·t/‖t‖_w.
 
     Args:
         target: the observed gradient, one tensor per parameter.
-        weights: one per tensor, or one per number; 0 leaves it out.
+        weights: one per tensor, or one per element; 0 leaves it out.
     """
+    flat, scale = flatten(target), _scaling(target, weights)
+    scaled_target = scale(flat)
+    norm_of_target = torch.dot(scaled_target.double(), flat.double()).sqrt().to(flat.dtype)
+    direction = scaled_target / (norm_of_target + _TINY)
+    del flat, scaled_target  # each as large as the model
 
-    def __init__(self, target: Sequence[Tensor], weights: Sequence[Weight]) -> None:
-        flat = flatten(target)
-        self._weights = _weight_vector(target, weights)
-        scaled = flat if self._weights is None else self._weights * flat
-        norm = torch.dot(scaled.double(), flat.double()).sqrt().to(flat.dtype)
-        self._direction = scaled / (norm + _TINY)
+    def value(vector: Tensor) -> Tensor:
+        return 1 - torch.dot(direction, vector) / (torch.dot(scale(vector), vector) + _TINY).sqrt()
 
-    def __call__(self, vector: Tensor) -> Tensor:
-        """Return the distance of (d,) ``vector``."""
-        scaled = vector if self._weights is None else self._weights * vector
-        return 1 - torch.dot(self._direction, vector) / (torch.dot(scaled, vector) + _TINY).sqrt()
-
-    def derivative(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance and (cos/‖g‖_w²)·w·g − direction/‖g‖_w, direction being w·t/‖t‖_w."""
-        scaled = vector if self._weights is None else self._weights * vector
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = scale(vector)
         square = torch.dot(scaled, vector) + _TINY
         norm = square.sqrt()
-        dot = torch.dot(self._direction, vector)
+        dot = torch.dot(direction, vector)
         factor = dot / (square * norm)
-        scaled = vector * factor if self._weights is None else scaled.mul_(factor)
-        return 1 - dot / norm, scaled.addcmul_(self._direction, -1 / norm)
+        scaled = vector * factor if scaled is vector else scaled.mul_(factor)
+        return 1 - dot / norm, scaled.addcmul_(direction, -1 / norm)
+
+    return Distance(value, derivative)
+
+
+def _scaling(target: Sequence[Tensor], weights: Sequence[Weight]) -> Callable[[Tensor], Tensor]:
+    """Return what multiplies a (d,) vector by each element's weight; the vector itself where all are one."""
+    if all(not isinstance(w, Tensor) and w == 1 for w in weights):
+        return lambda vector: vector
+    whole = [w if isinstance(w, Tensor) else torch.full_like(t, w) for t, w in zip(target, weights, strict=True)]
+    flat = flatten(whole)
+    return lambda vector: flat * vector
 
 
 DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[Weight]], Distance]] = {
-    "squared-l2": SquaredL2,
-    "layer-l2": LayerL2,
-    "cosine": WeightedCosine,
+    "squared-l2": squared_l2,
+    "layer-l2": layer_l2,
+    "cosine": weighted_cosine,
 }

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedaudit.attacks.inversion.objectives import Term
 from fedaudit.attacks.victim import Victim
-
-# (n, C, H, W) normalised images -> (value, its gradient on the images)
-Prior = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -55,7 +53,7 @@ def image_l2(images: Tensor) -> tuple[Tensor, Tensor]:
     return norms.mean(), images / (norms.view(-1, 1, 1, 1) * len(images))
 
 
-def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Prior:
+def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Term:
     """Return the squared distance to the valid pixel range: clipping (Geng et al. 2021).
 
     Args:
@@ -69,7 +67,7 @@ def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Prior:
     return prior
 
 
-def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Prior:
+def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Term:
     """Return the squared distance of every image to itself scaled to fill the pixel range: scaling (Geng et al. 2021).
 
     The scaled image is taken as constant, so that the gradient pulls towards it.
@@ -89,7 +87,7 @@ def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Prior:
     return prior
 
 
-def label_regulariser(victim: Victim, labels: Tensor) -> Prior:
+def label_regulariser(victim: Victim, labels: Tensor) -> Term:
     """Return ‖softmax(F(x)) − y‖² over the batch: CPL's label term (Wei et al. 2020, Algorithm 1).
 
     Args:
@@ -104,7 +102,7 @@ def label_regulariser(victim: Victim, labels: Tensor) -> Prior:
     return differentiated(value)
 
 
-def batch_norm_statistics(victim: Victim) -> Prior:
+def batch_norm_statistics(victim: Victim) -> Term:
     """Return how far the images' statistics are from BatchNorm's running ones (Yin et al. 2021, Eq. 7).
 
     Σ over BatchNorm layers of ‖mean − running mean‖₂ + ‖variance − running variance‖₂ over the channels of
@@ -147,7 +145,7 @@ def has_running_statistics(victim: Victim) -> bool:
     return any(bool(t.any()) for t in means)
 
 
-def differentiated(value: Callable[[Tensor], Tensor]) -> Prior:
+def differentiated(value: Callable[[Tensor], Tensor]) -> Term:
     """Return ``value`` with its gradient by autograd."""
 
     def prior(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,10 +158,7 @@ def differentiated(value: Callable[[Tensor], Tensor]) -> Prior:
     return prior
 
 
-Registration = str
-
-
-def registered_mean(group: Tensor, how: Registration) -> Tensor:
+def registered_mean(group: Tensor, how: str) -> Tensor:
     """Return the mean of a group of images of the same thing, each aligned to the group's plain mean beforehand.
 
     Yin et al. 2021 (Section 3.3) align by a pretrained RANSAC-flow network. Here scikit-image does:
@@ -183,7 +178,7 @@ def registered_mean(group: Tensor, how: Registration) -> Tensor:
     return torch.stack([_aligned(image, target, how) for image in group]).mean(dim=0)
 
 
-def _aligned(image: Tensor, target: np.ndarray[tuple[int, int], np.dtype[np.float64]], how: Registration) -> Tensor:
+def _aligned(image: Tensor, target: np.ndarray[tuple[int, int], np.dtype[np.float64]], how: str) -> Tensor:
     from skimage.registration import optical_flow_tvl1, phase_cross_correlation  # imports much
 
     grey = image.mean(dim=0).double().cpu().numpy()

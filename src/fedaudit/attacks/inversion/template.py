@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -17,16 +16,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.defended import distance_to
-from fedaudit.attacks.inversion.engines.guarded import EngineName, GuardedEngine, make_engine
+from fedaudit.attacks.inversion.engines.guarded import EngineName, make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
 from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
-from fedaudit.attacks.inversion.objectives import DISTANCES
-from fedaudit.attacks.inversion.priors import Prior, smoothness
+from fedaudit.attacks.inversion.objectives import DISTANCES, Term
+from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import (
     Objective,
-    Optimisation,
     OptimiserName,
-    Reconstruction,
     Schedule,
     reconstruct,
     with_priors,
@@ -46,45 +43,39 @@ FedAvgWay = Literal["simulation", "one-batch", "full-batch", "single-step"]
 Start = Literal["noise", "patterned"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """An observation made ready for the optimiser.
+    """One observed update made ready for the optimiser.
 
     Attributes:
         task_info: what everybody knows.
+        message: the update, and the global model that it was made from.
         victim: the model as the client ran it.
         layers: of the model, in forward order.
         gradient: the observed gradient by name; for a FedAvg update its one-batch approximation ΔW / (−μ·T).
         labels: (n,) that the attack works with.
         label_source: ``given``, the inference's name, or ``optimised``.
+        notes: what the user should know; the engines add to them while they run.
     """
 
     task_info: TaskInfo
+    message: Message
     victim: Victim
     layers: list[Layer]
     gradient: dict[str, Tensor]
     labels: Tensor
     label_source: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def update(self) -> Update:
+        """The update alone."""
+        return self.message.update
 
     @property
     def pixel_range(self) -> tuple[Tensor, Tensor]:
         """Normalised black and white, (1, C, H, W) each."""
         return self.task_info.pixel_range(torch.zeros((1, *self.task_info.input_shape), device=self.labels.device))
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is minimised.
-
-    Attributes:
-        objective: of all variables.
-        single: of one batch of dummy images alone; the same unless several are optimised side by side.
-        notes: what the user should know; filled while the engine runs.
-    """
-
-    objective: Objective
-    single: Objective
-    notes: list[str]
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
@@ -112,7 +103,7 @@ class GradientInversion(Attack):
         shape: of the weights from 1 to β: ``linear`` (Eq. 7), ``logarithmic``, ``exponential`` (Table I).
         relu_modifier: the 1/(1 − p) of Eq. 8.
         others: what biases and normalisations weigh: ``preceding``, ``one`` or ``zero``.
-        engine: ``auto``, ``reference``, ``frozen`` or ``compiled``.
+        engine: ``auto``, ``reference``, ``first-order`` or ``compiled``.
         aware: use what is known of the clients' defence; False takes the update for an undefended one, whose layers
             that didn't arrive are zero.
     """
@@ -122,6 +113,7 @@ class GradientInversion(Attack):
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
+    only_single: ClassVar[str | None] = None  # why it can't be run over several updates at once; None: it can
 
     iterations: Count = 10_000
     optimiser: OptimiserName = "adam"
@@ -189,7 +181,7 @@ class GradientInversion(Attack):
                     "use agic or invg"
                 )
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Prior]]:  # noqa: ARG002 (subclasses look at it)
+    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:  # noqa: ARG002 (subclasses look at it)
         """Return what is minimised beside the distance, with its weights."""
         return [(self.total_variation, smoothness)]
 
@@ -204,108 +196,108 @@ class GradientInversion(Attack):
             others=self.others,
         )
 
-    def notes(self, prepared: Prepared, update: Update) -> list[str]:  # noqa: ARG002 (subclasses look at them)
+    def notes(self, prepared: Prepared) -> list[str]:
         """Return what the user should know about this run."""
+        if any(isinstance(part, _DropoutNd) and part.p > 0 for part in prepared.victim.module.modules()):
+            return ["the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout"]
         return []
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,
-        device: str = "cpu",
-        progress: Progress | None = None,
+    def _run(
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> ImageFinding:
-        """Optimise from Gaussian noise, ``restarts`` times, and keep the run of least objective.
+        prepared = self.prepare(observation, device)
+        variables, trace = self.minimise(self.objective(prepared), prepared, len(prepared.labels), generator, progress)
+        rows = torch.arange(len(variables[0]))
+        if self.fedavg == "full-batch":  # the same examples in every local step
+            rows = rows.repeat(prepared.update.num_examples // len(rows))
+        pixels = to_pixels(torch.cat([variables[0][None], trace.snapshots]), prepared.task_info)[:, rows]
+        return ImageFinding(
+            images=pixels[0],
+            labels=self.labels(variables, prepared).cpu()[rows],
+            label_source=prepared.label_source,
+            objective=trace.objective[-1],
+            iterations=self.iterations * self.restarts,
+            trace=dataclasses.replace(trace, snapshots=pixels[1:]),
+            notes=(*self.notes(prepared), *prepared.notes),
+        )
+
+    def minimise(
+        self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress
+    ) -> tuple[list[Tensor], Trace]:
+        """Minimise from Gaussian noise, ``restarts`` times, and keep the run of least objective.
+
+        Args:
+            objective: of one batch of dummy images.
+            prepared: the update that it belongs to, or one of several.
+            count: images in the batch.
+            generator: of the noise.
+            progress: called with (done, total) over all restarts.
+
+        Returns:
+            The variables, the (count, C, H, W) normalised images first, and the images' trace.
 
         Raises:
-            NotApplicable: as :meth:`check`, the labels can't be inferred, or the optimisation diverged.
+            NotApplicable: the optimisation diverged.
         """
-        self.check(observation)
-        started = time.perf_counter()
-        message = observation.single()
-        if not self.aware:
-            message = _undefended(message)
-        prepared = self.prepare(observation, message, device)
-        problem = self.problem(prepared, message)
-        best: Reconstruction | None = None
+        best: tuple[list[Tensor], Trace] | None = None
+        device = prepared.labels.device
+        whole = self.side_by_side(objective, count)
         for restart in range(self.restarts):
-            initial = [v.to(device) for v in self.initial(prepared, generator)]
+            initial = [v.to(device) for v in self.initial(prepared, count, generator)]
             with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
                 run = reconstruct(
-                    problem.objective,
+                    whole,
                     initial,
-                    self.optimisation(),
                     prepared.pixel_range,
                     generator,
                     _shifted(progress, restart, self.restarts),
+                    **self.optimisation(),
                 )
-            if math.isfinite(run.objective) and (best is None or run.objective < best.objective):
+            if math.isfinite(run[1].objective[-1]) and (best is None or run[1].objective[-1] < best[1].objective[-1]):
                 best = run
-        if best is None or not bool(torch.isfinite(best.trace.snapshots).all()):
+        if best is None or not bool(torch.isfinite(best[1].snapshots).all()):
             raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
-        pixels = torch.cat([best.images[None], best.trace.snapshots]).flatten(0, 1)
-        pixels = observation.task_info.denormalise(pixels).clamp(0, 1).unflatten(0, (-1, len(best.images))).cpu()
-        chosen, labels = self.choose(best, problem, prepared, message.update)
-        return ImageFinding(
-            attack=self.name,
-            images=pixels[0, chosen],
-            labels=labels.cpu(),
-            label_source=prepared.label_source,
-            objective=best.objective,
-            iterations=self.iterations * self.restarts,
-            trace=Trace(best.trace.iterations, best.trace.objective, pixels[1:, chosen]),
-            notes=(*_common_notes(prepared), *self.notes(prepared, message.update), *problem.notes),
-            seconds=time.perf_counter() - started,
-        )
+        variables, trace = best
+        rows = self.choose(variables[0], objective, count)
+        return [variables[0][rows], *variables[1:]], dataclasses.replace(trace, snapshots=trace.snapshots[:, rows])
 
-    def prepare(self, observation: Observation, message: Message, device: str) -> Prepared:
-        """Make ``message`` ready; see :func:`prepare`."""
-        training = message.update.training
+    def prepare(self, observation: Observation, device: str) -> Prepared:
+        """Make the one update of ``observation`` ready; see :func:`prepare`."""
+        training = observation.single().update.training
         full = training.data_size if self.fedavg == "full-batch" and training and training.local_steps > 1 else None
-        return prepare(observation, message, self.label_inference, device, num_examples=full)
+        return prepare(observation, self.label_inference, device, num_examples=full, aware=self.aware)
 
-    def initial(self, prepared: Prepared, generator: torch.Generator) -> list[Tensor]:
+    def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
         """Return the first value of what is optimised, the dummy images first."""
         shape = prepared.task_info.input_shape
         if self.start == "patterned":
-            return [_patterned(len(prepared.labels), shape, generator)]
-        return [torch.randn((len(prepared.labels), *shape), generator=generator)]
+            return [_patterned(count, shape, generator)]
+        return [torch.randn((count, *shape), generator=generator)]
 
-    def problem(self, prepared: Prepared, message: Message) -> Problem:
-        """Return what is minimised."""
-        engine = self.make_engine(prepared, message)
-        objective = with_priors(engine, self.priors(prepared))
-        return Problem(objective, objective, engine.notes)
+    def objective(self, prepared: Prepared) -> Objective:
+        """Return what is minimised, of one batch of dummy images."""
+        return with_priors(self.make_engine(prepared), self.priors(prepared))
 
-    def choose(
-        self,
-        run: Reconstruction,
-        problem: Problem,  # noqa: ARG002 (subclasses look at it)
-        prepared: Prepared,
-        update: Update,
-    ) -> tuple[Tensor, Tensor]:
-        """Return which of the optimised images, in the order of use, are the finding, and their labels."""
-        rows = torch.arange(len(run.images))
-        if self.fedavg == "full-batch":  # the same examples in every local step
-            rows = rows.repeat(update.num_examples // len(rows))
-        return rows, prepared.labels.cpu()[rows]
+    def side_by_side(self, objective: Objective, count: int) -> Objective:  # noqa: ARG002 (subclasses look at it)
+        """Return ``objective``, of one batch of ``count``, as that of all batches that are optimised side by side."""
+        return objective
 
-    def optimisation(self) -> Optimisation:
-        """Return how the dummy images are optimised."""
-        return Optimisation(
-            iterations=self.iterations,
-            learning_rate=self.learning_rate,
-            optimiser=self.optimiser,
-            signed=self.signed,
-            schedule=self.schedule,
-            clamp=self.clamp,
-            average=self.average,
-        )
+    def choose(self, images: Tensor, objective: Objective, count: int) -> Tensor:  # noqa: ARG002
+        """Return which ``count`` of the optimised images are the result."""
+        return torch.arange(count)
 
-    def make_engine(self, prepared: Prepared, message: Message) -> GuardedEngine:
-        """Return the step: one batch for gradients, and for FedAvg whichever of the two ways the method takes."""
-        update = message.update
+    def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:  # noqa: ARG002
+        """Return the labels of the result."""
+        return prepared.labels
+
+    def optimisation(self) -> dict[str, Any]:
+        """Return the settings of :func:`reconstruct`."""
+        names = ("iterations", "learning_rate", "optimiser", "signed", "schedule", "clamp", "average")
+        return {name: getattr(self, name) for name in names}
+
+    def make_engine(self, prepared: Prepared) -> Term:
+        """Return the distance: of one batch for gradients, and for FedAvg in whichever way the method takes."""
+        update = prepared.update
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)
         target, training = prepared.gradient, one_gradient(len(prepared.labels))
@@ -315,7 +307,7 @@ class GradientInversion(Attack):
             training = update.training
             if (
                 self.distance == "squared-l2"
-            ):  # of gradients, not of descents: else it shrinks with the learning rate squared
+            ):  # of gradients, not of pseudo-gradients: else it shrinks with the learning rate squared
                 scale = (training.learning_rate * training.local_steps) ** -2
                 weights = {name: scale * weight for name, weight in weights.items()}
         if self.aware:
@@ -323,31 +315,32 @@ class GradientInversion(Attack):
         else:
             distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
         steps = self.iterations * self.restarts * (1 if self.optimiser == "adam" else 20)
-        return make_engine(self.engine, prepared.victim, prepared.labels, training, distance, steps)
+        return make_engine(self.engine, prepared.victim, prepared.labels, training, distance, steps, prepared.notes)
 
 
 def prepare(
     observation: Observation,
-    message: Message,
     label_inference: str | None,
     device: str,
     *,
     num_examples: int | None = None,
+    aware: bool = True,
 ) -> Prepared:
-    """Make ``message`` ready: the model as the client ran it, the gradient, the labels.
+    """Make the one update of ``observation`` ready: the model as the client ran it, the gradient, the labels.
 
     Args:
-        observation: for what everybody knows.
-        message: to attack.
+        observation: of one update.
         label_inference: a name, or ``auto``; None where the attack optimises the labels itself.
         device: where to compute.
         num_examples: to look for, if not the update's own number; granted labels are cut to it.
+        aware: False takes parameters that didn't arrive for zero.
 
     Raises:
         NotApplicable: the labels are neither granted nor inferable.
         BadInput: no such label inference.
     """
     task_info = observation.task_info
+    message = observation.single() if aware else _undefended(observation.single())
     update = message.update
     wanted = num_examples or update.num_examples
     victim, layers = load_victim(observation, message, device)
@@ -361,8 +354,20 @@ def prepare(
         evidence = last_layer(victim, layers, gradient, task_info.num_classes, task_info.input_shape)
         labels, source = infer_labels(label_inference, evidence, wanted)
     return Prepared(
-        task_info=task_info, victim=victim, layers=layers, gradient=gradient, labels=labels, label_source=source
+        task_info=task_info,
+        message=message,
+        victim=victim,
+        layers=layers,
+        gradient=gradient,
+        labels=labels,
+        label_source=source,
     )
+
+
+def to_pixels(images: Tensor, task_info: TaskInfo) -> Tensor:
+    """Return (k, n, C, H, W) normalised images as pixels in [0, 1], on the CPU."""
+    pixels = task_info.denormalise(images.flatten(0, 1)).clamp(0, 1)
+    return pixels.view(images.shape).cpu()
 
 
 def _undefended(message: Message) -> Message:
@@ -370,12 +375,6 @@ def _undefended(message: Message) -> Message:
     update = message.update
     sent = {name: update.tensors.get(name, torch.zeros_like(t)) for name, t in message.weights.items()}
     return dataclasses.replace(message, update=dataclasses.replace(update, tensors=sent))
-
-
-def _common_notes(prepared: Prepared) -> list[str]:
-    if any(isinstance(part, _DropoutNd) and part.p > 0 for part in prepared.victim.module.modules()):
-        return ["the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout"]
-    return []
 
 
 def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -387,7 +386,5 @@ def _patterned(count: int, shape: tuple[int, ...], generator: torch.Generator) -
     return tiled[..., :height, :width].contiguous()
 
 
-def _shifted(progress: Progress | None, restart: int, restarts: int) -> Progress | None:
-    if progress is None:
-        return None
+def _shifted(progress: Progress, restart: int, restarts: int) -> Progress:
     return lambda done, total: progress(restart * total + done, restarts * total)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
 from fedaudit.attacks.victim import load_victim, one_batch_gradient
@@ -71,21 +69,7 @@ class Labels(Attack):
                 "set threat.knows_training=true"
             )
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,  # noqa: ARG002 (nothing here is drawn)
-        device: str = "cpu",
-        progress: Progress | None = None,
-    ) -> LabelFinding:
-        """Infer the labels.
-
-        Raises:
-            NotApplicable: as :meth:`check`, or they can't be inferred here.
-        """
-        self.check(observation)
-        started = time.perf_counter()
+    def _run(self, observation: Observation, _generator: object, device: str, *_: object) -> LabelFinding:
         message, task_info = observation.single(), observation.task_info
         assert task_info.num_classes is not None  # check() saw to it
         victim, layers = load_victim(observation, message, device)
@@ -93,13 +77,9 @@ class Labels(Attack):
             victim, layers, one_batch_gradient(message.update, device), task_info.num_classes, task_info.input_shape
         )
         labels, method = infer_labels(self.method, evidence, message.update.num_examples)
-        if progress:
-            progress(1, 1)
         return LabelFinding(
-            attack=self.name,
             labels=labels.cpu(),
             method=method,
             num_classes=task_info.num_classes,
             notes=(f"labels inferred by {method}",),
-            seconds=time.perf_counter() - started,
         )

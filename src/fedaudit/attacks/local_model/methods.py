@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, ClassVar
 
 import torch
@@ -53,22 +52,9 @@ class LastReturned(_LocalModelAttack):
         if observation.update_kind != "weights":
             raise NotApplicable("clients return gradients here and no model; use a federation of fedavg or fedprox")
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,  # noqa: ARG002 (nothing is drawn)
-        device: str = "cpu",  # noqa: ARG002
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> LocalModelFinding:
-        """Return the last model.
-
-        Raises:
-            NotApplicable: as :meth:`check`.
-        """
-        self.check(observation)
+    def _run(self, observation: Observation, *_: object) -> LocalModelFinding:
         seen = exchanged(observation)
-        return LocalModelFinding(attack=self.name, state=seen.state(seen.returned), rounds_used=1)
+        return LocalModelFinding(state=seen.state(seen.returned), rounds_used=1)
 
 
 @register
@@ -130,29 +116,13 @@ class LocalModelExact(_LocalModelAttack):
                 f"{self.name} needs {p + 1} rounds of a client for {p} parameters, and has {n}; observe more rounds"
             )
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,  # noqa: ARG002 (nothing is drawn)
-        device: str = "cpu",  # noqa: ARG002 (a small matrix in float64)
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> LocalModelFinding:
-        """Solve for the model.
-
-        Raises:
-            NotApplicable: as :meth:`check`; or the rounds turn out to be of mini-batches, of a client whose examples
-                determine no model, or too much alike.
-        """
-        self.check(observation)
-        started = time.perf_counter()
+    def _run(self, observation: Observation, *_: object) -> LocalModelFinding:
         seen = exchanged(observation)
         n, p = self._used(seen)
         zero = zero_of_affine_map(seen.sent[:n], seen.moved[:n], noise=seen.noise, truncate=self.truncate)
         self._refuse(zero, n, p)
         training = [m.update.training for m in observation.messages]
         return LocalModelFinding(
-            attack=self.name,
             state=seen.state(zero.point),
             objective=zero.remaining,
             notes=(*_about(zero, p), *_decay(any(f is not None and f.weight_decay > 0 for f in training))),
@@ -160,7 +130,6 @@ class LocalModelExact(_LocalModelAttack):
             condition=zero.condition,
             directions=zero.used,
             mapping_error=zero.misfit,
-            seconds=time.perf_counter() - started,
         )
 
     def _used(self, seen: Exchanged) -> tuple[int, int]:
@@ -248,27 +217,14 @@ class LocalModel(_LocalModelAttack):
         if not bool(seen.moved.any()):
             raise NotApplicable("the client's updates are zero throughout: it trained nothing")
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,
-        device: str = "cpu",
-        progress: Progress | None = None,
+    def _run(
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> LocalModelFinding:
-        """Learn the mapping, then seek its zero.
-
-        Raises:
-            NotApplicable: as :meth:`check`, or the optimisation diverged.
-        """
-        self.check(observation)
-        started = time.perf_counter()
         seen = exchanged(observation)
         n, p = seen.sent.shape
         if self.mapping == "linear":
             zero = zero_of_affine_map(seen.sent, seen.moved, noise=seen.noise)
             return LocalModelFinding(
-                attack=self.name,
                 state=seen.state(zero.point),
                 objective=zero.remaining,
                 notes=_about(zero, p),
@@ -276,7 +232,6 @@ class LocalModel(_LocalModelAttack):
                 condition=zero.condition,
                 directions=zero.used,
                 mapping_error=zero.misfit,
-                seconds=time.perf_counter() - started,
             )
         total = self.fit_iterations + self.iterations
         learned = fit_mapping(
@@ -287,25 +242,23 @@ class LocalModel(_LocalModelAttack):
             iterations=self.fit_iterations,
             learning_rate=self.fit_learning_rate,
             generator=generator,
-            progress=None if progress is None else lambda done: progress(done, total),
+            progress=lambda done: progress(done, total),
         )
         point, objective = seek_zero(
             learned,
             seen.returned.float().to(device),
             iterations=self.iterations,
             learning_rate=self.learning_rate,
-            progress=None if progress is None else lambda done: progress(self.fit_iterations + done, total),
+            progress=lambda done: progress(self.fit_iterations + done, total),
         )
         if not bool(torch.isfinite(point).all()):
             raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
         return LocalModelFinding(
-            attack=self.name,
             state=seen.state(point.cpu().double()),
             objective=objective,
             iterations=total,
             rounds_used=n,
             mapping_error=learned.error,
-            seconds=time.perf_counter() - started,
         )
 
 

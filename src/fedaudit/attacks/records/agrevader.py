@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import field
 from typing import Annotated, ClassVar
 
@@ -12,7 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
 from fedaudit.attacks.records.target import whole
@@ -156,25 +155,7 @@ class AgrEvader(Attack):
                 "start at least two below the number of rounds"
             )
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,  # noqa: ARG002 (all was done in the federation)
-        device: str = "cpu",  # noqa: ARG002
-        progress: Progress | None = None,
-    ) -> MembershipFinding:
-        """Score every record by what the federation left of the pushes.
-
-        Raises:
-            NotApplicable: as :meth:`check`.
-        """
-        self.check(observation)
-        started = time.perf_counter()
+    def _run(self, observation: Observation, *_: object) -> MembershipFinding:
         losses = observation.adversary_log[_LOSSES][1:]  # the first is from before the first push
         scores = -losses[len(losses) // 2 :].mean(dim=0)
-        if progress:
-            progress(1, 1)
-        return MembershipFinding(
-            attack=self.name, scores=scores, members=upper_half(scores), seconds=time.perf_counter() - started
-        )
+        return MembershipFinding(scores=scores, members=upper_half(scores))

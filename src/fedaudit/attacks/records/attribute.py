@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -64,30 +63,12 @@ class AttributeAttack(RecordsAttack):
             NotApplicable: the model has no features.
         """
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,
-        device: str = "cpu",  # noqa: ARG002 (a few hundred examples)
-        progress: Progress | None = None,
+    def _run(
+        self, observation: Observation, generator: torch.Generator, _device: str, progress: Progress
     ) -> AttributeFinding:
-        """Name a value for every record.
-
-        Raises:
-            NotApplicable: as :meth:`check`; or the model can't be rebuilt, or has no features.
-        """
-        self.check(observation)
-        started = time.perf_counter()
         target = self.target(observation, generator, progress)
         scores = self.scores(observation, target)
-        return AttributeFinding(
-            attack=self.name,
-            values=scores.argmax(dim=1),
-            scores=scores,
-            notes=target.notes,
-            seconds=time.perf_counter() - started,
-        )
+        return AttributeFinding(values=scores.argmax(dim=1), scores=scores, notes=target.notes)
 
 
 @register

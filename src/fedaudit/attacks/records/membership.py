@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, ClassVar
@@ -61,7 +60,7 @@ class MembershipAttack(RecordsAttack):
 
     @abstractmethod
     def score(
-        self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress | None
+        self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress, /
     ) -> Score:
         """Return what scores examples.
 
@@ -73,21 +72,9 @@ class MembershipAttack(RecordsAttack):
         """Return a mask (n,) of the records taken for members, where no public examples set the threshold."""
         return upper_half(scores)
 
-    def run(
-        self,
-        observation: Observation,
-        *,
-        generator: torch.Generator,
-        device: str = "cpu",  # noqa: ARG002 (a few hundred examples)
-        progress: Progress | None = None,
+    def _run(
+        self, observation: Observation, generator: torch.Generator, _device: str, progress: Progress
     ) -> MembershipFinding:
-        """Score every record, and decide.
-
-        Raises:
-            NotApplicable: as :meth:`check`; the model can't be rebuilt, or what scores records can't be made.
-        """
-        self.check(observation)
-        started = time.perf_counter()
         target = self.target(observation, generator)
         score = self.score(observation, target, generator, progress)
         records = held(observation)
@@ -96,13 +83,7 @@ class MembershipAttack(RecordsAttack):
             members = self.decide(scores)
         else:
             members = above(scores, score(*public(observation)), self.false_positives)
-        return MembershipFinding(
-            attack=self.name,
-            scores=scores,
-            members=members,
-            notes=target.notes,
-            seconds=time.perf_counter() - started,
-        )
+        return MembershipFinding(scores=scores, members=members, notes=target.notes)
 
 
 @register
@@ -119,13 +100,7 @@ class LossThreshold(MembershipAttack):
     paper: ClassVar[str] = "Yeom et al. 2018 (Privacy risk in machine learning)"
     needs: ClassVar[tuple[str, ...]] = ("records (threat.records)",)
 
-    def score(
-        self,
-        observation: Observation,  # noqa: ARG002
-        target: Target,
-        generator: torch.Generator,  # noqa: ARG002
-        progress: Progress | None,  # noqa: ARG002
-    ) -> Score:
+    def score(self, _observation: Observation, target: Target, *_: object) -> Score:
         """Return minus the loss."""
         return lambda inputs, labels: -target.losses(inputs, labels)
 
@@ -144,13 +119,7 @@ class GradientNorm(MembershipAttack):
     paper: ClassVar[str] = "Nasr et al. 2019 (Comprehensive privacy analysis of deep learning)"
     needs: ClassVar[tuple[str, ...]] = ("records (threat.records)",)
 
-    def score(
-        self,
-        observation: Observation,  # noqa: ARG002
-        target: Target,
-        generator: torch.Generator,  # noqa: ARG002
-        progress: Progress | None,  # noqa: ARG002
-    ) -> Score:
+    def score(self, _observation: Observation, target: Target, *_: object) -> Score:
         """Return minus the norm of the loss's gradient."""
         return lambda inputs, labels: -_norms(target, inputs, labels)
 
@@ -204,9 +173,7 @@ class ShadowModels(MembershipAttack):
         """Return what the attack model takes for members."""
         return scores > 0
 
-    def score(
-        self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress | None
-    ) -> Score:
+    def score(self, observation: Observation, target: Target, generator: torch.Generator, progress: Progress) -> Score:
         """Train the shadow models and the attack model; return the attack model's log-odds of a member.
 
         Raises:
@@ -219,8 +186,7 @@ class ShadowModels(MembershipAttack):
             shadow = self._shadow(observation, inputs[chosen], labels[chosen], generator)
             features.append(_features(shadow, inputs, labels))
             inside.append(torch.zeros(len(inputs), dtype=torch.bool).index_fill(0, chosen, True))
-            if progress:
-                progress(done + 1, self.shadows)
+            progress(done + 1, self.shadows)
         judge = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
         judge.fit(torch.cat(features).numpy(), torch.cat(inside).numpy())
 

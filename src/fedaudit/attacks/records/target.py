@@ -130,7 +130,7 @@ class RecordsAttack(Attack):
         state = dict(observation.weights[-1])
         notes: tuple[str, ...] = ()
         if self.model != "global":
-            found = self._rebuilder.run(observation, generator=generator, progress=progress)
+            found = self._rebuilder(observation, generator=generator, progress=progress)
             assert isinstance(found, LocalModelFinding)
             last = observation.messages[-1]
             state = {**last.weights, **last.update.buffers, **found.state}

@@ -1,13 +1,14 @@
-"""Record which way every kink of a network went in one forward pass, and go the same way in another.
+"""Record the activation pattern of a network in one forward pass, and hold it fixed in another.
 
-With the activation pattern held fixed a network of piecewise linear activations is smooth in its parameters, so a
-finite difference of two first-order gradients is their mixed second derivative (docs/performance.md).
-It works on any module: torch functions are intercepted, models aren't rewritten.
+The pattern says on which linear piece every activation was: which ReLUs were active, which input a pooling window took.
+With it held fixed a network of piecewise linear activations is smooth in its parameters, so a finite difference of two
+first-order gradients is their mixed second derivative (docs/performance.md). It works on any module: torch functions
+are intercepted, models aren't rewritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,49 +16,38 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# What one kink kept: whatever its rule needs to go the same way again.
-Kept = Any
-Record = Callable[..., tuple[Any, Kept]]
-Replay = Callable[..., Any]
 
+class ActivationPattern(TorchFunctionMode):
+    """Runs a module as usual and records the pattern; or holds the one that it is given, in the same order.
 
-class Recording(TorchFunctionMode):
-    """Runs as usual and keeps every kink's way in :attr:`kept`."""
+    Args:
+        fixed: to hold; None to record.
 
-    def __init__(self) -> None:
+    Attributes:
+        recorded: one entry for each call of a function in :data:`RULES`, whatever its rule needs.
+    """
+
+    def __init__(self, fixed: Sequence[Any] | None = None) -> None:
         super().__init__()
-        self.kept: list[Kept] = []
+        self.recorded: list[Any] = []
+        self._fixed = None if fixed is None else iter(fixed)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Intercept ``func`` if it has a kink."""
+        """Intercept ``func`` if it is piecewise."""
         rule = RULES.get(func)
         if rule is None:
             return func(*args, **(kwargs or {}))
-        result, kept = rule[0](func, *args, **(kwargs or {}))
-        self.kept.append(kept)
+        record, replay = rule
+        if self._fixed is not None:
+            return replay(next(self._fixed), func, *args, **(kwargs or {}))
+        result, entry = record(func, *args, **(kwargs or {}))
+        self.recorded.append(entry)
         return result
 
 
-class Replaying(TorchFunctionMode):
-    """Goes the ways that a :class:`Recording` kept, in the same order."""
-
-    def __init__(self, kept: Iterable[Kept]) -> None:
-        super().__init__()
-        self.kept = iter(kept)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Replace ``func`` by its recorded way if it has a kink."""
-        rule = RULES.get(func)
-        if rule is None:
-            return func(*args, **(kwargs or {}))
-        return rule[1](next(self.kept), func, *args, **(kwargs or {}))
-
-
-# ReLU: open where the first output was positive. (threshold_backward is that, in one kernel, without a mask.)
+# ReLU: active where the first output was positive. (threshold_backward is that, in one kernel, without a mask.)
 
 
 def _record_relu(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -122,7 +112,9 @@ def _replay_larger(first: Tensor, _func: Any, a: Tensor, b: Tensor, **_kwargs: A
     return torch.where(first, a, b)
 
 
-def _pooling(with_indices: Callable[..., tuple[Tensor, Tensor]], dims: int) -> tuple[Record, Replay]:
+def _pooling(
+    with_indices: Callable[..., tuple[Tensor, Tensor]], dims: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def record(_func: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
         wanted = kwargs.pop("return_indices", False)
         values, indices = with_indices(x, *args, **kwargs, return_indices=True)
@@ -141,7 +133,8 @@ _AFFINE = (_record_affine, _replay_affine)
 _LARGER = (_record_larger, _replay_larger)
 _DROPOUT = (_record_dropout, _replay_dropout)
 
-RULES: dict[Any, tuple[Record, Replay]] = {
+# function -> how it is recorded, how it is replayed
+RULES: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {
     **dict.fromkeys([F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_], _RELU),
     **dict.fromkeys(
         [

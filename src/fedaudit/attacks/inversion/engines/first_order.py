@@ -1,16 +1,14 @@
-"""The fast engine: first-order passes only, with every kink held where the first pass found it."""
+"""The fast engine: first-order passes only, with the activation pattern of the first pass held fixed in the second."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.engines.activation_pattern import Kept
-from fedaudit.attacks.inversion.engines.passes import Passes
-from fedaudit.attacks.inversion.engines.reference import Engine
-from fedaudit.attacks.inversion.objectives import Distance, flatten, unflatten
+from fedaudit.attacks.inversion.engines.passes import Pass
+from fedaudit.attacks.inversion.objectives import Distance, Term, flatten, unflatten
 from fedaudit.attacks.victim import Victim
 from fedaudit.update import TrainingConfig
 
@@ -18,33 +16,23 @@ from fedaudit.update import TrainingConfig
 _RELATIVE_STEP = 1e-4
 
 
-@dataclass(frozen=True)
-class _Done:
-    """A local step as the forward sweep left it; without momentum, decay and pull, velocity *is* the gradient."""
-
-    gradient: Tensor
-    velocity: Tensor
-    image_gradient: Tensor
-    kept: list[Kept]
-
-
-def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance, passes: Passes) -> Engine:
-    """Return an engine of the same meaning as :func:`matching.reference` without any second-order graph.
+def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance, run_pass: Pass) -> Term:
+    """Return an engine of the same meaning as :func:`reference.reference` without any second-order graph.
 
     Our own method, see docs/performance.md.
 
     The wanted image gradient is ∂⟨∇_W L, λ⟩/∂x for a direction λ on the parameters (λ = ∂Dist/∂g for one batch; for
     several local steps the adjoint of the SGD recursion). It is taken as (∇_x L(W + ελ) − ∇_x L(W))/ε with the
-    activation pattern of the first pass held in the second; the same pair of passes gives the Hessian-vector product
-    that carries λ back to the step before. Memory: one gradient and one activation pattern per local step; where a step
-    began is worked out backwards from where it ended.
+    activation pattern of the first pass held fixed in the second; the same pair of passes gives the Hessian-vector
+    product that carries λ back to the step before. Memory: one gradient and one activation pattern per local step;
+    where a step began is worked out backwards from where it ended.
 
     Args:
         victim: the model.
         labels: (n,) of the images, in the order of use.
-        training: the local training; :func:`matching.one_gradient` for gradient updates.
-        distance: of the descent W − W_T to the observed one.
-        passes: the two passes of a local step.
+        training: the local training; :func:`reference.one_gradient` for gradient updates.
+        distance: of the pseudo-gradient W − W_T to the observed one.
+        run_pass: a pass of a local step.
     """
     shapes = [p.shape for p in victim.parameters.values()]
     batches = list(training.batch_sizes)
@@ -60,12 +48,14 @@ def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distan
 
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
         cut = list(zip(images.split(batches), labels.split(batches), strict=True))
-        done: list[_Done] = []
+        # what the forward sweep leaves of each local step: gradient, velocity (without momentum, decay and pull it *is*
+        # the gradient), gradient on the images, activation pattern
+        done: list[tuple[Tensor, Tensor, Tensor, list[Any]]] = []
         pseudo_gradient = velocity = None
         for x, y in cut:
             if pseudo_gradient is not None:
                 torch.sub(origin, pseudo_gradient, out=elsewhere)
-            own, image_gradient, kept = passes.first(origin_views if pseudo_gradient is None else elsewhere_views, x, y)
+            own, image_gradient, pattern = run_pass(origin_views if pseudo_gradient is None else elsewhere_views, x, y)
             gradient = flatten(own, out=gradient_memory)
             del own
             total = gradient
@@ -76,7 +66,7 @@ def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distan
             if velocity is not None and training.momentum:
                 total = torch.add(total, velocity, alpha=training.momentum)
             velocity = total
-            done.append(_Done(gradient, velocity, image_gradient, kept))
+            done.append((gradient, velocity, image_gradient, pattern))
             if pseudo_gradient is not None:
                 pseudo_gradient.add_(velocity, alpha=rate)
             else:
@@ -90,7 +80,7 @@ def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distan
         results: list[Tensor] = []
         on_velocity = None
         while done:
-            last = done.pop()
+            gradient, velocity, first_image_gradient, pattern = done.pop()
             x, y = cut[len(done)]
             direction = pseudo_gradient_grad
             if on_velocity is not None and training.momentum:
@@ -99,20 +89,20 @@ def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distan
             scale = length / direction.norm().clamp_min(1e-30)
             if not done:
                 torch.addcmul(origin, direction, scale, out=elsewhere)
-                del pseudo_gradient, pseudo_gradient_grad, on_velocity, direction
-                _, image_gradient = passes.again(elsewhere_views, x, y, last.kept)
+                del pseudo_gradient, pseudo_gradient_grad, on_velocity, direction, gradient, velocity
+                _, image_gradient, _ = run_pass(elsewhere_views, x, y, pattern, weights=False)
             else:
-                torch.sub(origin, pseudo_gradient.sub_(last.velocity, alpha=rate), out=elsewhere)
+                torch.sub(origin, pseudo_gradient.sub_(velocity, alpha=rate), out=elsewhere)
                 elsewhere.addcmul_(direction, scale)
-                own, image_gradient = passes.again_with_weights(elsewhere_views, x, y, last.kept)
-                change = last.gradient  # where that was: what it is less after the step along the direction
+                own, image_gradient, _ = run_pass(elsewhere_views, x, y, pattern)
+                change = gradient  # where that was: what it is less after the step along the direction
                 torch._foreach_sub_(unflatten(change, shapes), own)
                 del own
                 change.div_(scale)
                 if pull:
                     change.sub_(direction, alpha=pull)
                 pseudo_gradient_grad = torch.add(pseudo_gradient_grad, change, alpha=rate, out=change)
-            results.append((image_gradient - last.image_gradient) / scale)
+            results.append((image_gradient - first_image_gradient) / scale)
         return value, torch.cat(results[::-1]).contiguous()
 
     return step

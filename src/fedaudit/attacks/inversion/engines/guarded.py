@@ -2,75 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedaudit.attacks.inversion.engines.first_order import first_order
-from fedaudit.attacks.inversion.engines.passes import Traced, eager
-from fedaudit.attacks.inversion.engines.reference import Engine, reference
-from fedaudit.attacks.inversion.objectives import Distance
+from fedaudit.attacks.inversion.engines.passes import eager, traced
+from fedaudit.attacks.inversion.engines.reference import reference
+from fedaudit.attacks.inversion.objectives import Distance, Term
 from fedaudit.attacks.victim import Victim
 from fedaudit.update import TrainingConfig
 
-EngineName = Literal["auto", "reference", "frozen", "compiled"]
+# ``frozen`` is the first-order engine's name of old
+EngineName = Annotated[
+    Literal["auto", "reference", "first-order", "compiled"],
+    BeforeValidator(lambda name: "first-order" if name == "frozen" else name),
+]
 
 AGREEMENT = 0.999  # least cosine between the fast and the exact gradient
 CHECK_EVERY = 500
 TRACE_FROM = 20  # steps; below, tracing costs more than it saves
 COMPILE_FROM = 5_000  # steps; below, compiling does
-
-
-@dataclass
-class GuardedEngine:
-    """A fast engine under guard: compared with the exact one now and then, and given up where they differ.
-
-    Attributes:
-        exact: double backward.
-        fast: first-order passes.
-        notes: what the user should know; filled while running.
-        every: steps from one comparison to the next; 0 for none at all.
-    """
-
-    exact: Engine
-    fast: Engine
-    notes: list[str] = field(default_factory=list)
-    every: int = CHECK_EVERY
-    _calls: int = 0
-    _fallen_back: bool = False
-
-    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the step by the fast engine, or, once it was caught out, by the exact one."""
-        if self._fallen_back:
-            return self.exact(images)
-        value, grad = self.fast(images)
-        if self.every and self._calls % self.every == 0 and (exact := self._exact_step(images)) is not None:
-            exact_value, exact_grad = exact
-            a, b = grad.flatten().double(), exact_grad.flatten().double()
-            agreement = (torch.dot(a, b) / (a.norm() * b.norm())).item()
-            if not agreement >= AGREEMENT:  # also where it isn't a number
-                self._fallen_back = True
-                self.notes.append(
-                    f"engine: reference from iteration {self._calls} on, because the first-order one's gradient had "
-                    f"cosine {agreement:.4f} to the exact one"
-                )
-                value, grad = exact_value, exact_grad
-        self._calls += 1
-        return value, grad
-
-    def _exact_step(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the exact step, or None (with a note) where torch has no second derivative of the model."""
-        try:
-            return self.exact(images)
-        except RuntimeError as error:
-            if "is not implemented" not in str(error):
-                raise
-            note = f"engine: unchecked, because torch has no second derivative of this model ({error})"
-            self.notes.extend([note] if note not in self.notes else [])
-            return None
 
 
 def make_engine(
@@ -80,30 +35,78 @@ def make_engine(
     training: TrainingConfig,
     distance: Distance,
     steps: int,
-) -> GuardedEngine:
+    notes: list[str],
+) -> Term:
     """Return the engine ``name``.
 
     ``auto`` is the first-order one under guard: as the model is written for a handful of steps, traced for more,
-    compiled for many. ``frozen`` is the traced one, ``compiled`` the compiled one, both without guard.
+    compiled for many. ``first-order`` is the traced one, ``compiled`` the compiled one, both without guard.
 
     Args:
         name: of the engine.
         victim: the model.
         labels: (n,) of the images.
         training: the local training that is matched.
-        distance: of the descent W − W_T to the observed one.
+        distance: of the pseudo-gradient W − W_T to the observed one.
         steps: how many will be taken.
+        notes: what the user should know is added here while the engine runs.
     """
     exact = _without_fused_attention(reference(victim, labels, training, distance))
     if name == "reference":
-        return GuardedEngine(exact, exact, every=0)
-    traced = Traced(victim, compiled=name == "compiled" or (name == "auto" and steps >= COMPILE_FROM))
-    passes = eager(victim) if name == "auto" and steps < TRACE_FROM else traced.passes()
-    fast = first_order(victim, labels, training, distance, passes)
-    return GuardedEngine(exact, fast, traced.notes, every=CHECK_EVERY if name == "auto" else 0)
+        return exact
+    if name == "auto" and steps < TRACE_FROM:
+        run_pass = eager(victim)
+    else:
+        run_pass = traced(victim, notes, compiled=name == "compiled" or (name == "auto" and steps >= COMPILE_FROM))
+    fast = first_order(victim, labels, training, distance, run_pass)
+    return guarded(fast, exact, notes) if name == "auto" else fast
 
 
-def _without_fused_attention(engine: Engine) -> Engine:
+def guarded(fast: Term, exact: Term, notes: list[str]) -> Term:
+    """Return ``fast`` under guard: compared with ``exact`` now and then, and given up where they differ.
+
+    Args:
+        fast: first-order passes.
+        exact: double backward.
+        notes: that it was given up, or can't be compared, is added here.
+    """
+    calls, fallen_back = 0, False
+
+    def step(images: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls, fallen_back
+        if fallen_back:
+            return exact(images)
+        value, grad = fast(images)
+        if calls % CHECK_EVERY == 0 and (compared := _if_twice_differentiable(exact, images, notes)) is not None:
+            exact_value, exact_grad = compared
+            a, b = grad.flatten().double(), exact_grad.flatten().double()
+            agreement = (torch.dot(a, b) / (a.norm() * b.norm())).item()
+            if not agreement >= AGREEMENT:  # also where it isn't a number
+                fallen_back = True
+                notes.append(
+                    f"engine: reference from iteration {calls} on, because the first-order one's gradient had "
+                    f"cosine {agreement:.4f} to the exact one"
+                )
+                value, grad = exact_value, exact_grad
+        calls += 1
+        return value, grad
+
+    return step
+
+
+def _if_twice_differentiable(exact: Term, images: Tensor, notes: list[str]) -> tuple[Tensor, Tensor] | None:
+    """Return the exact step, or None (with a note) where torch has no second derivative of the model."""
+    try:
+        return exact(images)
+    except RuntimeError as error:
+        if "is not implemented" not in str(error):
+            raise
+        note = f"engine: unchecked, because torch has no second derivative of this model ({error})"
+        notes.extend([note] if note not in notes else [])
+        return None
+
+
+def _without_fused_attention(engine: Term) -> Term:
     """Let ``engine`` compute attention by its definition: torch's fused kernels have no second derivative."""
 
     def step(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
-"""The hot loop's step: the distance between dummy and observed update, and its gradient on the dummy images.
+"""The exact engine: double backward.
 
-The optimiser loop knows engines only as :data:`Engine`; how one gets its gradient is the affair of this module
-(exactly, by double backward) and of ``frozen`` (by first-order passes only). A local training is known by its descent,
-W − W_T = −ΔW: for one step of learning rate 1 that is the gradient.
+An engine is the term of the objective that the optimiser's hot loop computes: the distance between the dummy and the
+observed update, and its gradient on the dummy images. How one gets its gradient is the affair of this module (exactly)
+and of ``first_order`` (by first-order passes only). A local training is known by its pseudo-gradient, W − W_T = −ΔW:
+for one step of learning rate 1 that is the gradient.
 """
 
 from __future__ import annotations
@@ -12,30 +13,27 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.objectives import Distance, flatten
+from fedaudit.attacks.inversion.objectives import Distance, Term, flatten
 from fedaudit.attacks.victim import Victim
 from fedaudit.update import Tensors, TrainingConfig
 
-# (n, C, H, W) normalised images -> (distance, its gradient on the images)
-Engine = Callable[[Tensor], tuple[Tensor, Tensor]]
-
 
 def one_gradient(num_examples: int) -> TrainingConfig:
-    """Return the local training whose descent *is* the gradient of one batch: a single step of learning rate 1."""
+    """Return the local training whose pseudo-gradient *is* one batch's gradient: a single step of learning rate 1."""
     return TrainingConfig(1.0, 1, (num_examples,))
 
 
-def reference(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance) -> Engine:
+def reference(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance) -> Term:
     """Return the exact engine: double backward through the client's local steps.
 
-    With :func:`one_gradient` it matches the gradient of one batch; with a FedAvg client's facts the images are cut into
-    its mini-batches in order and its SGD steps are replayed (InvG, Geiping et al. 2020, Section 6).
+    With :func:`one_gradient` it matches the gradient of one batch; with a FedAvg client's local training the images are
+    cut into its mini-batches in order and its SGD steps are replayed (InvG, Geiping et al. 2020, Section 6).
 
     Args:
         victim: the model.
         labels: (n,) of the images, in the order of use.
         training: the local training.
-        distance: of the descent W − W_T to the observed one.
+        distance: of the pseudo-gradient W − W_T to the observed one.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
@@ -43,14 +41,14 @@ def reference(victim: Victim, labels: Tensor, training: TrainingConfig, distance
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
         images = images.detach().requires_grad_()
         pseudo_gradient = unrolled(victim, start, images.split(sizes), labels.split(sizes), training)
-        value = distance(flatten(pseudo_gradient))
+        value = distance.value(flatten(pseudo_gradient))
         (grad,) = torch.autograd.grad(value, images)
         return value.detach(), grad
 
     return step
 
 
-def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
+def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
     """Return the exact step of one batch whose labels are optimised, too (DLG, Zhu et al. 2019, Algorithm 1).
 
     Args:
@@ -62,12 +60,12 @@ def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Te
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
 
-    def step(images: Tensor, logits: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def step(images: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
         leaves = [images.detach().requires_grad_(), logits.detach().requires_grad_()]
         value = victim.value(start, leaves[0], leaves[1].softmax(dim=1))
         own = torch.autograd.grad(value, list(start.values()), create_graph=True, materialize_grads=True)
-        result = distance(flatten(own))
-        return result.detach(), list(torch.autograd.grad(result, leaves))
+        result = distance.value(flatten(own))
+        return result.detach(), *torch.autograd.grad(result, leaves)
 
     return step
 
@@ -79,7 +77,7 @@ def unrolled(
     labels: Sequence[Tensor],
     training: TrainingConfig,
 ) -> list[Tensor]:
-    """Return the descent W − W_T of local SGD from ``start``, one step a batch, as a differentiable function.
+    """Return the pseudo-gradient W − W_T of local SGD from ``start``, one step a batch, as a differentiable function.
 
     Follows ``torch.optim.SGD``: weight decay is added to the gradient, then momentum without dampening. FedProx's
     term pulls towards ``start``.
