@@ -26,7 +26,7 @@ ITERATIONS = ("iterations", "pre_iterations", "fit_iterations")
 FEW = ("group", "latent_iterations", "generator_iterations", "shadows", "epochs")
 QUICK = dict.fromkeys(ITERATIONS, 3) | dict.fromkeys(FEW, 2) | {"hidden": 8}
 
-FEDAVG = {
+FEDAVG: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1,
     "learning_rate": 0.1,
 }  # fmt: skip

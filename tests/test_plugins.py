@@ -7,8 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from fedaudit.attacks import ATTACKS
+from fedaudit.defences import AGGREGATORS, SANITISERS, Aggregator, Cohort
+from fedaudit.federation.behaviour import BEHAVIOURS
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import Plugin, Registry, make, register
 
 ATTACK = '''
 """An attack that tells how long an update is, and an aggregator that halves the mean."""
@@ -131,6 +139,50 @@ defences: {aggregator: {name: half, lambda: 0.25}, sanitiser: twice}
 attacks: [{name: length, scale: 2.0}]
 evaluation: {accuracy_every: 1}
 """
+
+
+@pytest.mark.parametrize("registry", [ATTACKS, AGGREGATORS, SANITISERS, BEHAVIOURS], ids=lambda r: r.kind)
+def test_settings_are_one_thing_and_state_another(registry: Registry[Any]) -> None:
+    for name in registry.names():
+        made = make(registry, name)
+        settings, state = made.settings(), made.state_dict()
+        assert not settings.keys() & state.keys()
+        assert make(registry, name, settings).settings() == settings
+        for key in state:
+            with pytest.raises(BadInput, match=f"{registry.kind} '{name}'.*'{key}'"):
+                make(registry, name, {key: None})
+
+
+def test_what_goes_on_from_a_state_shares_nothing_with_it() -> None:
+    one, other = make(AGGREGATORS, "afa"), make(AGGREGATORS, "afa")
+    cohort = Cohort((0, 1, 2), (5, 5, 5))
+    one(torch.eye(3), cohort)
+    other.load_state_dict(one.state_dict())
+    one(torch.eye(3), cohort)
+    counted = [sum(kept.values()) + sum(dropped.values()) for kept, dropped in (s.values() for s in states(one, other))]
+    assert counted == [6, 3]
+    assert states(one.anew()) == [{"kept": {}, "dropped": {}}]
+
+
+def states(*plugins: Plugin) -> list[dict[str, Any]]:
+    return [plugin.state_dict() for plugin in plugins]
+
+
+@pytest.mark.parametrize(
+    ("cls", "error", "words"),
+    [
+        (type("Loose", (), {"name": "loose", "summary": "s"}), TypeError, "Loose is neither an Attack"),
+        (type("Nameless", (Aggregator,), {"summary": "s"}), ValueError, "Nameless has no name"),
+        (type("Silent", (Aggregator,), {"name": "silent"}), ValueError, "Silent has no summary"),
+        (type("Climbing", (Aggregator,), {"name": "../x", "summary": "s"}), ValueError, "'../x' can't be used"),
+        (type("Again", (Aggregator,), {"name": "krum", "summary": "s"}), ValueError, "'krum' is registered twice"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(cls: type, error: type[Exception], words: str) -> None:
+    before = AGGREGATORS.names()
+    with pytest.raises(error, match=words):
+        register(cls)
+    assert AGGREGATORS.names() == before
 
 
 def install(folder: Path, package: str, points: str, **modules: str) -> None:
