@@ -26,7 +26,7 @@ from fedaudit.bench.cases import (
     our_tool,
     prepare,
 )
-from fedaudit.utils.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
+from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.progress import Display, Quiet
 
 ToolName = Literal["reference", "frozen", "compiled", "breaching"]
@@ -63,7 +63,6 @@ def time_inversion(*, quick: bool, peer: bool, display: Display | None = None) -
         from fedaudit.bench.breaching import load
 
         load()
-    keep_freed_memory()
     repetitions = 5 if quick else 15
     tools: list[ToolName] = ["reference", "frozen"]
     tools += [] if quick else ["compiled"]
@@ -180,7 +179,7 @@ def _peak_in_child(case: Case, name: ToolName) -> float | None:
 
 def _peak(case: Case, name: ToolName) -> float:
     with one_thread():
-        keep_freed_memory()
+        own_process()
         ready = prepare(case)
         each = _tool(name, ready)
         before = start_measuring_memory()

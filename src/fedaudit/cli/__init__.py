@@ -19,6 +19,7 @@ from fedaudit.cli.generator import train_generator
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, check_folder, folder, number_of_workers
 from fedaudit.cli.study import study
 from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
+from fedaudit.utils.machine import own_process
 from fedaudit.version import __version__
 
 if TYPE_CHECKING:
@@ -284,6 +285,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 def main() -> None:
     """Run the command line; every error of ours, or in the use of a flag, is one line and exit code 2."""
+    own_process()
     if not sys.warnoptions:  # a library's warning isn't an answer to the user; -W shows them
         warnings.simplefilter("ignore")
     if isinstance(sys.stdout, io.TextIOWrapper):

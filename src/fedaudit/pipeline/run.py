@@ -44,6 +44,7 @@ from fedaudit.update import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.machine import one_thread
+from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.version import __version__
 
@@ -108,6 +109,7 @@ class Recording:
     history: History | None = None
 
 
+@keep_workers()
 def run_audit(
     scenario: Scenario,
     *,
@@ -176,6 +178,7 @@ def simulation_checkpoint(store: Path, run: str) -> Checkpoint:
 
 
 @one_thread()
+@keep_workers()
 def record(
     scenario: Scenario,
     *,
