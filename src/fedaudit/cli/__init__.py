@@ -233,11 +233,17 @@ def rank(
 
 
 @app.command()
-def doctor(data_dir: DataDir = None) -> None:
-    """Show versions, threads, GPU, and which data sets and weights are found."""
-    from fedaudit.cli.doctor import examine
+def doctor(
+    data_dir: DataDir = None,
+    build: Annotated[bool, typer.Option("--build", help="Only build the native code for this processor.")] = False,
+) -> None:
+    """Show versions, threads, GPU, native code, and which data sets and weights are found."""
+    from fedaudit.cli.doctor import build_native_code, examine
 
-    examine(data_dir)
+    if build:
+        build_native_code()
+    else:
+        examine(data_dir)
 
 
 def _limits(texts: list[str] | None) -> dict[str, float]:

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
+from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.federations import federation_record
@@ -409,4 +410,5 @@ def environment(device: str) -> dict[str, str]:
         "processors": str(os.cpu_count()),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads per worker": "1",
+        "native code": native_code(),
     }

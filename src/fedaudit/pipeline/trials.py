@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from fedaudit.attacks import Attack, Finding
+from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.threat import Observation
 from fedaudit.update import Tensors
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
@@ -54,6 +55,7 @@ class Trial:
             __version__,
             _code(),
             torch.__version__,
+            native_code(),
             type(self.attack).__name__,
             self.attack.settings(),
             [hashlib.sha256(f.read_bytes()).hexdigest() if f.is_file() else None for f in self.attack.files()],
