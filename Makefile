@@ -14,6 +14,7 @@ setup: $(READY)  ## make .venv and install fedaudit with everything that tests n
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	-$(BIN)/fedaudit doctor --build  # without a compiler everything works, slower
 	@touch $(READY)
 
 test: lint  ## lint, types, import rules, and the core of the tests
@@ -42,6 +43,7 @@ bench-peers: .venv-bench/.ready  ## all benchmarks in full, beside breaching, Fl
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -e '.[bench]'
+	-.venv-bench/bin/fedaudit doctor --build
 	@touch .venv-bench/.ready
 
 schema: $(READY)  ## write the JSON Schema of results.json

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedaudit.defences import vectors
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.machine import make_torchvision_importable
+from fedaudit.utils.machine import own_process
 from fedaudit.utils.registry import make
 
 Array = np.ndarray[Any, Any]
@@ -344,7 +344,7 @@ def test_the_network_sorts(n, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [11, 24])
 def test_byzfl_agrees(n):
-    make_torchvision_importable()
+    own_process()
     byzfl = pytest.importorskip("byzfl")
     x = matrix(n, 3000)
     x[0] += 3

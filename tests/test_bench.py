@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_bad_input_is_one_line(arguments, reason, monkeypatch, command):
     assert reason in done.err
 
 
-def test_a_torchvision_that_does_not_fit_torch_is_made_importable(tmp_path):
+def test_a_torchvision_that_does_not_fit_torch_is_made_importable_in_processes_of_our_own(tmp_path):
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -138,9 +139,12 @@ def test_a_torchvision_that_does_not_fit_torch_is_made_importable(tmp_path):
         "    raise RuntimeError('operator torchvision::nms does not exist')\n"
     )
     script = (
-        "from fedaudit.utils.machine import make_torchvision_importable as make\nmake(); make()\nimport torchvision\n"
+        "from fedaudit.utils.machine import import_torchvision as make, own_process\n"
+        "try: make()\nexcept RuntimeError: pass\nelse: raise SystemExit('a process that is not ours was changed')\n"
+        "own_process()\nassert make() is make()\nimport torchvision\n"
     )
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", script], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], env={"PYTHONPATH": paths}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

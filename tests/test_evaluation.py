@@ -23,7 +23,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.results import FindingResult, ImageResult
 from fedaudit.threat import Message, Observation, ThreatModel
 from fedaudit.update import TaskInfo, Update
-from fedaudit.utils.machine import make_torchvision_importable
+from fedaudit.utils.machine import own_process
 from fedaudit.utils.seeds import generator
 
 
@@ -99,7 +99,7 @@ def test_lpips_is_a_number_or_says_why_not(monkeypatch, tmp_path):
 
 
 def test_lpips_is_that_of_its_authors_package(monkeypatch, tmp_path):
-    make_torchvision_importable()
+    own_process()
     package = pytest.importorskip("lpips")
     torchvision = pytest.importorskip("torchvision")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))  # where both look for AlexNet's weights: random ones do

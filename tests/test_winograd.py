@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedaudit.attacks.inversion.engines import winograd
+from fedaudit.attacks.inversion.engines import native, winograd
 from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
 from fedaudit.attacks.inversion.engines.passes import Pass, traced
@@ -22,16 +23,30 @@ from fedaudit.attacks.inversion.objectives import weighted_cosine
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import initialise
 from fedaudit.utils.seeds import generator
+from tests.conftest import refused
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-CONVOLVE, BACKWARD = torch.ops.fedaudit.convolve.default, torch.ops.fedaudit.convolve_backward.default
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Build the native code in a cache of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        native.kernels.cache_clear()
+        if shutil.which("c++"):
+            native.build()
+        yield
+    native.kernels.cache_clear()
 
 
 @pytest.fixture
-def fresh_kernels():
-    winograd._kernels.cache_clear()
-    yield
-    winograd._kernels.cache_clear()
+def fresh_kernels(monkeypatch, tmp_path):
+    """Give the test an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.kernels.cache_clear()
+    yield tmp_path / "fedaudit"
+    native.kernels.cache_clear()
 
 
 def random(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -84,14 +99,15 @@ def test_an_image_of_one_pixel():
 
 @needs_compiler
 @pytest.mark.parametrize("capability", ["AVX512", "AVX2", "DEFAULT"])
-def test_every_width_of_vectors(capability, monkeypatch, tmp_path, fresh_kernels):
+def test_every_width_of_vectors(capability, monkeypatch, fresh_kernels):
     own = torch.backends.cpu.get_cpu_capability()
     if capability != "DEFAULT" and own not in {"AVX512", capability}:
         pytest.skip(f"this processor has {own}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    native.build()
     assert_exact(2, 64, 32, 9, 14, 1)
-    assert len(list((tmp_path / "fedaudit").iterdir())) == 1
+    assert len(list(fresh_kernels.iterdir())) == 1
+    assert native.native_code().startswith(f"winograd {capability} ")
 
 
 @needs_compiler
@@ -119,12 +135,16 @@ def operators(module: nn.Module, images: Tensor) -> list[object]:
     return [node.target for node in graph.graph.nodes]
 
 
+def is_ours(target: object) -> bool:
+    return "convolve" in str(target)
+
+
 @needs_compiler
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_convolution_that_qualifies_is_replaced(bias):
     found = operators(nn.Conv2d(32, 64, 3, padding=1, bias=bias), random((1, 32, 16, 16), 1))
-    assert CONVOLVE in found
-    assert BACKWARD in found
+    assert any("convolve" in str(target) and "backward" not in str(target) for target in found)
+    assert any("convolve_backward" in str(target) for target in found)
     assert torch.ops.aten.convolution.default not in found
     assert torch.ops.aten.convolution_backward.default not in found
 
@@ -144,7 +164,7 @@ def test_a_convolution_that_qualifies_is_replaced(bias):
     ids=["stride", "dilation", "groups", "uneven-padding", "transposed", "kernel", "channels", "small"],
 )
 def test_others_stay(convolution, size):
-    assert not {CONVOLVE, BACKWARD} & set(operators(convolution, random((1, 32, size, size), 1)))
+    assert not any(map(is_ours, operators(convolution, random((1, 32, size, size), 1))))
 
 
 def small_victim() -> Victim:
@@ -176,27 +196,72 @@ def engine_agrees(victim: Victim, run_pass: Pass) -> None:
 @needs_compiler
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_first_order_engine_agrees_with_double_backward(compiled, monkeypatch):
-    kernels = Mock(wraps=winograd._kernels)
-    monkeypatch.setattr(winograd, "_kernels", kernels)
+    kernels = Mock(wraps=native.kernels)
+    monkeypatch.setattr(winograd, "kernels", kernels)
     victim, notes = small_victim(), list[str]()
     engine_agrees(victim, traced(victim, notes, compiled=compiled))
     assert notes == []
     assert kernels.call_count > 2  # one for each traced pass, the others for convolutions
 
 
-def test_without_a_compiler_torch_s_convolutions_stay_and_the_finding_says_so(monkeypatch, tmp_path, fresh_kernels):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+def test_nothing_is_compiled_at_run_time_and_the_finding_says_that_torch_s_convolutions_stayed(fresh_kernels):
     victim, notes = small_victim(), list[str]()
     engine_agrees(victim, traced(victim, notes))
     (note,) = notes
     assert note.startswith("engine: torch's own convolutions, which are slower")
+    assert "not built: fedaudit doctor --build" in note
+    assert not fresh_kernels.exists()
+    assert native.native_code() == "none"
 
 
 @needs_compiler
-def test_a_compiler_that_refuses_is_no_compiler(monkeypatch, tmp_path, fresh_kernels):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_what_was_built_for_another_processor_or_version_is_not_loaded(fresh_kernels, monkeypatch, tmp_path):
+    native.build()
+    assert native.native_code() != "none"
+    native.kernels.cache_clear()
+    source = tmp_path / "winograd.cpp"
+    source.write_text(native._SOURCE.read_text() + "// another version")
+    for change in (
+        lambda patch: patch.setattr(native, "_SOURCE", source),
+        lambda patch: patch.setattr("platform.machine", lambda: "another"),
+        lambda patch: patch.setattr(native, "_options", lambda: ["-O0"]),
+    ):
+        with monkeypatch.context() as patch:
+            change(patch)
+            with pytest.raises(native.Unavailable, match="another version or processor: fedaudit doctor --build"):
+                native.kernels()
+            assert native.native_code() == "none"
+
+
+def test_damaged_native_code_is_not_loaded(fresh_kernels):
+    fresh_kernels.mkdir()
+    native.path().write_bytes(b"damaged")
+    with pytest.raises(native.Unavailable, match="delete"):
+        native.kernels()
+
+
+@needs_compiler
+def test_a_compiler_that_refuses_is_no_compiler(monkeypatch, fresh_kernels):
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(winograd.Unavailable):
-        winograd._kernels()
-    assert list((tmp_path / "fedaudit").iterdir()) == []
+    with pytest.raises(native.Unavailable):
+        native.build()
+    assert list(fresh_kernels.iterdir()) == []
+
+
+@needs_compiler
+def test_doctor_builds_and_says_what_is_used(command, fresh_kernels, monkeypatch):
+    before = command("doctor")
+    assert before.code == 0
+    assert "not built: fedaudit doctor --build" in " ".join(before.out.split())
+    built = command("doctor", "--build")
+    assert (built.code, built.err) == (0, "")
+    assert f"native code: {native.native_code()}, {native.path()}\n" == built.out
+    assert native.native_code() in command("doctor").out
+    made = native.path().stat().st_mtime_ns
+    assert command("doctor", "--build").code == 0
+    assert native.path().stat().st_mtime_ns == made  # it was there
+
+
+def test_without_a_compiler_doctor_says_that_all_works(command, fresh_kernels, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    refused(command("doctor", "--build"), "everything works without it")

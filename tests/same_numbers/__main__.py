@@ -63,6 +63,8 @@ def audit(checkout: Path, scenario: Path | None, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "fedaudit", "audit", *([str(scenario)] if scenario else []), "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    build = [sys.executable, "-m", "fedaudit", "doctor", "--build"]  # an older version builds on its own: no such flag
+    subprocess.run(build, env=environment, cwd=out.parent, capture_output=True, check=False)
     ran = subprocess.run([*command, "--workers", "2"], env=environment, cwd=out.parent, capture_output=True, text=True)
     if ran.returncode:
         raise SystemExit(f"{checkout}: {' '.join(command)} failed:\n{ran.stderr}")

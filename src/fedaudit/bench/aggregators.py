@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,9 +18,9 @@ from torch import Tensor
 from fedaudit.defences.aggregation import AGGREGATORS, Cohort
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import (
-    keep_freed_memory,
-    make_torchvision_importable,
+    import_torchvision,
     one_thread,
+    own_process,
     peak_memory,
     proc_field,
     start_measuring_memory,
@@ -74,7 +75,8 @@ def time_aggregators(
     Raises:
         BadInput: a peer isn't there.
     """
-    make_torchvision_importable()
+    with suppress(Exception):  # a peer wants it; if it isn't there, the peer says so
+        import_torchvision()
     for peer in peers:
         try:
             importlib.import_module(PEERS[peer])
@@ -116,8 +118,9 @@ def _measure(case: Case) -> dict[str, Any]:
     needed = 4 * case.n * case.d * _COPIES[case.tool]
     if needed > _available():
         return {"seconds": None, "peak_mib": None, "why": f"less than {needed / 2**30:.0f} GiB of memory free"}
-    keep_freed_memory()
-    make_torchvision_importable()
+    own_process()
+    with suppress(Exception):
+        import_torchvision()
     with one_thread():
         run = _prepare(case, _matrix(case.n, case.d))
         before = start_measuring_memory()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedaudit.bench.cases import SHAPE, Prepared, Tool
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.machine import make_torchvision_importable
+from fedaudit.utils.machine import import_torchvision
 
 
 def load() -> Any:
@@ -25,7 +25,8 @@ def load() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            make_torchvision_importable()
+            with contextlib.suppress(Exception):  # if it isn't there, breaching says so
+                import_torchvision()
             return importlib.import_module("breaching")
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -26,7 +26,7 @@ from fedaudit.bench.cases import (
     our_tool,
     prepare,
 )
-from fedaudit.utils.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
+from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.progress import Display, Quiet
 
 ToolName = Literal["reference", "first-order", "compiled", "breaching"]
@@ -38,11 +38,13 @@ def _flops_of_gradients(_dy: Any, x: Any, w: Any, padding: int, images: bool, fi
     return (images + filters) * winograd.flops(x, w, padding)
 
 
-# what torch's counter doesn't know
-_FLOPS: dict[Any, Any] = {
-    torch.ops.fedaudit.convolve: lambda x, w, padding, **_: winograd.flops(x, w, padding),
-    torch.ops.fedaudit.convolve_backward: _flops_of_gradients,
-}
+def _unknown_flops() -> dict[Any, Any]:
+    """Return how to count what torch's counter doesn't know."""
+    winograd.register()
+    return {
+        torch.ops.fedaudit.convolve: lambda x, w, padding, **_: winograd.flops(x, w, padding),
+        torch.ops.fedaudit.convolve_backward: _flops_of_gradients,
+    }
 
 
 def time_inversion(*, quick: bool, peer: bool, display: Display | None = None) -> dict[str, Any]:
@@ -63,7 +65,6 @@ def time_inversion(*, quick: bool, peer: bool, display: Display | None = None) -
         from fedaudit.bench.breaching import load
 
         load()
-    keep_freed_memory()
     repetitions = 5 if quick else 15
     tools: list[ToolName] = ["reference", "first-order"]
     tools += [] if quick else ["compiled"]
@@ -155,11 +156,12 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 def _flops(ready: Prepared, name: ToolName) -> int | None:
     """Return the floating-point operations of a step's convolutions and matrix products; None if not countable."""
+    counted = _unknown_flops()
     # the compiled engine does what the traced one does; torch's counter sees into the latter only
     engine = _tool("first-order" if name == "compiled" else name, ready).engine
     engine(ready.start)
     try:
-        with FlopCounterMode(display=False, custom_mapping=_FLOPS) as counter:
+        with FlopCounterMode(display=False, custom_mapping=counted) as counter:
             engine(ready.start)
     except RuntimeError:  # the counter's hooks don't bear breaching's unrolled training
         return None
@@ -180,7 +182,7 @@ def _peak_in_child(case: Case, name: ToolName) -> float | None:
 
 def _peak(case: Case, name: ToolName) -> float:
     with one_thread():
-        keep_freed_memory()
+        own_process()
         ready = prepare(case)
         each = _tool(name, ready)
         before = start_measuring_memory()

@@ -10,7 +10,7 @@ from fedaudit.federation.simulator import simulate
 from fedaudit.pipeline.prepare import prepare_federation, resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.utils.errors import MissingData
-from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 
 _EXAMPLES = {"mnist": 100, "digits": 30}  # a client holds
@@ -35,7 +35,6 @@ def time_malicious(
     Returns:
         a row for every number of clients and of processes with wall seconds a round.
     """
-    keep_freed_memory()
     cases = [(4, 1, _ROUNDS)] if quick else [(10, 1, _ROUNDS), (20, 1, _ROUNDS), (40, 1, _ROUNDS)]
     if not quick:
         cases += [(10, 1, _LONG), (10, workers, _LONG)]

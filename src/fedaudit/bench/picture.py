@@ -22,7 +22,7 @@ from fedaudit.scenario import Scenario
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.seeds import generator
 
@@ -72,7 +72,6 @@ def time_to_picture(
     Raises:
         BadInput: the data or breaching aren't there.
     """
-    keep_freed_memory()
     observations, truths = _victims(images, model, data_dir, split)
     tools: dict[str, Callable[[Observation, Tensor], _Run]] = {"fedaudit": _ours(settings or PRESET)}
     if peer:

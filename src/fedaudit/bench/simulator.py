@@ -10,7 +10,7 @@ from fedaudit.federation.simulator import simulate
 from fedaudit.pipeline.prepare import prepare_federation
 from fedaudit.pipeline.run import assess, plan, play, record
 from fedaudit.scenario import Scenario
-from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 
 _MODEL = "convnet-small"
@@ -27,7 +27,6 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
     Raises:
         BadInput: Flower isn't there.
     """
-    keep_freed_memory()
     clients, rounds = (4, 2) if quick else (10, 5)
     scenario = Scenario.model_validate(
         {

@@ -18,6 +18,7 @@ from fedaudit.cli.generator import train_generator
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, check_folder, folder, number_of_workers
 from fedaudit.cli.study import study
 from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.machine import own_process
 from fedaudit.version import __version__
 
 if TYPE_CHECKING:
@@ -209,11 +210,17 @@ def rank(
 
 
 @app.command()
-def doctor(data_dir: DataDir = None) -> None:
-    """Show versions, threads, GPU, and which data sets and weights are found."""
-    from fedaudit.cli.doctor import examine
+def doctor(
+    data_dir: DataDir = None,
+    build: Annotated[bool, typer.Option("--build", help="Only build the native code for this processor.")] = False,
+) -> None:
+    """Show versions, threads, GPU, native code, and which data sets and weights are found."""
+    from fedaudit.cli.doctor import build_native_code, examine
 
-    examine(data_dir)
+    if build:
+        build_native_code()
+    else:
+        examine(data_dir)
 
 
 def _limits(texts: list[str] | None) -> dict[str, float]:
@@ -260,6 +267,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 def main() -> None:
     """Run the command line; every error of ours, or in the use of a flag, is one line and exit code 2."""
+    own_process()
     if not sys.warnoptions:  # a library's warning isn't an answer to the user; -W shows them
         warnings.simplefilter("ignore")
     if isinstance(sys.stdout, io.TextIOWrapper):

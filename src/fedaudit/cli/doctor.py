@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
+from fedaudit.attacks.inversion.engines import native
 from fedaudit.data import DATASETS, find_dataset, how_to_get
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.pipeline.run import environment
@@ -29,7 +30,7 @@ def examine(data_dir: Path | None) -> None:
         raise BadInput(f"--data-dir {data_dir} isn't a folder")
     console = wide_console()
     training = Table(title="machine", title_justify="left", title_style="bold", show_header=False)
-    for name, value in environment("cpu").items():
+    for name, value in {**environment("cpu"), "native code": _native_code()}.items():
         training.add_row(name, value)
     training.add_row("torch threads", str(torch.get_num_threads()))
     training.add_row("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none found by torch")
@@ -58,6 +59,28 @@ def examine(data_dir: Path | None) -> None:
     missing = lpips_missing()
     sets.add_row("LPIPS weights", "no" if missing else "yes", missing or "")
     console.print(sets)
+
+
+def build_native_code() -> None:
+    """Compile the native code where it is missing, and print which one is used from now on.
+
+    Raises:
+        BadInput: it can't be built.
+    """
+    try:
+        library = native.build()
+        native.kernels()
+    except native.Unavailable as error:
+        raise BadInput(f"native code can't be built ({error}); everything works without it, more slowly") from None
+    print(f"native code: {native.native_code()}, {library}")
+
+
+def _native_code() -> str:
+    try:
+        native.kernels()
+    except native.Unavailable as error:
+        return f"none, so convolutions are slower ({error})"
+    return native.native_code()
 
 
 def _version(package: str) -> str | None:

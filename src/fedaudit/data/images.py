@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,11 @@ from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, within_class
 from fedaudit.data.files import reading
 from fedaudit.examples.image import IMAGE, channel_statistics
 from fedaudit.utils.errors import BadInput
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Taken = TypeVar("Taken")
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")  # what files with these suffixes hold, as Pillow calls it
@@ -39,9 +44,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 def decode(
     data: bytes, where: str, mode: str | None = "RGB", formats: tuple[str, ...] = FORMATS
 ) -> np.ndarray[Any, Any]:
-    """Return the uint8 pixels of an image file's bytes. Nothing else in this package has Pillow read anything.
-
-    Pillow is told the formats: of others it has readers that start programs (Ghostscript, for EPS).
+    """Return the uint8 pixels of an image file's bytes.
 
     Args:
         data: of the file.
@@ -52,6 +55,32 @@ def decode(
     Raises:
         BadInput: no image of these formats, a damaged one, or one of more than MAX_PIXELS.
     """
+
+    def pixels(image: Image) -> np.ndarray[Any, Any]:
+        return np.array(image.convert(mode or ("L" if image.mode in {"1", "L"} else "RGB")))
+
+    return _read(data, where, formats, pixels)
+
+
+def dimensions(data: bytes, where: str, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
+    """Return the width and the height of an image file's bytes, without decoding it.
+
+    Args:
+        data: of the file.
+        where: it was found.
+        formats: Pillow's names of those that are read.
+
+    Raises:
+        BadInput: as :func:`decode`, as far as the beginning tells.
+    """
+    return _read(data, where, formats, lambda image: (image.width, image.height))
+
+
+def _read(data: bytes, where: str, formats: tuple[str, ...], take: Callable[[Image], Taken]) -> Taken:
+    """Return what ``take`` takes of an image. Nothing else in this package has Pillow read anything.
+
+    Pillow is told the formats: of others it has readers that start programs (Ghostscript, for EPS).
+    """
     from PIL import Image, UnidentifiedImageError
 
     if not isinstance(data, bytes):
@@ -61,7 +90,7 @@ def decode(
             warnings.simplefilter("ignore")  # of its own, larger limit, and of metadata
             with Image.open(io.BytesIO(data), formats=formats) as image:
                 if image.width * image.height <= MAX_PIXELS:
-                    return np.array(image.convert(mode or ("L" if image.mode in {"1", "L"} else "RGB")))
+                    return take(image)
                 why = f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}"
     except Image.DecompressionBombError:
         why = f"more than {MAX_PIXELS:,} pixels"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedaudit.utils.machine import make_torchvision_importable
+from fedaudit.utils.machine import import_torchvision
+from fedaudit.utils.processes import run_tasks
 
 PSNR_CAP = 100.0  # dB; equal images would be infinitely many, which JSON can't hold
 _LPIPS_TRUNK = "alexnet-owt-7be5be79.pth"
@@ -31,7 +34,11 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
     Images smaller than the window are compared with the largest odd window that fits them.
     """
-    make_torchvision_importable()
+    values: Tensor = _here_or_apart(_ssim, a, b)
+    return values
+
+
+def _ssim(a: Tensor, b: Tensor) -> Tensor:
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     window = min(_SSIM_WINDOW, min(a.shape[-2:]) - (1 - min(a.shape[-2:]) % 2))
@@ -44,15 +51,51 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
 def lpips_missing() -> str | None:
     """Return why LPIPS can't be computed here and what to do, or None. Nothing is ever downloaded."""
-    make_torchvision_importable()
-    try:
-        import torchvision  # noqa: F401
-    except Exception as error:  # a build that doesn't fit torch raises what it likes
-        return f"LPIPS needs torchvision (its AlexNet trunk), which can't be imported: {error}; pip install torchvision"
+    if find_spec("torchvision") is None:
+        return "LPIPS needs torchvision (its AlexNet trunk): pip install torchvision"
     path = Path(torch.hub.get_dir()) / "checkpoints" / _LPIPS_TRUNK
     if not path.is_file():
         return f"LPIPS needs AlexNet's weights at {path}; put torchvision's {_LPIPS_TRUNK} there"
+    reason: str | None = _here_or_apart(_import_error)
+    return reason
+
+
+def _import_error() -> str | None:
+    try:
+        import_torchvision()
+    except Exception as error:  # a build that doesn't fit torch raises what it likes
+        return f"LPIPS needs torchvision, which can't be imported: {error}; install the build that fits your torch"
     return None
+
+
+def _here_or_apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ``function``, which imports torchmetrics, here; or in a worker, where torchvision doesn't fit torch.
+
+    torchmetrics takes torchvision with it, and making that one importable is nothing to do to a user's process.
+    """
+    if _torchvision_fits():
+        return function(*arguments)
+    ((_, result),) = run_tasks(_call, [(function, arguments)], workers=1)
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _call(task: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
+    function, arguments = task
+    _torchvision_fits()
+    return function(*arguments)
+
+
+@cache
+def _torchvision_fits() -> bool:
+    try:
+        import_torchvision()
+    except ImportError:  # none, which torchmetrics bears
+        return True
+    except Exception:
+        return False
+    return True
 
 
 def lpips(a: Tensor, b: Tensor) -> Tensor | None:
@@ -63,6 +106,11 @@ def lpips(a: Tensor, b: Tensor) -> Tensor | None:
     """
     if lpips_missing() is not None:
         return None
+    values: Tensor = _here_or_apart(_lpips, a, b)
+    return values
+
+
+def _lpips(a: Tensor, b: Tensor) -> Tensor:
     a, b = (_for_alexnet(x) for x in (a, b))
     with torch.no_grad():
         values: Tensor = _lpips_network()(a * 2 - 1, b * 2 - 1).reshape(-1).double()

@@ -102,12 +102,12 @@ def roc(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         members: (n,) scores.
         others: (m,) scores.
     """
-    levels = torch.cat([members, others]).unique().flip(0)
-    false, true = (
-        torch.cat([torch.zeros(1), torch.searchsorted(s.neg().sort().values, -levels, right=True)]).double() / len(s)
-        for s in (others, members)
-    )
-    return false, true
+    from sklearn.metrics import roc_curve  # takes a second
+
+    ranks = torch.cat([members, others]).unique(return_inverse=True)[1]  # infinite scores have a rank, too
+    truth = torch.arange(len(ranks)) < len(members)
+    false, true, _ = roc_curve(truth.numpy(), ranks.numpy(), drop_intermediate=False)
+    return torch.from_numpy(false), torch.from_numpy(true)
 
 
 def auc(members: Tensor, others: Tensor) -> float:

@@ -30,6 +30,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.federation.worker_pool import WorkerPool
 from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import check_memory
@@ -39,6 +40,7 @@ Report = Callable[[float], None]
 _SERVER = -1  # its number where it trains itself: clients count from 0
 
 
+@keep_workers()
 def simulate(
     federation: Federation,
     spec: FederationSpec,

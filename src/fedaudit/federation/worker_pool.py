@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from joblib import Parallel, delayed
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 from torch import Tensor, nn
 
 from fedaudit.federation.checkpoint import State
@@ -14,7 +12,8 @@ from fedaudit.federation.client import Client
 from fedaudit.federation.history import History
 from fedaudit.update import Tensors, Update
 from fedaudit.utils.errors import FedAuditError
-from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.processes import WorkerDied, run_tasks
 
 StepResult = tuple[Update, Tensor]
 _WORTH = 10.0  # seconds that are left, below which starting processes doesn't pay
@@ -53,7 +52,7 @@ class WorkerPool:
             report: called with the turns of this round that have been taken.
 
         Raises:
-            FedAuditError: a worker process died.
+            FedAuditError: a client's worker process died twice.
         """
         self.left -= 1
         if self.workers > 1 and len(chosen) > 1 and self.seconds * (self.left + 1) > _WORTH:
@@ -87,23 +86,24 @@ class WorkerPool:
         report: Callable[[int], None],
     ) -> list[StepResult]:
         honest = [number for number in chosen if self.clients[number].behaviour is None]
-        pool = Parallel(n_jobs=min(self.workers, len(honest) or 1), backend="loky", return_as="generator")
-        calls = (delayed(_work)(self.clients[number].light(), model, index, weights) for number in honest)
+        tasks = [(self.clients[number].light(), model, index, weights) for number in honest]
         done: dict[int, tuple[StepResult, History]] = {}
-        try:
-            results = pool(calls)
-            for number in sorted(set(chosen) - set(honest)):
-                own = History()
-                done[number] = _step(self.clients[number], model, index, weights, own), own
-                report(len(done))
-            for number, (step, state, own) in zip(honest, results, strict=True):
-                self.clients[number].load_state_dict(state)
-                done[number] = step, own
-                report(len(done))
-        except TerminatedWorkerError:
-            raise FedAuditError(
-                "a worker process died in the simulation, perhaps for want of memory: run again with fewer --workers"
-            ) from None
+        results = run_tasks(_work, tasks, workers=self.workers)
+        for number in sorted(set(chosen) - set(honest)):
+            own = History()
+            done[number] = _step(self.clients[number], model, index, weights, own), own
+            report(len(done))
+        for row, result in results:
+            if isinstance(result, WorkerDied):
+                raise FedAuditError(
+                    f"in the simulation: {result}, perhaps for want of memory: run again with fewer --workers"
+                )
+            if isinstance(result, BaseException):
+                raise result
+            step, state, own = result
+            self.clients[honest[row]].load_state_dict(state)
+            done[honest[row]] = step, own
+            report(len(done))
         for number in chosen:
             history.add(done[number][1])
         return [done[number][0] for number in chosen]
@@ -114,10 +114,10 @@ def _step(client: Client, model: nn.Module, index: int, weights: Tensors, histor
     return client.run_round(model, index, weights, history)
 
 
-def _work(client: Client, model: nn.Module, index: int, weights: Tensors) -> tuple[StepResult, State, History]:
+def _work(task: tuple[Client, nn.Module, int, Tensors]) -> tuple[StepResult, State, History]:
     """Run in a worker: one turn, what the client remembers of it, and what it cost."""
-    keep_freed_memory()
     history = History()
+    client = task[0]
     with one_thread():
-        step = _step(client, model, index, weights, history)
+        step = _step(*task, history)
     return step, client.state_dict(), history

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
+from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.federations import federation_record
@@ -43,6 +44,7 @@ from fedaudit.update import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.machine import one_thread
+from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.version import __version__
 
@@ -113,6 +115,7 @@ class Recording:
         return f"Recording({self.transcript!r}, {self.truth!r})"
 
 
+@keep_workers()
 def run_audit(
     scenario: Scenario,
     *,
@@ -181,6 +184,7 @@ def simulation_checkpoint(store: Path, run: str) -> Checkpoint:
 
 
 @one_thread()
+@keep_workers()
 def record(
     scenario: Scenario,
     *,
@@ -405,4 +409,5 @@ def environment(device: str) -> dict[str, str]:
         "processors": str(os.cpu_count()),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads per worker": "1",
+        "native code": native_code(),
     }

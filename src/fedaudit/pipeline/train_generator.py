@@ -20,7 +20,7 @@ from fedaudit.examples import example_kind
 from fedaudit.examples.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.utils.errors import BadInput, unknown_name
-from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.seeds import derive_seed, generator
 
@@ -120,7 +120,6 @@ def train_generator(
     images = public_examples(dataset)
     channels, height, breadth = dataset.input_shape
     spec = GeneratorSpec((channels, height, breadth), latent, width)
-    keep_freed_memory()
     run = _Run(spec, plan, images)
     resume = out.with_name(f"{out.name}.resume")
     run.load(resume)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
-from joblib import Parallel, delayed
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from fedaudit.attacks import Attack, Finding
+from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.threat import Observation
 from fedaudit.update import Tensors
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
-from fedaudit.utils.machine import keep_freed_memory, one_thread
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.processes import WorkerDied, run_tasks, tell
 from fedaudit.utils.seeds import generator
 from fedaudit.version import __version__
 
@@ -58,6 +55,7 @@ class Trial:
             __version__,
             _code(),
             torch.__version__,
+            native_code(),
             type(self.attack).__name__,
             self.attack.settings(),
             [hashlib.sha256(f.read_bytes()).hexdigest() if f.is_file() else None for f in self.attack.files()],
@@ -151,7 +149,7 @@ def run_trials(
         report: called with the work done so far, of the sum of all trials' ``work``.
 
     Raises:
-        FedAuditError: a worker died; what was finished is kept in ``store``.
+        FedAuditError: a trial's worker died twice; the other trials were finished and are kept in ``store``.
         BadInput: ``store`` can't be written, or what is kept there was changed or damaged.
     """
     outcomes: list[Finding | NotApplicable | None] = [None] * len(trials)
@@ -167,24 +165,30 @@ def run_trials(
     if store and todo:
         _make_folder(store)
     if workers <= 1 or len(todo) <= 1:
-        keep_freed_memory()
         with one_thread():
             for i in todo:
                 outcomes[i] = _play(trials[i], paths[i], _shifted(report, done))
                 done += trials[i].work
     else:
-        with tempfile.TemporaryDirectory(prefix="fedaudit-") as folder, _watch(Path(folder), todo, done, report):
-            calls = (delayed(_work)(i, trials[i], paths[i], Path(folder) / str(i)) for i in todo)
-            pool = Parallel(n_jobs=min(workers, len(todo)), backend="loky", return_as="generator_unordered")
-            try:
-                for i, outcome in pool(calls):
-                    outcomes[i] = outcome
-                    done += trials[i].work
-            except TerminatedWorkerError:
-                kept = f"; what was finished is kept in {store}" if store else ""
-                raise FedAuditError(
-                    f"a worker process died, perhaps for want of memory: run again with fewer --workers{kept}"
-                ) from None
+        began, parts, died = done, dict.fromkeys(todo, 0.0), None
+
+        def beat(index: int, work: float) -> None:
+            parts[todo[index]] = work
+            if report:
+                report(began + sum(parts.values()))
+
+        for index, result in run_tasks(_work, [(trials[i], paths[i]) for i in todo], workers=workers, beat=beat):
+            if isinstance(result, WorkerDied):
+                died = result  # told once the others are finished and kept
+            elif isinstance(result, BaseException) and not isinstance(result, NotApplicable):
+                raise result
+            else:
+                outcomes[todo[index]] = result
+                beat(index, trials[todo[index]].work)
+        if died:
+            kept = f"; what was finished is kept in {store}" if store else ""
+            raise FedAuditError(f"{died}, perhaps for want of memory: run again with fewer --workers{kept}")
+        done += sum(parts.values())
     if report:
         report(done)
     return [outcome for outcome in outcomes if outcome is not None]
@@ -204,41 +208,10 @@ def _shifted(report: Report | None, before: float) -> Report | None:
     return None if report is None else lambda done: report(before + done)
 
 
-def _work(index: int, trial: Trial, path: Path | None, beat: Path) -> tuple[int, Finding | NotApplicable]:
-    """Run in a worker: one thread, and how far it is in a small file that the parent reads."""
-    keep_freed_memory()
+def _work(task: tuple[Trial, Path | None]) -> Finding | NotApplicable:
+    """Run in a worker: one thread."""
     with one_thread():
-        outcome = _play(trial, path, lambda done: _write(beat, done))
-    _write(beat, trial.work)
-    return index, outcome
-
-
-def _write(beat: Path, done: float) -> None:
-    draft = beat.with_suffix(".part")
-    draft.write_text(str(done))
-    draft.replace(beat)
-
-
-@contextmanager
-def _watch(folder: Path, todo: Sequence[int], done: float, report: Report | None) -> Iterator[None]:
-    """Report the sum of all workers' progress while the block runs."""
-    if report is None:
-        yield
-        return
-    stop = threading.Event()
-
-    def loop() -> None:
-        while not stop.wait(0.3):
-            beats = [folder / str(i) for i in todo]
-            report(done + sum(float(beat.read_text()) for beat in beats if beat.is_file()))
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+        return _play(*task, tell)
 
 
 def _make_folder(path: Path) -> None:

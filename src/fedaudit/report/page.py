@@ -7,7 +7,6 @@ import hashlib
 import io
 import math
 import shlex
-import struct
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ import jinja2
 import yaml
 from PIL import Image
 
-from fedaudit.data.images import MAX_PIXELS, decode
+from fedaudit.data.images import decode, dimensions
 from fedaudit.examples import ExampleKind, example_kind, fitting_kind
 from fedaudit.report import figures, frontier, histories
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
@@ -38,7 +37,6 @@ from fedaudit.utils.folders import inside
 
 CHARTS = 8  # figures about single findings, a federation
 SHOWN = 16  # victims whose images are shown, a federation
-_PNG = b"\x89PNG\r\n\x1a\n"
 _LARGE = 24 * 1024  # bytes of a PNG above which the page carries a JPEG of it: 224-pixel photographs, mostly
 
 _SEVERITY: dict[Verdict, int] = {
@@ -476,21 +474,16 @@ def _read_picture(folder: Path, name: str) -> Picture:
     if not path.is_file():
         raise MissingData(f"image '{name}' is not in {folder}; keep the images beside results.json")
     data = path.read_bytes()
-    not_png = BadInput(f"image '{path}' is no whole PNG; repeat the audit")
-    if len(data) < 24 or not data.startswith(_PNG):
-        raise not_png
-    width, height = struct.unpack(">II", data[16:24])
-    if not 0 < width * height <= MAX_PIXELS:
-        raise not_png
-    kind, shown = "png", data
-    if len(data) > _LARGE:
-        buffer = io.BytesIO()
-        try:
+    try:
+        width, height = dimensions(data, str(path), formats=("PNG",))
+        kind, shown = "png", data
+        if len(data) > _LARGE:
             pixels = decode(data, str(path), mode=None, formats=("PNG",))
-        except BadInput:
-            raise not_png from None
-        # Whole chroma: halving it would smooth coloured noise and flatter the attack.
-        Image.fromarray(pixels).save(buffer, "JPEG", quality=85, subsampling=0)
-        kind, shown = "jpeg", buffer.getvalue()
+            buffer = io.BytesIO()
+            # Whole chroma: halving it would smooth coloured noise and flatter the attack.
+            Image.fromarray(pixels).save(buffer, "JPEG", quality=85, subsampling=0)
+            kind, shown = "jpeg", buffer.getvalue()
+    except BadInput:
+        raise BadInput(f"image '{path}' is no whole PNG; repeat the audit") from None
     uri = f"data:image/{kind};base64,{base64.b64encode(shown).decode()}"
     return Picture(uri, width, height, hashlib.sha256(data).digest())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import importlib
-import multiprocessing
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from pebble import ProcessExpired, ProcessPool
-
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.processes import run_tasks
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -20,7 +17,7 @@ Result = TypeVar("Result")
 Finished = tuple[Argument, Result | BaseException]
 Backend = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[Any, Any]]]
 
-_LIVES = 2  # a worker that dies costs its trial one retry
+_RETRIES = 1  # of a trial whose worker died, as here
 
 
 def processes(workers: int) -> Backend:
@@ -33,26 +30,8 @@ def processes(workers: int) -> Backend:
     def run(
         function: Callable[[Argument], Result], arguments: Sequence[Argument]
     ) -> Iterator[Finished[Argument, Result]]:
-        pool = ProcessPool(max_workers=min(workers, len(arguments)) or 1, context=multiprocessing.get_context("spawn"))
-        waiting: dict[Any, tuple[Argument, int]] = {}
-        try:
-            for argument in arguments:
-                waiting[pool.schedule(function, args=[argument])] = (argument, 1)
-            while waiting:
-                ready, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
-                for future in ready:
-                    argument, life = waiting.pop(future)
-                    error = future.exception()
-                    if isinstance(error, ProcessExpired) and life < _LIVES:
-                        waiting[pool.schedule(function, args=[argument])] = (argument, life + 1)
-                    elif error is not None:
-                        yield argument, error
-                    else:
-                        yield argument, future.result()
-            pool.close()
-        finally:
-            pool.stop()
-            pool.join()
+        for index, result in run_tasks(function, arguments, workers=workers):
+            yield arguments[index], result
 
     return run
 
@@ -84,7 +63,7 @@ def ray(address: str, *, cpus: float = 1, gpus: float = 0) -> Backend:
     def run(
         function: Callable[[Argument], Result], arguments: Sequence[Argument]
     ) -> Iterator[Finished[Argument, Result]]:
-        remote = engine.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_LIVES - 1)(function)
+        remote = engine.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_RETRIES)(function)
         waiting = {remote.remote(argument): argument for argument in arguments}
         while waiting:
             ready, _ = engine.wait(list(waiting), num_returns=1)

@@ -22,7 +22,7 @@ from fedaudit.studies.spec import IMAGE_METRICS, StudySpec, StudyTrial
 from fedaudit.studies.store import Store
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
-from fedaudit.utils.machine import keep_freed_memory, one_thread, peak_memory, start_measuring_memory
+from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.progress import Display
 
 _METRICS = (*IMAGE_METRICS, "rank")
@@ -90,7 +90,7 @@ def run_study(
 
 def play(task: Task) -> Played:
     """Play one trial; runs in a worker, which writes nothing."""
-    keep_freed_memory()
+    own_process()  # Ray's workers, too
     began = time.perf_counter()
     scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
     before = start_measuring_memory()
@@ -243,5 +243,4 @@ def _one_line(error: BaseException) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    remote = getattr(error, "traceback", None)
-    return str(remote) if remote else "".join(traceback.format_exception(error))
+    return "".join(traceback.format_exception(error))

@@ -1,4 +1,8 @@
-"""How we use the machine: one thread a process, memory that is kept, a torchvision that may not fit torch."""
+"""How we use the machine: one thread a process; in processes of our own memory that is kept, torchvision made to fit.
+
+A process of our own is a command's or a worker's. What changes a process for good is done there only, never in the
+process of somebody who calls us as a library.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
+from typing import Any
 
 # mallopt(3)'s names for its parameters, and the greatest values that it takes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -17,12 +20,15 @@ _NEVER, _LARGEST = 2**31 - 1, 32 * 2**20
 
 # The two operators that torchvision's Python looks for when it is imported; we never call them.
 _OPERATORS = ("nms", "qnms")
-_declared: list[torch.library.Library] = []  # torch forgets a declaration with its object
+_declared: list[Any] = []  # torch forgets a declaration with its object
+_own = False
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread: the same bits for any number of workers or cores, and no fights over cores."""
+    import torch  # not above: commands that need no torch shall be quick
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -31,12 +37,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def keep_freed_memory() -> None:
-    """Ask glibc to keep what this process frees, for its next tensors.
+def own_process() -> None:
+    """Declare that this process is a command's or a worker's, and let glibc keep what it frees, for its next tensors.
 
     Every iteration frees and allocates the same tensors of megabytes. By default glibc gives such memory back at once,
     and fetching each page anew costs more than the arithmetic on it (docs/performance.md). Other C libraries: no-op.
     """
+    global _own
+    _own = True
     if sys.platform != "linux":
         return
     try:
@@ -75,22 +83,28 @@ def proc_field(field: str, file: str = "/proc/self/status") -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
-def make_torchvision_importable() -> None:
-    """Let torchvision, if there is one, be imported beside a torch that its compiled operators don't fit.
+def import_torchvision() -> Any:
+    """Return torchvision; in a process of our own, also beside a torch that its compiled operators don't fit.
 
-    PyPI's torchvision beside a CPU build of torch fails on import, and takes torchmetrics with it, which looks for it.
+    PyPI's torchvision beside a CPU build of torch fails on import, and takes what needs it with it. There the operators
+    that it looks for, which we never call, are declared for it.
+
+    Raises:
+        ImportError: there is none.
+        Exception: whatever a torchvision that doesn't fit torch raises.
     """
-    if _declared or "torchvision" in sys.modules:
-        return
     try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        return
+        return importlib.import_module("torchvision")
     except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in _OPERATORS:
-            if not hasattr(torch.ops.torchvision, name):
-                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _declared.append(library)
-        for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
+        if not _own or _declared:
+            raise
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _OPERATORS:
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _declared.append(library)
+    for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    return importlib.import_module("torchvision")

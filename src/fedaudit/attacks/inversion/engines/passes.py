@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedaudit.attacks.inversion.engines.activation_pattern import ActivationPattern
-from fedaudit.attacks.inversion.engines.winograd import Unavailable, substitute
+from fedaudit.attacks.inversion.engines.native import Unavailable
+from fedaudit.attacks.inversion.engines.winograd import register, substitute
 from fedaudit.attacks.victim import Victim
 
 _ATEN = torch.ops.aten
@@ -143,10 +144,12 @@ def _graph(
     # on fake tensors: the real first pass would need autograd's memory beside that of the trace
     module = _without_detaching(make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves))
     small = _is_small(module)
+    if compiled:
+        register()
     try:
         substitute(module)
     except Unavailable as error:
-        _note(notes, f"engine: torch's own convolutions, which are slower (Winograd's need a C++ compiler: {error})")
+        _note(notes, f"engine: torch's own convolutions, which are slower (Winograd's, native code: {error})")
     run: Callable[..., Any] = module
     if compiled:
         from torch._inductor import compile as compile_graph  # a second of imports

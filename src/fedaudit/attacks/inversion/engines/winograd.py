@@ -2,61 +2,26 @@
 
 F(4×4, 3×3) takes a quarter of the multiplications. Its rounding error, some five times that of a direct one, is far
 below the length of the passes' finite difference (docs/performance.md). The kernels are C++ (``winograd.cpp``),
-compiled once for each kind of processor and kept in the user's cache; without a compiler torch's convolutions stay.
+built by ``fedaudit doctor --build`` (``native.py``); where they weren't, torch's convolutions stay.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from fedaudit.attacks.inversion.engines.native import kernels
+
 _ATEN = torch.ops.aten
 _PANEL = 32  # channels that the kernels take at a time
 _TILE = 4
 # Fewer tiles don't repay the transformation of the filters.
 _LEAST_TILES = 8
-_FLAGS = {"AVX512": ["-mavx512f", "-mfma"], "AVX2": ["-mavx2", "-mfma"]}
-
-
-class Unavailable(Exception):
-    """The kernels can't be compiled here."""
-
-
-@cache
-def _kernels() -> ctypes.CDLL:
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
-    if compiler is None:
-        raise Unavailable("no C++ compiler")
-    source = Path(__file__).with_name("winograd.cpp")
-    command = [compiler, "-std=c++17", "-O3", "-ffp-contract=fast", "-shared", "-fPIC"]
-    command += _FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])
-    key = hashlib.sha256("\0".join([*command, source.read_text()]).encode()).hexdigest()[:32]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedaudit"
-    library = folder / f"winograd-{key}.so"
-    try:
-        if not library.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                made = Path(scratch) / library.name
-                subprocess.run([*command, str(source), "-o", str(made)], check=True, capture_output=True, text=True)
-                made.replace(library)  # whole or not at all: other processes may be looking for it
-        return ctypes.CDLL(str(library))
-    except subprocess.CalledProcessError as error:
-        raise Unavailable(next(iter(error.stderr.splitlines()), f"{compiler} failed")) from error
-    except (OSError, RuntimeError) as error:  # no home, a full disk, a library that isn't for this processor
-        raise Unavailable(str(error)) from error
 
 
 def convolve(x: Tensor, w: Tensor, padding: int) -> Tensor:
@@ -68,11 +33,11 @@ def convolve(x: Tensor, w: Tensor, padding: int) -> Tensor:
         padding: zeros on each side.
 
     Raises:
-        Unavailable: no compiler.
+        Unavailable: there is no native code here.
     """
     x, w = _channels_last(x), _channels_last(w)
     y = _like_output(x, w, padding)
-    _kernels().convolve(_at(x), _at(w), _at(y), *_sizes(x, w), padding)
+    kernels().convolve(_at(x), _at(w), _at(y), *_sizes(x, w), padding)
     return y
 
 
@@ -90,11 +55,11 @@ def convolve_backward(
         wants_filters: whether the second one is.
 
     Raises:
-        Unavailable: no compiler.
+        Unavailable: there is no native code here.
     """
     dy, x, w = _channels_last(dy), _channels_last(x), _channels_last(w)
     dx, dw = _like_gradients(dy, x, w, padding, wants_images, wants_filters)
-    _kernels().convolve_backward(
+    kernels().convolve_backward(
         *(_at(dy), _at(x), _at(w), _at(dx) if wants_images else None, _at(dw) if wants_filters else None),
         *(*_sizes(x, w), padding),
     )
@@ -130,18 +95,34 @@ def _like_gradients(
     return dx, dw
 
 
-# Operators, so that a compiled pass may call the kernels, too.
-_LIBRARY = torch.library.Library("fedaudit", "DEF")
-_LIBRARY.define("convolve(Tensor x, Tensor w, int padding) -> Tensor")
-_LIBRARY.define(
-    "convolve_backward(Tensor dy, Tensor x, Tensor w, int padding, bool images, bool filters) -> (Tensor, Tensor)"
-)
-for _name, _kernel, _fake in (
-    ("convolve", convolve, _like_output),
-    ("convolve_backward", convolve_backward, _like_gradients),
-):
-    _LIBRARY.impl(_name, _kernel, "CPU")
-    _LIBRARY.impl(_name, _fake, "Meta")
+_registered: list[torch.library.Library] = []  # torch forgets a declaration with its object
+
+
+def register() -> None:
+    """Make operators of the kernels, in a namespace of their own, for torch's compiler and counters.
+
+    Nothing else needs them: a traced pass calls the functions, and torch's registry stays as it is.
+    """
+    if _registered:
+        return
+    library = torch.library.Library("fedaudit", "DEF")
+    library.define("convolve(Tensor x, Tensor w, int padding) -> Tensor")
+    library.define(
+        "convolve_backward(Tensor dy, Tensor x, Tensor w, int padding, bool images, bool filters) -> (Tensor, Tensor)"
+    )
+    for name, kernel, fake in (
+        ("convolve", convolve, _like_output),
+        ("convolve_backward", convolve_backward, _like_gradients),
+    ):
+        library.impl(name, kernel, "CPU")
+        library.impl(name, fake, "Meta")
+    _registered.append(library)
+
+
+def _targets() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    if not _registered:
+        return convolve, convolve_backward
+    return torch.ops.fedaudit.convolve.default, torch.ops.fedaudit.convolve_backward.default
 
 
 def _tiles(x: Sequence[int], padding: int) -> int:
@@ -166,12 +147,12 @@ def substitute(module: GraphModule) -> None:
     Which those are depends on their shapes alone, so that the same scenario gives the same bits.
 
     Raises:
-        Unavailable: there are such convolutions, but no compiler; the module is as it was.
+        Unavailable: there are such convolutions, but no native code; the module is as it was.
     """
     forward, backward = _ATEN.convolution.default, _ATEN.convolution_backward.default
     nodes = [node for node in module.graph.nodes if node.target in (forward, backward) and _pays(node)]
     if nodes:
-        _kernels()
+        kernels()
     for node in nodes:
         (_substitute_forward if node.target is forward else _substitute_backward)(module.graph, node)
     module.graph.eliminate_dead_code()
@@ -199,7 +180,7 @@ def _substitute_forward(graph: Graph, node: Node) -> None:
     arguments: list[Any] = list(node.args)
     x, w, bias, _, (padding, _), *_ = arguments
     with graph.inserting_before(node):
-        result = graph.call_function(torch.ops.fedaudit.convolve.default, (x, w, padding))
+        result = graph.call_function(_targets()[0], (x, w, padding))
         if bias is not None:
             column = graph.call_function(_ATEN.view.default, (bias, [-1, 1, 1]))
             result = graph.call_function(_ATEN.add.Tensor, (result, column))
@@ -210,7 +191,7 @@ def _substitute_backward(graph: Graph, node: Node) -> None:
     arguments: list[Any] = list(node.args)
     dy, x, w, _, _, (padding, _), _, _, _, _, (images, filters, _) = arguments
     with graph.inserting_before(node):
-        result = graph.call_function(torch.ops.fedaudit.convolve_backward.default, (dy, x, w, padding, images, filters))
+        result = graph.call_function(_targets()[1], (dy, x, w, padding, images, filters))
     parts: list[Any] = list(node.users)
     for part in parts:
         if part.args[1] < 2:

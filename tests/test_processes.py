@@ -1,0 +1,238 @@
+"""Worker processes may die at any moment, and so may whoever started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedaudit.attacks.findings import Finding
+from fedaudit.pipeline.trials import run_trials
+from fedaudit.utils import processes
+from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.processes import WorkerDied, keep_workers, run_tasks, tell
+
+
+def outcomes(function: Callable[[Any], Any], arguments: list[Any], workers: int = 2) -> list[Any]:
+    found = dict(run_tasks(function, arguments, workers=workers))
+    return [found[i] for i in range(len(arguments))]
+
+
+def pid(_: object) -> int:
+    time.sleep(0.05)
+    return os.getpid()
+
+
+def lived(folder: Path, name: str) -> bool:
+    """Return False the first time that it is asked by that name."""
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
+
+
+def gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return "Z" in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return holds()
+
+
+def test_tensors_travel_whole_and_errors_say_where_they_arose():
+    x = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0)).contiguous(
+        memory_format=torch.channels_last
+    )
+
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        assert torch.get_num_threads() == 1
+        if tensor.ndim != 4:
+            raise BadInput("four dimensions are wanted")
+        return tensor * 2
+
+    doubled, error = outcomes(double, [x, x[0]])
+    assert doubled.equal(x * 2)
+    assert doubled.stride() == x.stride()
+    assert isinstance(error, BadInput)
+    assert str(error) == "four dimensions are wanted"
+    assert "in double" in error.__notes__[0]
+
+
+def test_workers_are_kept_within_the_block_and_end_with_it():
+    with keep_workers():
+        first = set(outcomes(pid, [0] * 8))
+        second = set(outcomes(pid, [0] * 8))
+        kept = {worker.process.pid for worker in processes._kept.get() or ()}
+        assert first & second
+        assert first | second <= kept
+        assert len(kept) == 2
+    assert all(map(gone, kept))
+
+
+def test_what_can_t_travel_is_told_for_its_task_alone():
+    lock, fine = outcomes(str, [threading.Lock(), 1])
+    assert isinstance(lock, BadInput)
+    assert "can't be sent to a worker process" in str(lock)
+    assert fine == "1"
+    (returned,) = outcomes(lambda _: threading.Lock(), [0])
+    assert isinstance(returned, TypeError)
+
+
+def test_a_worker_killed_within_a_message_costs_its_task_one_retry_and_nothing_else(tmp_path):
+    def answers(what: str) -> bytes:
+        if what == "half" and not lived(tmp_path, what):
+            link = processes._link
+            assert link is not None
+            os.write(link.fileno(), (100_000_000).to_bytes(4, "big") + b"x" * 1000)  # a length, and a part of it
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "always":
+            os._exit(3)
+        return what.encode()
+
+    *others, died = outcomes(answers, ["a", "half", "b", "c", "d", "always"])
+    assert others == [b"a", b"half", b"b", b"c", b"d"]
+    assert isinstance(died, WorkerDied)
+    assert "exit code 3" in str(died)
+
+
+def ending_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Let the next ``times`` interpreters end by themselves before they run anything."""
+    (folder / "sitecustomize.py").write_text(
+        f"import os\nfor i in range({times}):\n    try: os.close(os.open({str(folder)!r} + f'/{{i}}', os.O_CREAT | "
+        "os.O_EXCL))\n    except FileExistsError: continue\n    os._exit(7)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+def test_a_worker_that_dies_while_it_starts_costs_no_task_anything(tmp_path, monkeypatch):
+    ending_at_start(tmp_path, monkeypatch, 1)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+
+    def counted(name: str) -> str:
+        assert not lived(runs, name), "it was run twice"
+        return name
+
+    assert outcomes(counted, ["a", "b", "c", "d"]) == ["a", "b", "c", "d"]
+    assert (tmp_path / "0").exists()
+
+
+def test_workers_that_never_start_are_given_up(tmp_path, monkeypatch):
+    ending_at_start(tmp_path, monkeypatch, 100)
+    with pytest.raises(FedAuditError, match=r"die while they start \(exit code 7\)"):
+        outcomes(pid, [1, 2])
+
+
+def test_an_idle_worker_that_dies_is_replaced():
+    with keep_workers():
+        (worker,) = set(outcomes(pid, [0], workers=1))
+        os.kill(worker, signal.SIGKILL)
+        assert wait_until(lambda: gone(worker), 5)
+        (other,) = set(outcomes(pid, [0], workers=1))
+    assert other != worker
+
+
+def test_progress_arrives_in_order():
+    def slow(_: object) -> None:
+        for done in range(4):
+            tell(done)
+            time.sleep(0.35)
+
+    beats: list[tuple[int, float]] = []
+    list(run_tasks(slow, [0], workers=1, beat=lambda *beat: beats.append(beat)))
+    assert beats == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+class Named(Finding, kind="named in a test"):
+    """A finding without anything."""
+
+
+def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
+    class Fatal:
+        work = 1.0
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def key(self) -> str:
+            return self.name
+
+        def play(self, report: Callable[[float], None]) -> Named:
+            if self.name == "b":
+                os._exit(1)
+            report(0.5)
+            return Named(attack=self.name)
+
+    trials: Any = [Fatal(name) for name in "abcd"]
+    told: list[float] = []
+    with pytest.raises(FedAuditError, match=f"died twice .*fewer --workers; what was finished is kept in {tmp_path}"):
+        run_trials(trials, workers=2, store=tmp_path, report=told.append)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["a", "c", "d"]
+    assert told[0] == 0
+    assert told[-1] == 3
+    del trials[1]
+    (tmp_path / "c.safetensors").unlink()
+    (tmp_path / "d.safetensors").unlink()
+    for trial in trials:
+        trial.kept = lambda path: Named(attack=path.stem + " kept")
+    found: list[Any] = list(run_trials(trials, workers=2, store=tmp_path, report=told.append))
+    assert [finding.attack for finding in found] == ["a kept", "c", "d"]
+    assert told[-1] == 3
+
+
+PARENT = """\
+import sys, time, tempfile
+from pathlib import Path
+from fedaudit.utils.processes import run_tasks
+def busy(path):
+    import os
+    Path(path).write_text(str(os.getpid()))
+    while True: pass
+list(run_tasks(busy, [sys.argv[1] + "/0", sys.argv[1] + "/1"], workers=2))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent_whatever_ends_it(sent, tmp_path):
+    script, pids, temporary = tmp_path / "own.py", tmp_path / "pids", tmp_path / "temporary"
+    pids.mkdir()
+    temporary.mkdir()
+    script.write_text(PARENT)  # no `if __name__ == "__main__"`: workers must not run it again
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    parent = subprocess.Popen([sys.executable, script, pids], env=environment, stderr=subprocess.PIPE)
+    assert wait_until(lambda: len(list(pids.iterdir())) == 2 and all(p.read_text() for p in pids.iterdir()), 90)
+    workers = [int(path.read_text()) for path in pids.iterdir()]
+    parent.send_signal(sent)
+    parent.wait(10)
+    assert wait_until(lambda: all(map(gone, workers)), 5)
+    assert list(temporary.iterdir()) == []
+    assert parent.stderr is not None
+    parent.stderr.close()
+
+
+def test_a_worker_that_is_still_starting_ends_with_its_parent(tmp_path):
+    script = (
+        "import os; from fedaudit.utils.processes import _start; print(_start().process.pid, flush=True); os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert wait_until(lambda: gone(int(done.stdout)), 10)
