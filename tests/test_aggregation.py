@@ -330,6 +330,7 @@ def test_the_network_sorts(n, data):
 
 
 @pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.parametrize("n", [11, 24])
 def test_byzfl_agrees(n):
     make_torchvision_importable()
@@ -345,6 +346,7 @@ def test_byzfl_agrees(n):
 
 
 @pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.parametrize("n", [15, 24])
 def test_flower_agrees(n):
     flower = pytest.importorskip("flwr.server.strategy.aggregate")
