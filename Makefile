@@ -4,7 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= audit
 
-.PHONY: audit setup test test-slow lint format bench bench-peers schema same-numbers mutants clean
+# Flower wants older versions of these three than we are tested with.
+NOT_FOR_PEERS := typer|rich|packaging
+
+.PHONY: audit setup test test-slow test-peers test-lowest lint format bench bench-peers schema same-numbers mutants clean
 
 audit: $(READY)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -23,6 +26,14 @@ test: lint  ## lint, types, import rules, and the core of the tests
 test-slow: $(READY)  ## the tests that take long
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
+test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, breaching, LPIPS, Ray
+	.venv-peers/bin/python -c "from fedaudit.utils.machine import make_torchvision_importable; \
+	make_torchvision_importable(); import breaching, byzfl, flwr.simulation, lpips, ray, torchvision"
+	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers
+
+test-lowest: .venv-lowest/.ready  ## the core of the tests with the lowest versions that pyproject.toml allows
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 -m 'not slow and not peers'
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,15 +47,21 @@ format: $(READY)
 bench: $(READY)  ## all benchmarks, quickly; page in bench/bench.html
 	$(BIN)/fedaudit bench all --quick --out bench
 
-bench-peers: .venv-bench/.ready  ## all benchmarks in full, beside breaching, Flower and ByzFL (data: FEDAUDIT_DATA)
-	.venv-bench/bin/fedaudit bench all --vs breaching --vs flower --vs byzfl --out bench
+bench-peers: .venv-peers/.ready  ## all benchmarks in full, beside breaching, Flower and ByzFL (data: FEDAUDIT_DATA)
+	.venv-peers/bin/fedaudit bench all --vs breaching --vs flower --vs byzfl --out bench
 
-.venv-bench/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -e '.[bench]'
-	-.venv-bench/bin/fedaudit doctor --build
-	@touch .venv-bench/.ready
+.venv-peers/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	grep -vE '^($(NOT_FOR_PEERS))==' constraints.txt > .venv-peers/constraints.txt
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-peers/constraints.txt -e '.[bench,test]'
+	-.venv-peers/bin/fedaudit doctor --build
+	@touch .venv-peers/.ready
+
+.venv-lowest/.ready: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test]'
+	-.venv-lowest/bin/fedaudit doctor --build
+	@touch .venv-lowest/.ready
 
 schema: $(READY)  ## write the JSON Schema of results.json
 	$(BIN)/python -c "import json; from fedaudit.results import AuditResult; \
@@ -58,4 +75,4 @@ mutants: $(READY)  ## wrong programs (tests/mutants.yaml): which of them do the 
 	$(BIN)/python -m tests.mutants $(ONLY)
 
 clean:
-	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-peers .venv-lowest .mypy_cache .ruff_cache .pytest_cache

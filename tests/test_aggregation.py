@@ -342,6 +342,7 @@ def test_the_network_sorts(n, data):
 
 
 @pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.parametrize("n", [11, 24])
 def test_byzfl_agrees(n):
     own_process()
@@ -357,6 +358,7 @@ def test_byzfl_agrees(n):
 
 
 @pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.parametrize("n", [15, 24])
 def test_flower_agrees(n):
     flower = pytest.importorskip("flwr.server.strategy.aggregate")

@@ -96,9 +96,19 @@ def test_results_validate_against_the_published_schema(audited):
         Draft202012Validator(schema).validate({"schema_version": 1})
 
 
+def without_redundancies(schema: Any) -> Any:
+    """Return the schema without what some versions of pydantic say and others leave out, for it goes without saying."""
+    if isinstance(schema, list):
+        return [without_redundancies(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    spoken = {"additionalProperties": True, "enum": [schema.get("const")]}
+    return {k: without_redundancies(v) for k, v in schema.items() if k not in spoken or v != spoken[k]}
+
+
 def test_the_published_schema_is_the_code_s():
     published = json.loads((ROOT / "docs" / "results.schema.json").read_text())
-    assert published == AuditResult.model_json_schema(), "run 'make schema'"
+    assert without_redundancies(published) == without_redundancies(AuditResult.model_json_schema()), "run 'make schema'"
 
 
 def test_repeating_the_resolved_scenario_gives_the_same_numbers_with_any_number_of_workers(audited, tmp_path):

@@ -14,6 +14,7 @@ import torch
 from fedaudit.bench import inversion
 from fedaudit.bench.cases import Case, Prepared, Tool, our_tool
 from fedaudit.defences.aggregation import AGGREGATORS
+from fedaudit.utils.machine import make_torchvision_importable
 
 
 def test_inversion_measures_every_engine(command):
@@ -148,3 +149,45 @@ def test_a_torchvision_that_does_not_fit_torch_is_made_importable_in_processes_o
         [sys.executable, "-c", script], env={"PYTHONPATH": paths}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+# Beside other people's libraries -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_breaching_has_the_same_gradient_on_every_victim(command):
+    make_torchvision_importable()
+    pytest.importorskip("breaching")
+    result = json.loads(command("bench", "inversion", "--quick", "--vs", "breaching", "--json").out)
+    agreement = {
+        (row["model"], row["way"], row["images"]): row["agreement"]
+        for row in result["steps"]
+        if row["tool"] == "breaching"
+    }
+    assert {way for _, way, _ in agreement} == {"gradient", "simulation"}
+    assert min(agreement.values()) > 0.9999
+    assert result["baseline"] == "breaching"
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_flower_simulates_the_same_federation(command):
+    pytest.importorskip("flwr.simulation")
+    result = json.loads(command("bench", "simulator", "--quick", "--vs", "flower", "--json").out)
+    assert {row["tool"]: row["updates"] for row in result["simulators"]} == {"fedaudit": 8, "flower": 8}
+    assert result["speedup"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_aggregators_are_timed_beside_byzfl_and_flower(command):
+    make_torchvision_importable()
+    pytest.importorskip("byzfl")
+    pytest.importorskip("flwr.server.strategy.aggregate")
+    told = command("bench", "aggregators", "--quick", "--vs", "byzfl", "--vs", "flower", "--json")
+    rows = json.loads(told.out)["rows"]
+    for peer in ("byzfl", "flower"):
+        theirs = [row for row in rows if row["tool"] == peer]
+        assert {"median", "trimmed-mean", "multi-krum"} <= {row["rule"] for row in theirs}
+        assert all(row["seconds"] > 0 and row["why"] is None for row in theirs)

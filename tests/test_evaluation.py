@@ -98,6 +98,7 @@ def test_lpips_is_a_number_or_says_why_not(monkeypatch, tmp_path):
     assert "LPIPS" in reason
 
 
+@pytest.mark.peers
 def test_lpips_is_that_of_its_authors_package(monkeypatch, tmp_path):
     own_process()
     package = pytest.importorskip("lpips")

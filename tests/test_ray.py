@@ -17,7 +17,7 @@ from fedaudit.utils.progress import Quiet
 from tests.test_studies import run, tiny
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.peers, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def simulate(
     made = resolve(scenario_from(values))
     names = [run.name for run in made.runs()]
     if federation is None and len(names) > 1:
-        raise BadInput(f"the scenario has {len(names)} federations; choose one (--federation): {', '.join(names)}")
+        raise BadInput(f"the scenario has {len(names)} federations; choose one with --federation: {', '.join(names)}")
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
     folder = Path(out) if out else None
