@@ -324,6 +324,13 @@ def test_no_victim_can_be_reached_from_an_observation(knows_labels):
     assert len(labels) == int(knows_labels)
 
 
+def test_labels_that_travelled_are_hidden_from_who_is_not_granted_them():
+    _, only = recording(federations=[FEDAVG], threat={"knows_labels": True})
+    granted, blind = (observe(only.transcript, ThreatModel(knows_labels=known)) for known in (True, False))
+    assert granted.messages[0].update.labels is not None
+    assert blind.messages[0].update.labels is None
+
+
 def test_training_facts_are_hidden_from_who_is_not_told():
     made, only = recording(federations=[FEDAVG])
     seen = observe(only.transcript, ThreatModel(knows_training=False)).split()[0]

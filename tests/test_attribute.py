@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_1samp
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, AttributeFinding, Finding, make_attack
@@ -307,6 +308,21 @@ def test_only_what_beats_the_frequencies_is_a_leak(wrong, leak):
     assert by_name["attribute_advantage"][0] == pytest.approx(-wrong / 30)
     assert usual < 60
     assert evaluated.leak is leak
+
+
+def test_a_record_more_than_the_frequencies_name_is_no_leak():
+    transcript, truth = recorded(scenario(TABLE, "sex"))
+    seen = observe(transcript, ThreatModel(**THREAT, hidden_attribute="sex"))
+    members, common = torch.nonzero(truth.owners >= 0)[:, 0], int(torch.bincount(truth.values).argmax())
+    usual = truth.values[members] == common
+    wrong = members[: int((~usual).sum()) - 1]
+    values = truth.values.clone()
+    values[wrong] = 1 - values[wrong]
+    gains = (values[members] == truth.values[members]).int() - usual.int()
+    assert int(gains.sum()) == 1
+    assert ttest_1samp(gains.numpy(), 0).pvalue > 0.5
+    found = AttributeFinding(attack="attribute-loss", values=values, scores=torch.zeros(60, 2))
+    assert not result(found, seen, truth).leak
 
 
 def test_an_audit_says_what_was_found(tmp_path):

@@ -20,7 +20,7 @@ from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missi
 from fedaudit.evaluation.images import assign, judge, rank
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
-from fedaudit.results import FindingResult, ImageResult
+from fedaudit.results import FindingResult, ImageResult, MetricResult
 from fedaudit.threat import Message, Observation, ThreatModel
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.machine import own_process
@@ -75,6 +75,13 @@ def test_mse_psnr_and_ssim_agree_with_scikit_image(seed, noise, channels):
             x, y, channel_axis=0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1.0
         )
         assert structure[i].item() == pytest.approx(other, abs=0.02)  # the two differ at the borders only
+
+
+def test_ssim_of_two_shades_is_the_closed_form():
+    """Without variance SSIM is (2ab + C)/(a² + b² + C), C being (0.01 of the range)², here of the range [0, 1]."""
+    a, b = 0.01, 0.03
+    found = ssim(torch.full((1, 1, 16, 16), a), torch.full((1, 1, 16, 16), b))
+    assert found.item() == pytest.approx((2 * a * b + 1e-4) / (a * a + b * b + 1e-4), abs=1e-3)
 
 
 def test_equal_pictures_reach_the_cap_and_not_infinity():
@@ -315,6 +322,16 @@ def test_comparisons_are_paired(gains, outcome):
     assert (row.a, row.b) == ("y", "x")
     assert row.difference.mean == pytest.approx(-np.mean(gains))
     assert row.outcome == outcome
+
+
+def test_where_less_is_more_leakage_the_lower_attack_is_better():
+    def measured(attack: str, client: int, value: float) -> FindingResult:
+        row = MetricResult(name="error", value=value, higher_is_better=False)
+        return finding(attack, [], client).model_copy(update={"metrics": [row]})
+
+    rows = [measured("x", i, 1.0 + 0.1 * i) for i in range(3)] + [measured("y", i, 0.5 + 0.12 * i) for i in range(3)]
+    (row,) = compare(rows)
+    assert (row.a, row.b, row.metric, row.outcome) == ("y", "x", "error", "a is better")
 
 
 def test_thresholds_look_at_the_worst_image():
