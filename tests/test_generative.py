@@ -16,9 +16,10 @@ from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.generative import from_codes, from_weights, through
 from fedaudit.attacks.inversion.objectives import flatten
 from fedaudit.data import Dataset, load_dataset
+from fedaudit.federation.simulator import Recording
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, fingerprints, trunk
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import Recording, check_public_examples, record, run_audit
+from fedaudit.pipeline.run import check_public_examples, record, run_audit
 from fedaudit.pipeline.train_generator import TrainingPlan, public_examples, sample_sheet, train_generator
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import Scenario, scenario_from
@@ -51,8 +52,8 @@ def recorded(file: Path | None, **changes: Any) -> tuple[Scenario, Recording]:
         "threat": {"knows_public_data": True},
         "attacks": [{"name": "gias", "iterations": 20, **({"generator_file": str(file)} if file else {})}],
     }
-    made = resolve(scenario_from(values | changes))
-    (only,), _, _ = record(made)
+    made = scenario_from(values | changes)
+    (only,) = record(resolve(made))
     return made, only
 
 

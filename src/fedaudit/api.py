@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fedaudit.data import Dataset
 from fedaudit.evaluation import check_limits
-from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.update import Loss
@@ -83,7 +82,7 @@ def audit(
         own = {"name": "custom", "image_size": None, "limit": None}
         values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
     check_limits(fail_above or {})
-    made = resolve(scenario_from(values))
+    made = scenario_from(values)
     folder = Path(out) if out else None
     if folder:
         check_folder(folder)

@@ -70,10 +70,9 @@ def audit(
     fail_above: Limits = None,
 ) -> None:
     """Simulate a federation, attack what the adversary sees, and write a report."""
-    from fedaudit.pipeline.prepare import resolve
     from fedaudit.scenario import load_scenario
 
-    loaded = resolve(load_scenario(scenario, settings, seed))
+    loaded = load_scenario(scenario, settings, seed)
     limits = _limits(fail_above)
     check_data_dir(data_dir)
     check_folder(out)
@@ -112,8 +111,8 @@ def simulate(
     from fedaudit.scenario import load_scenario
     from fedaudit.utils.progress import live_display
 
-    loaded = resolve(load_scenario(scenario, settings, seed))
-    names = [run.name for run in loaded.runs()]
+    loaded = load_scenario(scenario, settings, seed)
+    names = [name for name, _, _ in loaded.runs()]
     if federation is None and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with --federation: {', '.join(names)}")
     if federation is not None and federation not in names:
@@ -123,10 +122,9 @@ def simulate(
     check_folder(out)
     with live_display() as display:
         partial = out.with_name(out.name + ".partial")
-        (recording,), _, _ = record(
-            loaded,
+        (recording,) = record(
+            resolve(loaded, data_dir=data_dir, display=display),
             names=[federation or names[0]],
-            data_dir=data_dir,
             workers=number_of_workers(workers),
             store=partial,
             display=display,

@@ -88,7 +88,7 @@ class WorkerPool:
     ) -> list[StepResult]:
         honest = [number for number in chosen if self.clients[number].behaviour is None]
         pool = Parallel(n_jobs=min(self.workers, len(honest) or 1), backend="loky", return_as="generator")
-        calls = (delayed(_work)(self.clients[number].light(), model, index, weights) for number in honest)
+        calls = (delayed(_work)(self.clients[number], model, index, weights) for number in honest)
         done: dict[int, tuple[StepResult, History]] = {}
         try:
             results = pool(calls)

@@ -13,9 +13,12 @@ import torch
 from pydantic import ValidationError
 
 from fedaudit.attacks import Finding, ImageFinding, make_attack
+from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs
-from fedaudit.pipeline.run import Audit, Recording, Target, assess, plan, play, save_png
+from fedaudit.pipeline.prepare import ResolvedScenario
+from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks, save_png
+from fedaudit.pipeline.trials import Trial
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario, scenario_from
 from fedaudit.threat import ThreatModel
@@ -39,7 +42,7 @@ def attack_transcript(
     limits: dict[str, float],
     display: Display,
 ) -> Audit | None:
-    """Play the attacks ``names`` on the transcript in ``folder``; write what was recovered to ``out``.
+    """Run the attacks ``names`` on the transcript in ``folder``; write what was recovered to ``out``.
 
     Args:
         folder: of the transcript.
@@ -81,22 +84,22 @@ def attack_transcript(
     evaluated = truth is not None or truth_path.exists()
     if limits and not evaluated:
         raise BadInput(f"--fail-above needs the ground truth to judge by, and there is none at {truth_path}")
-    if evaluated:  # find out before hours of work; only the seed is kept until every attack has been played
+    if evaluated:  # find out before hours of work; only the seed is kept until every attack has been run
         seed = _open_truth(truth_path, transcript)[1].seed if seed is None else seed
-    targets = plan([transcript], attacks, adversary)
-    outcomes = play(targets, seed=seed or 0, device=device, workers=workers, store=out / "findings", display=display)
+    planned = plan([transcript], attacks, adversary, seed=seed or 0, device=device)
+    trials = run_attacks(planned, workers=workers, store=out / "findings", display=display)
     if not evaluated:
-        _save_findings(out, targets, outcomes)
+        _save_findings(out, trials)
         return None
     loaded, scenario, data, model = _open_truth(truth_path, transcript)
     specs = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
-    run = next(run for run in scenario.runs() if run.name == transcript.name)
-    played = scenario.model_copy(
+    name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
+    attacked = scenario.model_copy(
         update={
             "attacks": specs,
             "threat": adversary,
-            "federations": [run.federation.model_copy(update={"name": run.name})],
-            "defences": run.defences,
+            "federations": [spec.model_copy(update={"name": name})],
+            "defences": defences,
             "other_defences": [],
             "device": device,
             "evaluation": scenario.evaluation.model_copy(
@@ -108,14 +111,12 @@ def attack_transcript(
     flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
+    recording = Recording(transcript, loaded)
+    check_public_examples([recording], attacks)
     return assess(
-        [Recording(transcript, loaded)],
-        attacks,
-        targets,
-        outcomes,
-        scenario=played,
-        data=data,
-        model=model,
+        ResolvedScenario(attacked, attacks, data, model),
+        [recording],
+        trials,
         limits=limits,
         workers=workers,
         started=started,
@@ -130,12 +131,13 @@ def _threat(values: dict[str, Any]) -> ThreatModel:
         raise BadInput(explain(error, ThreatModel)) from None
 
 
-def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]) -> None:
-    """Write what was recovered, and a list of what was and what couldn't be played."""
+def _save_findings(out: Path, trials: Sequence[Trial]) -> None:
+    """Write what was recovered, and a list of what was and what couldn't be run."""
     try:
         (out / "images").mkdir(parents=True, exist_ok=True)
         rows = []
-        for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
+        for trial in trials:
+            observation, attack, outcome = trial.observation, trial.attack, trial.outcome
             place = {
                 "round": {m.round for m in observation.messages},
                 "client": {m.client for m in observation.messages},
@@ -185,6 +187,6 @@ def _open_truth(path: Path, transcript: Transcript) -> tuple[Truth, Scenario, Da
         scenario = scenario_from(truth.about["scenario"], where=f"the scenario in {path}")
     except (KeyError, ValidationError) as error:
         raise CorruptTranscript(f"{path} doesn't say what was recorded: {error}") from None
-    if transcript.name not in [run.name for run in scenario.runs()]:
+    if transcript.name not in [name for name, _, _ in scenario.runs()]:
         raise CorruptTranscript(f"{path}: its scenario has no federation '{transcript.name}'")
     return truth, scenario, data, model
