@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedaudit.utils.errors import BadInput, MissingData
+from fedaudit.utils.fingerprint import tensor_bytes
 
 _FORMAT = 1
 _EXAMPLES = "examples"  # the fingerprints' name in the file
@@ -98,12 +99,14 @@ class TrainedGenerator:
         data: name of the data set.
         training: how it was trained, in words.
         examples: (n,) int64 sorted fingerprints of what it was trained on.
+        computation: fingerprint of its training: plan, examples, code; None where the file is older than that.
     """
 
     network: Generator
     data: str
     training: str
     examples: Tensor
+    computation: str | None = None
 
     def save(self, path: Path) -> None:
         """Write one safetensors file.
@@ -111,7 +114,13 @@ class TrainedGenerator:
         Raises:
             BadInput: it can't be written.
         """
-        about = {"format": _FORMAT, "data": self.data, "training": self.training, "spec": asdict(self.network.spec)}
+        about = {
+            "format": _FORMAT,
+            "data": self.data,
+            "training": self.training,
+            "spec": asdict(self.network.spec),
+            "computation": self.computation,
+        }
         tensors = {name: t.detach().cpu().contiguous() for name, t in self.network.state_dict().items()}
         draft = path.with_name(f"{path.name}.part")
         try:
@@ -143,7 +152,8 @@ class TrainedGenerator:
             with torch.device("meta"):  # no weights are drawn that are replaced at once
                 network = Generator(spec)
             network.load_state_dict(tensors, assign=True)
-            return cls(network.eval(), str(about["data"]), str(about["training"]), examples)
+            computed = about.get("computation")
+            return cls(network.eval(), str(about["data"]), str(about["training"]), examples, computed and str(computed))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, ValidationError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise BadInput(f"'{path}' is truncated or not a generator ({reason}); train it again") from None
@@ -152,10 +162,12 @@ class TrainedGenerator:
 def fingerprints(images: Tensor) -> Tensor:
     """Return (n,) int64: a hash of every image's 8-bit pixels, the same for the same picture wherever it came from.
 
+    The values stand in generators' files.
+
     Args:
         images: (n, C, H, W) in [0, 1].
     """
     pixels = (images.detach().cpu() * 255).round().to(torch.uint8).contiguous()
     shape = str(tuple(images.shape[1:])).encode()
-    digests = [hashlib.sha256(shape + image.numpy().tobytes()).digest()[:8] for image in pixels]
+    digests = [hashlib.sha256(shape + bytes(tensor_bytes(image))).digest()[:8] for image in pixels]
     return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
