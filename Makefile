@@ -27,8 +27,8 @@ test-slow: $(READY)  ## the tests that take long
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, breaching, LPIPS, Ray
-	.venv-peers/bin/python -c "from fedaudit.utils.machine import make_torchvision_importable; \
-	make_torchvision_importable(); import breaching, byzfl, flwr.simulation, lpips, ray, torchvision"
+	.venv-peers/bin/python -c "from fedaudit.utils.machine import import_torchvision, own_process; \
+	own_process(); import_torchvision(); import breaching, byzfl, flwr.simulation, lpips, ray, torchvision"
 	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers
 
 test-lowest: .venv-lowest/.ready  ## the core of the tests with the lowest versions that pyproject.toml allows

@@ -92,11 +92,12 @@ def scenario_file(tmp_path: Path) -> Path:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the transcript and the truth of ``SCENARIO``; copy it before changing anything."""
     from fedaudit.federation.truth import save_recording
+    from fedaudit.pipeline.prepare import resolve
     from fedaudit.pipeline.run import record
     from fedaudit.scenario import load_scenario
 
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "scenario.yaml").write_text(SCENARIO)
-    (recording,), _, _ = record(load_scenario(folder / "scenario.yaml"))
+    (recording,) = record(resolve(load_scenario(folder / "scenario.yaml")))
     save_recording(recording.transcript, recording.truth, folder / "transcript")
     return folder / "transcript"

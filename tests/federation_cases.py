@@ -14,7 +14,7 @@ from fedaudit.federation.client import Federation
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.update import Update
 from fedaudit.utils.registry import SETTINGS, register
@@ -45,15 +45,16 @@ MLP = {"name": "mlp", "width": 8}
 
 def scenario(spec: dict[str, Any], **rest: Any) -> Scenario:
     values = {"data": {"name": "digits"}, "model": MLP, "attacks": ["invg"], **rest}
-    return resolve(scenario_from({**values, "federations": [{"name": "fed", **spec}]}))
+    return scenario_from({**values, "federations": [{"name": "fed", **spec}]})
 
 
 def run(
     spec: dict[str, Any], *, own: dict[str, Any] | None = None, **rest: Any
 ) -> tuple[Federation, Transcript, Truth]:
     made = scenario(spec, **rest)
-    federation, _, _ = prepare_federation(made, **(own or {}))
-    return federation, *simulate(federation, made.federations[0], made.defences, seed=made.seed)
+    (federation,) = resolve(made, **(own or {})).federations
+    recording = simulate(federation)
+    return federation, recording.transcript, recording.truth
 
 
 def same(a: Transcript, b: Transcript) -> bool:

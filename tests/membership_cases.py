@@ -39,11 +39,11 @@ def scenario(threat: dict[str, Any] | None = None, attacks: Any = ("loss-thresho
         "threat": {"records": 60, **(threat or {})},
         "attacks": list(attacks),
     }
-    return resolve(scenario_from(values))
+    return scenario_from(values)
 
 
 def recorded(made: Scenario) -> tuple[Transcript, Truth]:
-    (only,), _, _ = record(made)
+    (only,) = record(resolve(made))
     return only.transcript, only.truth
 
 

@@ -16,7 +16,7 @@ from fedaudit.attacks.records.agrevader import turned
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
@@ -124,15 +124,13 @@ def test_pushing_is_found_out_by_an_audit_and_colluders_share_notes(tmp_path):
 
 def test_a_killed_simulation_goes_on_with_its_notes(tmp_path):
     made = pushing()
-    (run,) = made.runs()
 
     def simulated(checkpoint: Checkpoint | None, until: int) -> Transcript:
         def report(done: float) -> None:
             if done >= until:
                 raise KeyboardInterrupt
 
-        federation, _, _ = prepare_federation(made)
-        return simulate(federation, run.federation, run.defences, seed=0, report=report, checkpoint=checkpoint)[0]
+        return simulate(resolve(made).federations[0], report=report, checkpoint=checkpoint).transcript
 
     whole = simulated(None, 10**9)
     checkpoint = Checkpoint(tmp_path / "f", every=0)
@@ -148,7 +146,7 @@ def test_pushing_works_for_regressions():
     values["data"] = {"name": "diabetes", "split": "train"}
     values["model"]["loss"] = "mse"
     values["federations"][0] |= {"learning_rate": 0.02, "examples": 100}
-    (finding,) = run_audit(resolve(scenario_from(values))).result.findings
+    (finding,) = run_audit(scenario_from(values)).result.findings
     assert finding.status == "done"
 
 

@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import ATTACKS, make_attack
+from fedaudit.attacks import ATTACKS, Finding, make_attack
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import plan, record
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import ThreatModel
-from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.seeds import generator
 
 UPDATES: dict[str, dict[str, Any]] = {
     "one gradient": {"clients": 1, "examples": 1},
@@ -64,18 +62,14 @@ def played(model: str, update: str, attack: str) -> str:
         "federations": [{"name": "f", **UPDATES[update]}],
         "attacks": [{"name": attack}],
     }
-    made = resolve(scenario_from(values))
-    (only,), _, _ = record(made, model=own() if own else None)
+    made = scenario_from(values)
+    (only,) = record(resolve(made, model=own() if own else None))
     known = make_attack(attack).settings()
     settings = {name: value for name, value in QUICK.items() if name in known}
-    ((seen, ready, reason), *_) = plan([only.transcript], [make_attack(attack, settings)], ThreatModel())
-    if reason is None:
-        try:
-            ready(seen, generator=generator(0, "a"))
-        except NotApplicable as late:
-            reason = late
-        else:
-            return "runs"
+    trial, *_ = plan([only.transcript], [make_attack(attack, settings)], ThreatModel())
+    reason = trial.outcome or trial.run()
+    if isinstance(reason, Finding):
+        return "runs"
     assert "\n" not in str(reason)
     assert len(str(reason)) > 30, reason
     return str(reason)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fedaudit.attacks import ATTACKS, Finding, ImageFinding, make_attack
 from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.data import Dataset, load_dataset
+from fedaudit.federation.simulator import Recording
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import Recording, assess, plan, play, record
+from fedaudit.pipeline.run import assess, plan, record, run_attacks
 from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.progress import Quiet
 from fedaudit.utils.seeds import generator
 
 # gias needs a generator; it has tests of its own
@@ -80,12 +80,12 @@ def scenario(**changes: Any) -> Scenario:
         "federations": [{"name": "fedsgd", "clients": 2, "examples": 2}],
         "attacks": [{"name": "invg", "iterations": 20}],
     }
-    return resolve(scenario_from(values | changes))
+    return scenario_from(values | changes)
 
 
 def recording(**changes: Any) -> tuple[Scenario, Recording]:
     made = scenario(**changes)
-    (only,), _, _ = record(made)
+    (only,) = record(resolve(made))
     return made, only
 
 
@@ -200,7 +200,7 @@ def test_dlg_refuses_a_loss_that_takes_no_soft_labels():
         return nn.functional.cross_entropy(outputs, labels)
 
     made = scenario(model={"name": "lenet", "loss": "custom"})
-    (only,), _, _ = record(made, loss=loss)
+    (only,) = record(resolve(made, loss=loss))
     with pytest.raises(NotApplicable, match="soft labels"):
         make_attack("dlg").check(observe(only.transcript, made.threat).split()[0])
 
@@ -266,23 +266,8 @@ def test_a_finding_does_not_change_when_the_ground_truth_does():
     audits = []
     for truth in (only.truth, lies):
         recorded = [Recording(only.transcript, truth)]
-        targets = plan([only.transcript], attacks, made.threat)
-        outcomes = play(targets, seed=0, device="cpu", workers=1, store=None, display=Quiet())
-        _, data, model = record(made)
-        audits.append(
-            assess(
-                recorded,
-                attacks,
-                targets,
-                outcomes,
-                scenario=made,
-                data=data,
-                model=model,
-                limits={},
-                workers=1,
-                started=0,
-            )
-        )
+        trials = run_attacks(plan([only.transcript], attacks, made.threat))
+        audits.append(assess(resolve(made), recorded, trials, workers=1, started=0))
     honest, lying = audits
     for name, pixels in honest.image_files.items():
         assert pixels.equal(lying.image_files[name]) != name.endswith("-true.png"), name
@@ -397,7 +382,7 @@ def test_a_model_without_a_classifier_at_its_end_is_refused():
             return torch.as_tensor(self.conv(x).mean(dim=(2, 3)))
 
     made = scenario(model={"name": "custom", "initialisation": "given"})
-    (only,), _, _ = record(made, model=Convolutional())
+    (only,) = record(resolve(made, model=Convolutional()))
     with pytest.raises(NotApplicable, match="no fully connected layer"):
         run("agic", observe(only.transcript, made.threat).split()[0])
 
@@ -435,7 +420,7 @@ def test_a_diverged_optimisation_is_said_so():
             return torch.as_tensor(self.fc(x.flatten(1) ** 4))
 
     made = scenario(model={"name": "custom", "initialisation": "given"}, threat={"knows_labels": True})
-    (only,), _, _ = record(made, model=Steep())
+    (only,) = record(resolve(made, model=Steep()))
     with pytest.raises(NotApplicable, match="diverged at learning_rate"):
         run("dlg-adam", observe(only.transcript, made.threat).split()[0], learning_rate=1e20)
 
@@ -445,7 +430,7 @@ def test_few_classes_are_told_apart(classes):
     images = torch.rand((12, 1, 8, 8), generator=generator(0, "few"))
     data = Dataset.from_tensors(images, torch.arange(12) % classes)
     made = scenario(data={"name": "custom", "split": "train"}, federations=[{"name": "f", "clients": 8, "examples": 8}])
-    (only,), _, _ = record(made, dataset=data)
+    (only,) = record(resolve(made, dataset=data))
     for seen in observe(only.transcript, made.threat).split():
         assert run("invg", seen, iterations=1).labels.equal(only.truth.labels[0, seen.messages[0].client])
 
@@ -469,7 +454,7 @@ def test_parameters_that_the_loss_does_not_use_are_left_alone():
         federations=[{**FEDAVG, "weight_decay": 0.1, "learning_rate": 0.1}],
         threat={"knows_labels": True},
     )
-    (only,), _, _ = record(made, model=Spare())
+    (only,) = record(resolve(made, model=Spare()))
     seen = observe(only.transcript, made.threat).split()[0]
     assert not seen.messages[0].update.tensors["spare.weight"].any()
     attack = make_attack("invg", {"iterations": 1})

@@ -21,7 +21,6 @@ from fedaudit.evaluation.attributes import most_frequent
 from fedaudit.federation.records import Records
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
-from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
@@ -40,7 +39,7 @@ def scenario(parts: dict[str, Any], attribute: str | None, attack: Any = "attrib
     federation = {"name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 3, "examples": 120, "batch_size": 10,
                   "local_epochs": 1, "learning_rate": 0.02}  # fmt: skip
     threat = {**THREAT, "hidden_attribute": attribute, **threat}
-    return resolve(scenario_from({**parts, "federations": [federation], "threat": threat, "attacks": [attack]}))
+    return scenario_from({**parts, "federations": [federation], "threat": threat, "attacks": [attack]})
 
 
 def play(name: str, seen: Observation, **settings: Any) -> AttributeFinding:

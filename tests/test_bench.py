@@ -14,7 +14,7 @@ import torch
 from fedaudit.bench import inversion
 from fedaudit.bench.cases import Case, Prepared, Tool, our_tool
 from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.utils.machine import make_torchvision_importable
+from fedaudit.utils.machine import import_torchvision, own_process
 
 
 def test_inversion_measures_every_engine(command):
@@ -157,7 +157,8 @@ def test_a_torchvision_that_does_not_fit_torch_is_made_importable_in_processes_o
 @pytest.mark.slow
 @pytest.mark.peers
 def test_breaching_has_the_same_gradient_on_every_victim(command):
-    make_torchvision_importable()
+    own_process()
+    import_torchvision()
     pytest.importorskip("breaching")
     result = json.loads(command("bench", "inversion", "--quick", "--vs", "breaching", "--json").out)
     agreement = {
@@ -182,7 +183,8 @@ def test_flower_simulates_the_same_federation(command):
 @pytest.mark.slow
 @pytest.mark.peers
 def test_aggregators_are_timed_beside_byzfl_and_flower(command):
-    make_torchvision_importable()
+    own_process()
+    import_torchvision()
     pytest.importorskip("byzfl")
     pytest.importorskip("flwr.server.strategy.aggregate")
     told = command("bench", "aggregators", "--quick", "--vs", "byzfl", "--vs", "flower", "--json")

@@ -13,7 +13,7 @@ from fedaudit.defences.privacy import Account
 from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
-from fedaudit.pipeline.prepare import prepare_federation
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario
 from tests.federation_cases import same, scenario
@@ -25,10 +25,10 @@ SAMPLED = {"clients": 10, "clients_per_round": 1, "examples": 20, "rounds": 30}
 
 
 def play(made: Scenario) -> tuple[Transcript, History]:
-    federation, _, _ = prepare_federation(made)
-    history = History()
-    (run,) = made.runs()
-    return simulate(federation, run.federation, run.defences, seed=made.seed, history=history)[0], history
+    (federation,) = resolve(made).federations
+    recording = simulate(federation)
+    assert recording.history is not None
+    return recording.transcript, recording.history
 
 
 @pytest.mark.parametrize(("per_round", "rounds"), [(1, 30), (3, 30), (10, 30), (3, 6)])

@@ -18,7 +18,7 @@ from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.update import Loss
 from fedaudit.utils.errors import BadInput
@@ -59,7 +59,7 @@ def scenario(defences: dict[str, Any], **changes: Any) -> Scenario:
         "attacks": ["invg"],
         "evaluation": {"accuracy_every": 2},
     }
-    return resolve(scenario_from(values))
+    return scenario_from(values)
 
 
 class Killed(Exception):
@@ -69,20 +69,15 @@ class Killed(Exception):
 def simulated(
     made: Scenario, checkpoint: Checkpoint | None, until: int = 10**9, told: list[float] | None = None, **own: Any
 ) -> tuple[Transcript, Truth, History]:
-    federation, _, _ = prepare_federation(made, **own)
-    history = History(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
-
     def report(done: float) -> None:
         if told is not None:
             told.append(done)
         if done >= until:
             raise Killed
 
-    (run,) = made.runs()
-    transcript, truth = simulate(
-        federation, run.federation, run.defences, seed=0, report=report, history=history, checkpoint=checkpoint
-    )
-    return transcript, truth, history
+    recording = simulate(resolve(made, **own).federations[0], report=report, checkpoint=checkpoint)
+    assert recording.history is not None
+    return recording.transcript, recording.truth, recording.history
 
 
 def same(a: Any, b: Any) -> bool:
@@ -103,12 +98,7 @@ def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str, monkeypatch: pyt
         with pytest.raises(Killed):
             simulated(made, checkpoint, until)
     begun: list[float] = []
-    federation, _, _ = prepare_federation(made)
-    own = History(made.evaluation.accuracy_every, made.evaluation.accuracy_examples)
-    (run,) = made.runs()
-    again, truth_again = simulate(
-        federation, run.federation, run.defences, seed=0, report=begun.append, history=own, checkpoint=checkpoint
-    )
+    again, truth_again, own = simulated(made, checkpoint, told=begun)
     assert min(begun) > 9, "it began anew"
     assert again.fingerprint() == whole.fingerprint()
     for one, other in zip(whole.rounds, again.rounds, strict=True):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.epochs import chain, match
+from fedaudit.federation.simulator import Recording
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import Recording, record, run_audit
+from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -29,12 +30,12 @@ def scenario(federation: dict[str, Any], **attack: Any) -> Scenario:
         "federations": [federation],
         "attacks": [{"name": "agic-epochs", "iterations": 60, "pre_iterations": 60, **attack}],
     }
-    return resolve(scenario_from(values))
+    return scenario_from(values)
 
 
 def seen(federation: dict[str, Any]) -> tuple[Observation, Recording]:
     made = scenario(federation)
-    (only,), _, _ = record(made)
+    (only,) = record(resolve(made))
     (client,) = observe(only.transcript, made.threat).split("client")
     return client, only
 
@@ -259,7 +260,7 @@ def test_what_are_no_epochs_is_refused(federation, settings, reason):
 
 def test_updates_of_several_clients_are_refused():
     made = scenario({**EPOCHS, "clients": 3})
-    (only,), _, _ = record(made)
+    (only,) = record(resolve(made))
     with pytest.raises(NotApplicable, match="follows one client"):
         make_attack("agic-epochs").check(observe(only.transcript, made.threat))
 

@@ -21,9 +21,11 @@ from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.evaluation.image_metrics import mse
 from fedaudit.examples import EXAMPLE_KINDS, ExampleKind, example_kind, fitting_kind, register
+from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript, check_examples
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
-from fedaudit.pipeline.run import Recording, check_public_examples, record
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import check_public_examples, record
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import TaskInfo
@@ -81,7 +83,7 @@ REFUSAL = "invg is for images; these examples are signals, (24,)"
 
 
 def recorded() -> Recording:
-    (only,), _, _ = record(scenario_from(SCENARIO), dataset=signals())
+    (only,) = record(resolve(scenario_from(SCENARIO), dataset=signals()))
     return only
 
 
@@ -210,7 +212,7 @@ def test_public_examples_among_the_victims_are_found_whatever_the_kind(monkeypat
 @pytest.fixture(scope="module")
 def rows() -> Observation:
     made = {**SCENARIO, "data": {"name": "breast-cancer"}, "threat": {}}
-    (only,), _, _ = record(scenario_from(made))
+    (only,) = record(resolve(scenario_from(made)))
     return observe(only.transcript, ThreatModel())
 
 

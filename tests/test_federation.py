@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaudit.data import Dataset
+from fedaudit.data import Dataset, load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
 from fedaudit.defences.sanitising import SANITISERS, Sanitiser
 from fedaudit.federation.client import Federation
 from fedaudit.federation.simulator import partition_clients, simulate
 from fedaudit.federation.truth import Truth
-from fedaudit.pipeline.prepare import prepare_federation
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from tests.federation_cases import run, same, scenario
@@ -155,7 +155,7 @@ def test_the_facts_are_those_of_the_plan() -> None:
     }  # 4 steps: a pass and more
 
 
-DIGITS = prepare_federation(scenario({"clients": 1}))[0]
+DIGITS = load_dataset("digits")
 
 
 @settings(max_examples=25, deadline=None)
@@ -171,8 +171,9 @@ def test_an_epoch_is_a_pass_over_all_that_the_client_has(
 ) -> None:
     spec = {"algorithm": "fedavg", "clients": 2, "examples": 2 * n, "rounds": rounds}
     made = scenario({**spec, "batch_size": batch, "local_epochs": epochs}, seed=seed)
-    shares = partition_clients(DIGITS.dataset, "test", made.federations[0], seed=seed)
-    transcript, truth = simulate(DIGITS, made.federations[0], made.defences, seed=seed)
+    shares = partition_clients(DIGITS, "test", made.federations[0], seed=seed)
+    recording = simulate(resolve(made, dataset=DIGITS).federations[0])
+    transcript, truth = recording.transcript, recording.truth
     for record in transcript.rounds:
         for update in record.updates:
             assert update.training is not None
@@ -284,7 +285,7 @@ def test_victims_from_the_train_split_join_the_candidates() -> None:
 def test_what_does_not_fit_is_found_before_anything_runs() -> None:
     made = scenario({"clients": 4, "partition": {"scheme": "classes-per-client", "k": 11}})
     with pytest.raises(BadInput, match="federation 'fed': partition 'classes-per-client': k=11"):
-        partition_clients(DIGITS.dataset, "test", made.federations[0], seed=0)
+        partition_clients(DIGITS, "test", made.federations[0], seed=0)
 
 
 # --- the same again ------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Metric, 
 from fedaudit.evaluation.finding_types import by_leaks, done
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, plan, record, run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import EvaluationSpec, scenario_from
@@ -161,7 +162,7 @@ def audit(*attacks: str | dict[str, Any], **rest: Any) -> Audit:
 
 
 def transcript() -> Transcript:
-    (recording,), _, _ = record(scenario_from(SCENARIO))
+    (recording,) = record(resolve(scenario_from(SCENARIO)))
     return recording.transcript
 
 
@@ -184,14 +185,14 @@ def test_an_observation_splits_into_updates_clients_or_not_at_all():
 def test_a_plan_gives_every_attack_what_it_looks_at():
     attacks = [ATTACKS[f"drift-{looks}"].value() for looks in ("update", "client", "federation")]
     sent = transcript()
-    targets = plan([sent], attacks, ThreatModel(), EvaluationSpec(updates=1))  # the limit is on updates, not on clients
-    assert [len(seen.messages) for seen, _, _ in targets[:1]] == [1]
-    assert [attack.name for _, attack, _ in targets].count("drift-client") == 3
+    trials = plan([sent], attacks, ThreatModel(), EvaluationSpec(updates=1))  # the limit is on updates, not on clients
+    assert [len(trial.observation.messages) for trial in trials[:1]] == [1]
+    assert [trial.attack.name for trial in trials].count("drift-client") == 3
     few = plan([sent], attacks, ThreatModel(), EvaluationSpec(clients=2))
-    assert [attack.name for _, attack, _ in few] == ["drift-update"] * 6 + ["drift-client"] * 2 + ["drift-federation"]
-    assert len(targets[-1][0].messages) == 6
+    assert [trial.attack.name for trial in few] == ["drift-update"] * 6 + ["drift-client"] * 2 + ["drift-federation"]
+    assert len(trials[-1].observation.messages) == 6
     blind = plan([sent], attacks, ThreatModel(adversary="client"))
-    assert [reason is None for _, _, reason in blind] == [False, False, True]
+    assert [trial.outcome is None for trial in blind] == [False, False, True]
 
 
 def test_an_attack_on_whole_clients_goes_through_the_audit(tmp_path):

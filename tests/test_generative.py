@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from fedaudit.attacks.inversion.generative import from_codes, from_weights, thro
 from fedaudit.attacks.inversion.objectives import flatten
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.examples.image import IMAGE
+from fedaudit.federation.simulator import Recording
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import Recording, check_public_examples, record, run_audit
+from fedaudit.pipeline.run import check_public_examples, record, run_audit
 from fedaudit.pipeline.train_generator import TrainingPlan, public_examples, sample_sheet, train_generator
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import Scenario, scenario_from
@@ -52,8 +54,8 @@ def recorded(file: Path | None, **changes: Any) -> tuple[Scenario, Recording]:
         "threat": {"knows_public_data": True},
         "attacks": [{"name": "gias", "iterations": 20, **({"generator_file": str(file)} if file else {})}],
     }
-    made = resolve(scenario_from(values | changes))
-    (only,), _, _ = record(made)
+    made = scenario_from(values | changes)
+    (only,) = record(resolve(made))
     return made, only
 
 
@@ -210,10 +212,38 @@ def test_a_finding_is_that_of_the_generator_s_content(trained, tmp_path):
     file = tmp_path / "g.safetensors"
     keys = []
     for seed in (0, 1):
-        train_generator(load_dataset("digits"), file, latent=4, width=4, plan=TrainingPlan(steps=1, seed=seed))
+        train_generator(
+            load_dataset("digits"), file, latent=4, width=4, plan=TrainingPlan(steps=1, seed=seed), again=True
+        )
         attack = make_attack("gias", {"generator_file": str(file)})
         keys.append(Trial(attack, seen, 0, "cpu").key())
     assert keys[0] != keys[1]
+
+
+def test_a_generator_of_another_training_is_not_written_over(tmp_path, digits, monkeypatch):
+    file = tmp_path / "g.safetensors"
+
+    def train(seed: int = 0, again: bool = False) -> TrainedGenerator:
+        plan = TrainingPlan(steps=1, seed=seed)
+        return train_generator(digits, file, latent=4, width=4, plan=plan, again=again)
+
+    first = train()
+    written = file.stat().st_mtime_ns
+    assert first.computation == TrainedGenerator.load(file).computation
+    assert train().network.start.weight.equal(first.network.start.weight)
+    with pytest.raises(BadInput, match=r"other data, settings or code made .* --again"):
+        train(seed=1)
+    monkeypatch.setattr("fedaudit.utils.fingerprint.code_version", lambda: "another")
+    with pytest.raises(BadInput, match="other data, settings or code"):
+        train()
+    assert file.stat().st_mtime_ns == written
+    assert train(again=True).computation != first.computation
+    dataclasses.replace(first, computation=None).save(file)  # as files were once
+    with pytest.raises(BadInput, match="an unknown version of fedaudit made"):
+        train()
+    file.write_bytes(b"something else")
+    with pytest.raises(BadInput, match="isn't a generator"):
+        train()
 
 
 # The attack ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from fedaudit.attacks.labels.inference import LABEL_INFERENCES, Evidence, infer_
 from fedaudit.attacks.victim import Victim
 from fedaudit.federation.local_training import gradient, train, trainable
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import observe
@@ -217,6 +218,6 @@ def test_the_attack_refuses_what_it_cannot_or_need_not_find_out():
     ]
     for changes, reason in cases:
         made = scenario(**changes)
-        (only, *_), _, _ = record(made)
+        only, *_ = record(resolve(made))
         with pytest.raises(NotApplicable, match=reason):
             make_attack("labels").check(observe(only.transcript, made.threat).split()[0])

@@ -18,6 +18,7 @@ from fedaudit.data.synthetic import leaf_synthetic
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.local_models import least_loss
 from fedaudit.federation.truth import Truth
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import Message, Observation, ThreatModel, observe
@@ -273,7 +274,7 @@ def test_the_last_returned_model_is_its_own_baseline_and_the_charts_tell_the_dis
 def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_away():
     defended = {"sanitiser": {"name": "dp", "clip": 0.2, "noise": 1.0, "epsilon": None}}
     scenario = scenario_from({**TABLE, "federations": [SAMPLED], "defences": defended})
-    (recording,), _, _ = record(scenario)
+    (recording,) = record(resolve(scenario))
     part = observe(recording.transcript, scenario.threat).split("client")[0]
     with pytest.raises(NotApplicable, match="mini-batches, noise"):
         play("local-model-exact", part)
@@ -302,7 +303,7 @@ def test_the_heuristic_learns_the_mapping_and_moves_where_it_vanishes():
         "federations": [{**SAMPLED, "clients": 2, "rounds": 30, "local_steps": 10, "batch_size": 64,
                          "learning_rate": 0.1}],
     })  # fmt: skip
-    (recording,), _, _ = record(scenario)
+    (recording,) = record(resolve(scenario))
     part = observe(recording.transcript, scenario.threat).split("client")[0]
     options = {"hidden": 200, "fit_iterations": 300, "iterations": 200}
     found, again = (play("local-model", part, **options) for _ in range(2))

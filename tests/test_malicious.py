@@ -19,7 +19,7 @@ from fedaudit.federation.simulator import simulate
 from fedaudit.federation.spec import DefencesSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.report import frontier, histories
 from fedaudit.report.terminal import print_summary
@@ -50,18 +50,17 @@ def scenario(malicious: dict[str, Any] | None, **changes: Any) -> Scenario:
         "threat": {"adversary": "client"},
         "attacks": ["gan"],
     }
-    return resolve(scenario_from(values))
+    return scenario_from(values)
 
 
 def simulated(made: Scenario, checkpoint: Checkpoint | None = None, until: int = 10**9) -> tuple[Transcript, Truth]:
-    federation, _, _ = prepare_federation(made)
-
     def report(done: float) -> None:
         if done >= until:
             raise KeyboardInterrupt
 
-    (run,) = made.runs()
-    return simulate(federation, run.federation, run.defences, seed=0, report=report, checkpoint=checkpoint)
+    (federation,) = resolve(made).federations
+    recording = simulate(federation, report=report, checkpoint=checkpoint)
+    return recording.transcript, recording.truth
 
 
 def seen(made: Scenario) -> Observation:
@@ -86,6 +85,9 @@ class Recorder(Behaviour):
 
     def state_dict(self) -> dict[str, Any]:
         return {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
+        return self  # a simulation works with a copy, and the test wants what it was handed
 
 
 @pytest.fixture
@@ -277,7 +279,7 @@ def test_the_report_shows_what_was_drawn(tmp_path: Path) -> None:
 def test_an_honest_server_does_not_act_whoever_else_is_malicious() -> None:
     values = scenario(QUICK).model_dump(mode="json") | {"threat": {"adversary": "server"}}
     values |= {"attacks": ["labels"], "evaluation": {"updates": 1}}
-    assert not run_audit(resolve(scenario_from(values))).result.adversary.acts
+    assert not run_audit(scenario_from(values)).result.adversary.acts
 
 
 def test_what_malicious_clients_lack_is_left_out() -> None:
@@ -309,7 +311,7 @@ def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
     values = made.model_dump(mode="json")
     values["other_defences"] = [{"aggregator": {"name": "krum", "f": 0}}]
     values["evaluation"]["accuracy_every"] = 2
-    audit = run_audit(resolve(scenario_from(values)))
+    audit = run_audit(scenario_from(values))
     rows = frontier.prices(audit.result)
     found = {s.federation: s.metrics[0].value for s in audit.result.summaries}
     assert frontier.scale(audit.result).name == "recognised"

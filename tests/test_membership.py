@@ -20,7 +20,6 @@ from fedaudit.evaluation.membership import auc, roc, tpr_at
 from fedaudit.federation.records import NOBODY, Records
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import scenario_from
@@ -197,7 +196,7 @@ def test_a_regression_has_losses_too():
     values["attacks"] = ["loss-threshold", "gradient-norm", "shadow-models"]
     values["threat"] |= PUBLIC
     values["federations"][0] |= {"rounds": 20, "learning_rate": 0.02, "examples": 100}
-    done, also, refused = run_audit(resolve(scenario_from(values))).result.findings
+    done, also, refused = run_audit(scenario_from(values)).result.findings
     assert done.status == also.status == "done"
     assert "is for classifiers" in (refused.reason or "")
 
@@ -214,7 +213,7 @@ def test_what_a_model_can_t_be_trained_anew_from_is_said():
 
     values = scenario(PUBLIC, ["shadow-models"]).model_dump(mode="json")
     values["model"] = {"name": "custom", "initialisation": "given"}
-    (only,) = run_audit(resolve(scenario_from(values)), model=Own()).result.findings
+    (only,) = run_audit(scenario_from(values), model=Own()).result.findings
     assert "can't train a shadow model: initialisation 'default' does not know the layer" in (only.reason or "")
 
 

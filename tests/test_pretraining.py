@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.federation.simulator import draw_records, partition_clients
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.utils.errors import BadInput
@@ -25,7 +24,7 @@ VALUES: dict[str, Any] = {
 
 
 def scenario(**changes: Any) -> Scenario:
-    return resolve(scenario_from({**VALUES, **changes}))
+    return scenario_from({**VALUES, **changes})
 
 
 def rows(inputs: torch.Tensor) -> set[bytes]:
@@ -35,10 +34,8 @@ def rows(inputs: torch.Tensor) -> set[bytes]:
 @pytest.mark.parametrize("threat", [{}, {"records": 10}], ids=["nothing", "records"])
 def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str, Any]) -> None:
     made = scenario(threat=threat)
-    (spec,) = made.federations
-    federation, _, _ = prepare_federation(made)
-    shares = partition_clients(federation.dataset, "test", spec, seed=0)
-    drawn = draw_records(federation, spec, shares, seed=0, measured=True)
+    (federation,) = resolve(made).federations
+    shares, drawn = federation.shares, federation.drawn
     measured = rows(drawn.held_out.inputs)
     assert len(drawn.held_out) == 355 - 300 - (5 if threat else 0)
     assert not measured & rows(federation.dataset.train.inputs)
@@ -51,12 +48,8 @@ def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str
 
 def test_without_it_accuracy_is_measured_on_the_other_split() -> None:
     made = scenario(model={"name": "logistic"})
-    federation, _, _ = prepare_federation(made)
-    (spec,) = made.federations
-    drawn = draw_records(
-        federation, spec, partition_clients(federation.dataset, "test", spec, seed=0), seed=0, measured=True
-    )
-    assert drawn.held_out.inputs.equal(federation.dataset.train.inputs)
+    (federation,) = resolve(made).federations
+    assert federation.drawn.held_out.inputs.equal(federation.dataset.train.inputs)
 
 
 def test_where_nothing_is_left_to_measure_on_it_is_refused() -> None:
@@ -64,9 +57,9 @@ def test_where_nothing_is_left_to_measure_on_it_is_refused() -> None:
     with pytest.raises(
         BadInput, match=r"clients leave 0 examples of the test split .* use data\.split: train, or fewer"
     ):
-        prepare_federation(scenario(federations=all_held))
-    prepare_federation(scenario(federations=all_held, evaluation={}))  # nothing is measured
-    prepare_federation(scenario(federations=all_held, data={"name": "digits", "split": "train"}))
+        resolve(scenario(federations=all_held))
+    resolve(scenario(federations=all_held, evaluation={}))  # nothing is measured
+    resolve(scenario(federations=all_held, data={"name": "digits", "split": "train"}))
 
 
 def test_single_examples_are_trained_on() -> None:
@@ -77,9 +70,9 @@ def test_single_examples_are_trained_on() -> None:
             federations=[{"name": "fed", "clients": 1, "examples": 1}],
             evaluation={},
         )
-        return prepare_federation(made)[0].model
+        return resolve(made).federations[0].model
 
-    untouched = prepare_federation(scenario(model={"name": "logistic"}))[0].model
+    untouched = resolve(scenario(model={"name": "logistic"})).federations[0].model
     one_by_one = trained(1, 21)
     assert not torch.equal(*(next(m.parameters()) for m in (untouched, one_by_one)))
     # of 21 examples in batches of 20 the last batch has one
@@ -110,5 +103,5 @@ def steps(made: Scenario, size: int) -> list[int]:
     training = {"epochs": 1, "batch_size": size}
     values = {**made.model_dump(mode="json"), "model": {"name": "custom", "training": training}, "evaluation": {}}
     values["federations"] = [{"name": "fed", "clients": 1, "examples": 1}]
-    prepare_federation(resolve(scenario_from(values)), model=Watching())
+    resolve(scenario_from(values), model=Watching())
     return seen

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedaudit.federation.history import History
-from fedaudit.federation.simulator import partition_clients, simulate
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.federation.simulator import simulate
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.report import frontier
 from fedaudit.report.terminal import print_summary
@@ -104,7 +103,7 @@ def test_the_report_shows_the_price(audit, tmp_path):
     for name in ("fed-none", "fed-few", "fed-dp"):
         assert page.count(name) > 2
     again = load_scenario(tmp_path / "scenario.yaml")
-    assert [run.name for run in again.runs()] == ["fed-none", "fed-few", "fed-dp"]
+    assert [name for name, _, _ in again.runs()] == ["fed-none", "fed-few", "fed-dp"]
 
 
 def test_an_undefended_audit_has_no_such_section(tmp_path):
@@ -113,11 +112,13 @@ def test_an_undefended_audit_has_no_such_section(tmp_path):
 
 
 def test_accuracy_is_that_of_the_model_after_the_round():
-    made = resolve(scenario_from({**VALUES, "defences": {}}))
-    federation, _, _ = prepare_federation(made)
-    spec = made.federations[0].model_copy(update={"record": None})
-    history = History(every=1, examples=100)
-    transcript, _ = simulate(federation, spec, made.defences, seed=0, history=history)
+    made = scenario_from({**VALUES, "defences": {}})
+    (federation,) = resolve(made).federations
+    spec = federation.spec.model_copy(update={"record": None})
+    federation = dataclasses.replace(federation, spec=spec, accuracy_every=1, accuracy_examples=100)
+    recording = simulate(federation)
+    transcript, history = recording.transcript, recording.history
+    assert history is not None
     model = copy.deepcopy(federation.model)
     model.load_state_dict(transcript.rounds[1].weights)  # what the server sent in the second round
     model.eval()
@@ -126,8 +127,7 @@ def test_accuracy_is_that_of_the_model_after_the_round():
     right = guesses == held_out.targets[:100]
     assert history.rounds == [1, 2]
     assert history.accuracy[0] == pytest.approx(float(right.double().mean()))
-    shares = partition_clients(federation.dataset, federation.split, spec, seed=0)
-    for share, found in zip(shares, history.per_client[0], strict=True):
+    for share, found in zip(federation.shares, history.per_client[0], strict=True):
         weights = torch.bincount(share.targets, minlength=10).double()
         per_class = [right[held_out.targets[:100] == c].double().mean() for c in range(10)]
         assert found == pytest.approx(float((torch.stack(per_class) * weights).sum() / weights.sum()))
@@ -135,11 +135,10 @@ def test_accuracy_is_that_of_the_model_after_the_round():
 
 
 def test_measuring_changes_nothing():
-    made = resolve(scenario_from({**VALUES, "defences": {}}))
-    federation, _, _ = prepare_federation(made)
-    one, _ = simulate(federation, made.federations[0], made.defences, seed=0, history=History(every=1))
-    other, _ = simulate(federation, made.federations[0], made.defences, seed=0)
-    assert one.fingerprint() == other.fingerprint()
+    made = scenario_from({**VALUES, "defences": {}})
+    (federation,) = resolve(made).federations
+    one, other = (simulate(dataclasses.replace(federation, accuracy_every=every)) for every in (1, None))
+    assert one.transcript.fingerprint() == other.transcript.fingerprint()
 
 
 @pytest.mark.parametrize(

@@ -212,8 +212,8 @@ def seen() -> Observation:
     values = {"data": {"name": "digits"}, "model": {"name": "lenet", "initialisation": "uniform"}}
     federation = {"name": "f", "clients": 1, "examples": 2, "batch_size": 2}
     made = resolve(scenario_from({**values, "federations": [federation], "attacks": ["gradinversion"]}))
-    (only,), _, _ = record(made)
-    return observe(only.transcript, made.threat).split()[0]
+    (only,) = record(made)
+    return observe(only.transcript, made.scenario.threat).split()[0]
 
 
 def group(seen: Observation, start: torch.Generator, **settings: Any) -> Any:

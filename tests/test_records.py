@@ -19,7 +19,7 @@ from fedaudit.federation.records import NOBODY, UNUSED, RecordsSpec
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import ThreatModel, observe
@@ -171,8 +171,8 @@ def test_an_observation_has_what_the_threat_model_grants():
 def test_the_same_records_under_every_defence_and_other_ones_with_another_seed():
     values = scenario().model_dump(mode="json")
     values["defences"] = [{"aggregator": "mean"}, {"aggregator": "median"}]
-    both, _, _ = record(resolve(scenario_from(values)))
-    other, _, _ = record(resolve(scenario_from({**values, "seed": 1})))
+    both = record(resolve(scenario_from(values)))
+    other = record(resolve(scenario_from({**values, "seed": 1})))
     a, b, c = (r.transcript.records for r in (*both, other[0]))
     assert a is not None
     assert b is not None
@@ -196,15 +196,13 @@ def test_what_no_update_used_is_no_member():
 
 def test_a_killed_simulation_remembers_what_was_used(tmp_path):
     made = scenario(local_epochs=None, local_steps=2, rounds=6, clients_per_round=2)
-    (run,) = made.runs()
 
     def simulated(checkpoint: Checkpoint | None, until: int) -> Truth:
         def report(done: float) -> None:
             if done >= until:
                 raise KeyboardInterrupt
 
-        federation, _, _ = prepare_federation(made)
-        return simulate(federation, run.federation, run.defences, seed=0, report=report, checkpoint=checkpoint)[1]
+        return simulate(resolve(made).federations[0], report=report, checkpoint=checkpoint).truth
 
     whole = simulated(None, 10**9)
     checkpoint = Checkpoint(tmp_path / "f", every=0)

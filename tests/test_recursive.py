@@ -18,10 +18,11 @@ from fedaudit.attacks.analytic.chain import chain
 from fedaudit.attacks.analytic.constraints import gradient_constraints, weight_constraints
 from fedaudit.attacks.analytic.rank import rank_analysis
 from fedaudit.data import Dataset
+from fedaudit.federation.simulator import Recording
 from fedaudit.models import MODELS, build_model
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.rank import load, rank_of
-from fedaudit.pipeline.run import Recording, record
+from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -35,8 +36,8 @@ def recorded(network: nn.Module | None = None, dataset: Dataset | None = None, *
     values: dict[str, Any] = {"data": {"name": "digits"}, "federations": [SGD], "attacks": ["r-gap"], "seed": 3}
     if network is not None:
         values["model"] = {"name": "custom", "initialisation": "given"}
-    made = resolve(scenario_from(values | changes))
-    (only,), _, _ = record(made, model=network, dataset=dataset)
+    made = scenario_from(values | changes)
+    (only,) = record(resolve(made, model=network, dataset=dataset))
     return made, only
 
 

@@ -24,7 +24,7 @@ from fedaudit.federation.history import History
 from fedaudit.federation.server import Server
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
@@ -310,14 +310,14 @@ def scenario(sanitiser: Any, federation: dict[str, Any] | None = None, **rest: A
         "attacks": [{"name": "invg", "iterations": 3}],
         **rest,
     }
-    return resolve(scenario_from(values))
+    return scenario_from(values)
 
 
 def play(made: Scenario) -> tuple[Transcript, History]:
-    federation, _, _ = prepare_federation(made)
-    history = History(every=1)
-    transcript, _ = simulate(federation, made.federations[0], made.defences, seed=made.seed, history=history)
-    return transcript, history
+    (federation,) = resolve(made).federations
+    recording = simulate(dataclasses.replace(federation, accuracy_every=1))
+    assert recording.history is not None
+    return recording.transcript, recording.history
 
 
 @pytest.mark.parametrize("name", sorted(SANITISERS.names()))

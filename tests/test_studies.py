@@ -18,7 +18,7 @@ import pytest
 from fedaudit.studies.analysis import analyse, values
 from fedaudit.studies.backends import processes
 from fedaudit.studies.drawing import markdown, write
-from fedaudit.studies.running import run_study
+from fedaudit.studies.running import check_versions, run_study
 from fedaudit.studies.spec import StudySpec, builtin_studies, expand, load_study, study_from, trial_key
 from fedaudit.studies.store import FILE, Row, Store
 from fedaudit.utils import plain_yaml
@@ -116,6 +116,7 @@ def run(study: StudySpec, folder: Path, workers: int = 2) -> list[Row]:
     trials = expand(study, "smoke")
     with store.exclusively():
         store.plan({"name": study.name, "scale": "smoke", "study": study.model_dump(mode="json")}, trials)
+        check_versions(trials, store, data_dir=None)
         run_study(study, trials, store, backend=processes(workers), data_dir=None, display=Quiet())
     rows = store.rows()
     store.close()

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import Recording, record
+from fedaudit.pipeline.run import record
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.update import TaskInfo
@@ -44,7 +45,7 @@ def recording(**changes: Any) -> Recording:
         ],
         "attacks": ["invg"],
     }
-    (made,), _, _ = record(resolve(scenario_from({**values, **changes})))
+    (made,) = record(resolve(scenario_from({**values, **changes})))
     return made
 
 

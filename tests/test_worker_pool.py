@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from fedaudit.federation import worker_pool as pool
 from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
-from fedaudit.pipeline.prepare import prepare_federation
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario
 from tests.federation_cases import add_counting
 from tests.test_checkpoint import DEFENCES, same, scenario
@@ -20,13 +21,13 @@ GAN = {"name": "gan", "clients": 2, "start": 1, "steps": 2, "images": 4, "every"
 
 
 def played(made: Scenario, workers: int) -> tuple[Transcript, History, list[float]]:
-    federation, _, _ = prepare_federation(made)
-    history, told = History(2, 50), list[float]()
-    (run,) = made.runs()
-    transcript, _ = simulate(
-        federation, run.federation, run.defences, seed=0, history=history, report=told.append, workers=workers
+    (federation,) = resolve(made).federations
+    told = list[float]()
+    recording = simulate(
+        dataclasses.replace(federation, accuracy_every=2, accuracy_examples=50), report=told.append, workers=workers
     )
-    return transcript, history, told
+    assert recording.history is not None
+    return recording.transcript, recording.history, told
 
 
 @pytest.mark.parametrize(

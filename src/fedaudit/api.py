@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from fedaudit.attacks import Finding
 from fedaudit.data import Dataset
 from fedaudit.evaluation import check_limits
+from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript, check_new
 from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import Audit, Recording, record, run_audit
+from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.update import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
@@ -73,7 +74,7 @@ def audit(
     changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
     values, dataset = _with_own(scenario, changes, model=model, data=data, loss=loss)
     check_limits(fail_above or {})
-    made = resolve(scenario_from(values))
+    made = scenario_from(values)
     folder = Path(out) if out else None
     if folder:
         check_folder(folder)
@@ -124,8 +125,8 @@ def simulate(
         BadInput: something can't be used; the message says what and what to do.
     """
     values, dataset = _with_own(scenario, {"seed": seed}, model=model, data=data, loss=loss)
-    made = resolve(scenario_from(values))
-    names = [run.name for run in made.runs()]
+    made = scenario_from(values)
+    names = [name for name, _, _ in made.runs()]
     if federation is None and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with --federation: {', '.join(names)}")
     if federation is not None and federation not in names:
@@ -136,17 +137,9 @@ def simulate(
         check_folder(folder)
     partial = folder.with_name(folder.name + ".partial") if folder else None
     with live_display(progress) as display:
-        (recording,), _, _ = record(
-            made,
-            names=[federation or names[0]],
-            data_dir=Path(data_dir) if data_dir else None,
-            dataset=dataset,
-            model=model,
-            loss=loss,
-            workers=workers,
-            store=partial,
-            display=display,
-        )
+        own: dict[str, Any] = {"dataset": dataset, "model": model, "loss": loss}
+        resolved = resolve(made, data_dir=Path(data_dir) if data_dir else None, display=display, **own)
+        (recording,) = record(resolved, names=[federation or names[0]], workers=workers, store=partial, display=display)
     if folder and partial:
         save_recording(recording.transcript, recording.truth, folder)
         shutil.rmtree(partial, ignore_errors=True)

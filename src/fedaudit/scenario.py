@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,15 +90,6 @@ class EvaluationSpec(Spec):
     )
 
 
-@dataclass(frozen=True)
-class Run:
-    """One federation under one set of defences; its name is that of its transcript."""
-
-    name: str
-    federation: FederationSpec
-    defences: DefencesSpec
-
-
 class Scenario(Spec):
     """Everything needed to repeat an audit.
 
@@ -139,7 +129,7 @@ class Scenario(Spec):
 
     @model_validator(mode="after")
     def _distinct_runs(self) -> Scenario:
-        names = [run.name.lower() for run in self.runs()]
+        names = [name.lower() for name, _, _ in self.runs()]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two defences would both be called '{twice}'; give each a name of its own")
@@ -161,14 +151,14 @@ class Scenario(Spec):
     def attacked(self, run: str) -> bool:
         """Whether the updates of the run of that name are attacked."""
         chosen = self.evaluation.federations
-        return chosen is None or any(r.name == run and r.federation.name in chosen for r in self.runs())
+        return chosen is None or any(name == run and spec.name in chosen for name, spec, _ in self.runs())
 
-    def runs(self) -> list[Run]:
-        """Return every federation under every set of defences."""
+    def runs(self) -> list[tuple[str, FederationSpec, DefencesSpec]]:
+        """Return every federation under every set of defences, and before them the name that their transcript has."""
         if not self.other_defences:
-            return [Run(federation.name, federation, self.defences) for federation in self.federations]
+            return [(federation.name, federation, self.defences) for federation in self.federations]
         return [
-            Run(f"{federation.name}-{defences.label}", federation, defences)
+            (f"{federation.name}-{defences.label}", federation, defences)
             for federation in self.federations
             for defences in (self.defences, *self.other_defences)
         ]

@@ -126,7 +126,7 @@ def _check_settings(attack: Attack) -> None:
 
 def _scenario(attack: Attack, parts: Mapping[str, Any]) -> Scenario:
     own = {"name": attack.name, **attack.settings()}
-    return resolve(scenario_from({**_SMALL, **parts, "attacks": [own]}))
+    return scenario_from({**_SMALL, **parts, "attacks": [own]})
 
 
 def _simulated(scenario: Scenario, attack: Attack) -> tuple[Observation, Truth, Dataset]:
@@ -136,7 +136,7 @@ def _simulated(scenario: Scenario, attack: Attack) -> tuple[Observation, Truth, 
             scenario.data.name, image_size=scenario.data.image_size, limit=scenario.data.limit, seed=scenario.seed
         )
     )
-    recording = record(scenario, dataset=data)[0][0]
+    (recording,) = record(resolve(scenario, dataset=data))
     whole = observe(recording.transcript, scenario.threat)
     seen = copy.deepcopy((whole.split(attack.scope()) or [whole])[0])
     return seen, recording.truth, data

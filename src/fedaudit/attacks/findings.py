@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, uint8
+from torch import Tensor
 
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import tensor_bytes
 
 SECRET_VARIABLE = "FEDAUDIT_KEY"
 _TENSOR = "tensor"
@@ -206,5 +207,5 @@ def _digest(key: str, about: str, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().flatten().view(uint8).numpy().data)
+        digest.update(tensor_bytes(tensor))
     return f"{'hmac-' * bool(secret)}sha256:{digest.hexdigest()}"

@@ -13,8 +13,6 @@ import torch
 
 from fedaudit.federation.client import Federation
 from fedaudit.federation.local_training import train
-from fedaudit.federation.simulator import partition_clients
-from fedaudit.federation.spec import FederationSpec
 from fedaudit.models import set_training_mode
 from fedaudit.utils.errors import BadInput
 
@@ -38,21 +36,20 @@ def load() -> dict[str, Any]:
     return parts
 
 
-def time_flower(federation: Federation, spec: FederationSpec) -> tuple[float, float]:
-    """Return the seconds of ``spec``'s rounds of local training and averaging, and those of starting up.
+def time_flower(federation: Federation) -> tuple[float, float]:
+    """Return the seconds of the federation's rounds of local training and averaging, and those of starting up.
 
     The pace is taken from the second round on: Flower's workers start during the first.
 
     Args:
-        federation: model, data and loss.
-        spec: FedAvg with ``local_steps``, two rounds or more.
+        federation: FedAvg with ``local_steps``, two rounds or more.
 
     Raises:
         BadInput: Flower isn't installed.
     """
     flwr = load()
     app, strategies = flwr["flwr.app"], flwr["flwr.serverapp.strategy"]
-    shares = partition_clients(federation.dataset, federation.split, spec, seed=0)
+    spec, shares = federation.spec, federation.shares
     ends: list[float] = []
     client, server = flwr["flwr.clientapp"].ClientApp(), flwr["flwr.serverapp"].ServerApp()
 

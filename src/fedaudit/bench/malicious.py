@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.federation.simulator import simulate
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.utils.errors import MissingData
 from fedaudit.utils.machine import one_thread
@@ -44,9 +44,9 @@ def time_malicious(
     for done, (clients, processes, rounds) in enumerate(cases, start=1):
         scenario = _scenario(data, clients, rounds)
         with one_thread():
-            federation, _, _ = prepare_federation(scenario, data_dir=data_dir)
+            (federation,) = resolve(scenario, data_dir=data_dir).federations
             began = time.perf_counter()
-            simulate(federation, scenario.federations[0], scenario.defences, seed=0, workers=processes)
+            simulate(federation, workers=processes)
         seconds = (time.perf_counter() - began) / rounds
         rows.append({"clients": clients, "workers": processes, "rounds": rounds, "seconds_a_round": seconds})
         report(done)
@@ -57,35 +57,33 @@ def time_malicious(
 def _data(data_dir: Path | None) -> str:
     """Return the name of the data set: MNIST if it can be had."""
     try:
-        prepare_federation(_scenario("mnist", 10, 1), data_dir=data_dir)
+        resolve(_scenario("mnist", 10, 1), data_dir=data_dir)
     except MissingData:
         return "digits"
     return "mnist"
 
 
 def _scenario(data: str, clients: int, rounds: int) -> Scenario:
-    return resolve(
-        scenario_from(
-            {
-                "data": {"name": data, "split": "train"},
-                "model": {"name": "convnet-small", "width": 8, "initialisation": "he"},
-                "federations": [
-                    {
-                        "name": "f",
-                        "algorithm": "fedavg",
-                        "clients": clients,
-                        "rounds": rounds,
-                        "record": [0],
-                        "examples": clients * _EXAMPLES[data],
-                        "batch_size": 16,
-                        "local_epochs": 1,
-                        "learning_rate": 0.1,
-                        "malicious": {"name": "gan", "target": 3, "lacks": [3], "start": 0},
-                    }
-                ],
-                "defences": {"aggregator": "inferguard"},
-                "threat": {"adversary": "client"},
-                "attacks": ["gan"],
-            }
-        )
+    return scenario_from(
+        {
+            "data": {"name": data, "split": "train"},
+            "model": {"name": "convnet-small", "width": 8, "initialisation": "he"},
+            "federations": [
+                {
+                    "name": "f",
+                    "algorithm": "fedavg",
+                    "clients": clients,
+                    "rounds": rounds,
+                    "record": [0],
+                    "examples": clients * _EXAMPLES[data],
+                    "batch_size": 16,
+                    "local_epochs": 1,
+                    "learning_rate": 0.1,
+                    "malicious": {"name": "gan", "target": 3, "lacks": [3], "start": 0},
+                }
+            ],
+            "defences": {"aggregator": "inferguard"},
+            "threat": {"adversary": "client"},
+            "attacks": ["gan"],
+        }
     )

@@ -17,6 +17,7 @@ from fedaudit.attacks.inversion.reconstruct import make_step
 from fedaudit.attacks.inversion.template import GradientInversion, prepare
 from fedaudit.bench.cases import Prepared
 from fedaudit.evaluation.image_metrics import mse, psnr
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario
 from fedaudit.threat import Observation, ThreatModel, observe
@@ -106,7 +107,7 @@ def _victims(images: int, model: str, data_dir: Path | None, split: str) -> tupl
             "attacks": [{"name": "agic"}],
         }
     )
-    (recording,), _, _ = record(scenario, data_dir=data_dir)
+    (recording,) = record(resolve(scenario, data_dir=data_dir))
     seen = observe(recording.transcript, ThreatModel()).split()
     return seen, [recording.truth.inputs[o.messages[0].round, o.messages[0].client] for o in seen]
 

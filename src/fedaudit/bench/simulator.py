@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
-from fedaudit.attacks import make_attack
 from fedaudit.federation.simulator import simulate
-from fedaudit.pipeline.prepare import prepare_federation
-from fedaudit.pipeline.run import assess, plan, play, record
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import assess, plan, record, run_attacks
 from fedaudit.scenario import Scenario
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
@@ -50,11 +50,11 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
     spec = scenario.federations[0]
     report = (display or Quiet()).stage("simulators and evaluation", 3)
     with one_thread():
-        federation, _, _ = prepare_federation(scenario)
+        (federation,) = resolve(scenario).federations
         warm = spec.model_copy(update={"rounds": 1})  # Flower's first round doesn't count either
-        simulate(federation, warm, scenario.defences, seed=scenario.seed)
+        simulate(dataclasses.replace(federation, spec=warm))
         began = time.perf_counter()
-        simulate(federation, spec, scenario.defences, seed=scenario.seed)
+        simulate(federation)
         seconds = time.perf_counter() - began
         report(1)
         updates = clients * rounds
@@ -64,7 +64,7 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
         if peer:
             from fedaudit.bench.flower import time_flower
 
-            running, starting = time_flower(federation, spec)
+            running, starting = time_flower(federation)
             rows.append({"tool": "flower", "updates": updates, "seconds": running, "start_seconds": starting})
     report(2)
     evaluation = _time_evaluation(scenario)
@@ -84,23 +84,11 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
 def _time_evaluation(scenario: Scenario) -> dict[str, Any]:
     """Time the judgement of findings of 32 images each: metrics, assignment, identification, report's data."""
     started = time.time()
-    recordings, data, model = record(scenario)
-    attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
-    targets = plan([r.transcript for r in recordings], attacks, scenario.threat, scenario.evaluation)
-    outcomes = play(targets, seed=0, device="cpu", workers=1, store=None, display=Quiet())
+    resolved = resolve(scenario)
+    recordings = record(resolved)
+    trials = run_attacks(plan([r.transcript for r in recordings], resolved.attacks, scenario.threat))
     began = time.perf_counter()
     with one_thread():
-        assess(
-            recordings,
-            attacks,
-            targets,
-            outcomes,
-            scenario=scenario,
-            data=data,
-            model=model,
-            limits={},
-            workers=1,
-            started=started,
-        )
+        assess(resolved, recordings, trials, workers=1, started=started)
     seconds = time.perf_counter() - began
-    return {"findings": len(outcomes), "images": 32, "seconds": seconds, "findings_per_second": len(outcomes) / seconds}
+    return {"findings": len(trials), "images": 32, "seconds": seconds, "findings_per_second": len(trials) / seconds}

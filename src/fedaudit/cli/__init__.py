@@ -71,10 +71,9 @@ def audit(
     fail_above: Limits = None,
 ) -> None:
     """Simulate a federation, attack what the adversary sees, and write a report."""
-    from fedaudit.pipeline.prepare import resolve
     from fedaudit.scenario import load_scenario
 
-    loaded = resolve(load_scenario(scenario, settings, seed))
+    loaded = load_scenario(scenario, settings, seed)
     limits = _limits(fail_above)
     check_data_dir(data_dir)
     check_folder(out)

@@ -24,6 +24,7 @@ def train_generator(
     latent: Annotated[int, typer.Option(help="Numbers in a code.")] = 128,
     width: Annotated[int, typer.Option(help="Channels at the image's own size.")] = 16,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn.")] = 0,
+    again: Annotated[bool, typer.Option("--again", help="Write over a generator of another training.")] = False,
 ) -> None:
     """Train a generator of images on public data, for attacks that search among plausible images (gias)."""
     check_data_dir(data_dir)
@@ -39,7 +40,7 @@ def train_generator(
     plan: TrainingPlan = plan_for(objective, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
     dataset = load_dataset(data, image_size=image_size, data_dir=data_dir, limit=limit)
     with live_display() as display:
-        trained = train(dataset, out, latent=latent, width=width, plan=plan, display=display)
+        trained = train(dataset, out, latent=latent, width=width, plan=plan, again=again, display=display)
     save_png(sample_sheet(trained), out.with_suffix(".png"))
     print(f"generator: {out} ({trained.data}; {trained.training})")
     print(f"64 of its images: {out.with_suffix('.png')}")

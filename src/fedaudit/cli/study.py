@@ -48,6 +48,12 @@ def study_run(
     ] = None,
     workers: Workers = None,
     data_dir: DataDir = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run anew what another version of code, torch, data or device did.")
+    ] = False,
+    keep_old: Annotated[
+        bool, typer.Option("--keep-old", help="Keep that; the result says which trials it is.")
+    ] = False,
     estimated: Annotated[
         bool, typer.Option("--estimate/--no-estimate", help="Say beforehand how long it takes: plays a little of each.")
     ] = True,
@@ -55,7 +61,7 @@ def study_run(
     ray_cpus: Annotated[float, typer.Option(min=0, help="Cores a trial, on Ray.")] = 1,
     ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs a trial, on Ray.")] = 0,
 ) -> None:
-    """Run a study, or go on with it: what the folder holds already isn't played again."""
+    """Run a study, or go on with it: what the folder holds already isn't run again."""
     check_data_dir(data_dir)
     from fedaudit.cli.study_commands import run
 
@@ -67,6 +73,8 @@ def study_run(
         only=only or [],
         workers=number_of_workers(workers),
         data_dir=data_dir,
+        again=again,
+        keep_old=keep_old,
         estimated=estimated,
         ray_address=ray,
         ray_resources=(ray_cpus, ray_gpus),

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedaudit.studies.analysis import Analysis, analyse, label
 from fedaudit.studies.backends import processes, ray
 from fedaudit.studies.drawing import cell_text, difference_text, grid, write
-from fedaudit.studies.running import estimate, run_study
+from fedaudit.studies.running import check_versions, estimate, run_study
 from fedaudit.studies.spec import ScaleName, StudySpec, check_metric, expand, load_study, study_from
 from fedaudit.studies.store import FILE, Store
 from fedaudit.utils.errors import BadInput
@@ -51,6 +51,8 @@ def run(
     only: list[str],
     workers: int,
     data_dir: Path | None,
+    again: bool = False,
+    keep_old: bool = False,
     estimated: bool = True,
     ray_address: str | None = None,
     ray_resources: tuple[float, float] = (1, 0),
@@ -70,6 +72,7 @@ def run(
         with store.exclusively():
             about = {"name": study.name, "scale": scale, "study": study.model_dump(mode="json"), "overrides": overrides}
             store.plan(about, trials)
+            check_versions(trials, store, data_dir=data_dir, again=again, keep_old=keep_old)
             backend = (
                 processes(workers)
                 if ray_address is None
@@ -130,9 +133,8 @@ def log(folder: Path, trial: str | None) -> None:
         table = Table("trial", "what", "state", "attempts", "seconds", "error")
         for row in rows:
             seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
-            table.add_row(
-                row.key[:8], escape(label(row)), row.status, str(row.attempts), seconds, escape(row.error or "")
-            )
+            status = "done, old" if row.old else row.status
+            table.add_row(row.key[:8], escape(label(row)), status, str(row.attempts), seconds, escape(row.error or ""))
         console.print(table)
         return
     found = [row for row in rows if row.key.startswith(trial)]
@@ -181,5 +183,7 @@ def _print(analysis: Analysis) -> None:
         where = f" ({claim.where})" if claim.where else ""
         difference = difference_text(claim.metric, claim.difference)
         console.print(f"{escape(claim.text + where)}: [bold]{claim.outcome}[/], {escape(difference)}", highlight=False)
+    if analysis.old:
+        console.print(escape(analysis.mixture), highlight=False)
     for name, why in analysis.failures:
         console.print(f"[red]failed[/] {escape(name)}: {escape(why)}", highlight=False)

@@ -18,8 +18,7 @@ from fedaudit.utils.validation import NamedSpec
 
 def federation_record(transcript: Transcript, history: History | None, scenario: Scenario) -> FederationRecord:
     """Return the facts of one of the scenario's federations; ``history``: None where it was read from disk."""
-    run = next(run for run in scenario.runs() if run.name == transcript.name)
-    spec = run.federation
+    name, spec, placed = next(run for run in scenario.runs() if run[0] == transcript.name)
     examples = sorted({u.num_examples for r in transcript.rounds for u in r.updates})
     sizes = " or ".join(map(str, examples)) + (" example" if examples == [1] else " examples")
     if spec.algorithm == "fedsgd":
@@ -37,9 +36,9 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
     who = (
         f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else _many(spec.clients, "client")
     )
-    defences = _defences(transcript, run.defences)
+    defences = _defences(transcript, placed)
     return FederationRecord(
-        name=run.name,
+        name=name,
         algorithm=spec.algorithm,
         update_kind=transcript.rounds[0].updates[0].kind,
         clients=spec.clients,
@@ -53,8 +52,8 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         fallbacks=sum(r.fallback is not None for r in transcript.rounds),
         description=f"{rounds}, {who}; {what} (learning rate {spec.learning_rate:g})"
         + (f"; {defences}" if defences else ""),
-        aggregator=run.defences.aggregator.name,
-        sanitiser=run.defences.sanitiser.name,
+        aggregator=placed.aggregator.name,
+        sanitiser=placed.sanitiser.name,
         defences=defences,
         course=None if history is None else _course_record(history, spec),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
 from fedaudit.results import Curve, ImageResult, Verdict
 from fedaudit.threat import Message, Observation
+from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed
 
 RECOGNISABLE_SSIM = 0.5
@@ -140,14 +140,14 @@ def _distinct(true: Tensor) -> tuple[list[int], dict[int, int]]:
     uses: dict[int, int] = {}
     seen: dict[bytes, int] = {}
     for i, image in enumerate(true):
-        first = seen.setdefault(image.numpy().tobytes(), i)
+        first = seen.setdefault(tensor_digest(image), i)
         uses[first] = uses.get(first, 0) + 1
     return list(uses), uses
 
 
 def _different(images: Tensor) -> int:
     """Return how many of the images differ from each other."""
-    return len({hashlib.blake2b(image.contiguous().numpy(), digest_size=16).digest() for image in images})
+    return len({tensor_digest(image) for image in images})
 
 
 def assign(true: Tensor, images: Tensor) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
+from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext
 from fedaudit.federation.behaviour import Behaviour, ClientStep
@@ -22,6 +22,7 @@ from fedaudit.federation.checkpoint import State
 from fedaudit.federation.encoding import decode, encode
 from fedaudit.federation.history import History
 from fedaudit.federation.local_training import Batch, Gradients, gradient, local_randomness, train, trainable
+from fedaudit.federation.record_draw import RecordDraw
 from fedaudit.federation.records import Records, RecordsSpec
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
@@ -35,25 +36,47 @@ Layers = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Federation:
-    """What a simulation needs beside its spec.
+    """One federation under one set of defences, with every part that was made for it: all that a simulation needs.
+
+    A simulation changes none of its parts.
 
     Attributes:
+        name: of the transcript.
+        spec: of the federation.
+        defences: in place.
+        seed: of the scenario.
         dataset: whose ``split`` the clients hold.
         split: ``train`` or ``test``.
         task_info: what everybody knows.
-        model: with the weights of round 0; it isn't changed.
+        model: with the weights of round 0.
         loss: mean over a batch.
         reveal_labels: whether updates carry their labels, for threat models that grant them.
         wanted: the examples that the threat model grants the adversary.
+        shares: what each client holds.
+        drawn: the adversary's records, and on what accuracy is measured.
+        aggregator: of the server.
+        behaviour: of the malicious clients, as they begin; None where there are none.
+        accuracy_every: accuracy is measured every so many rounds and after the last; None: never.
+        accuracy_examples: on so many examples, at most.
     """
 
+    name: str
+    spec: FederationSpec
+    defences: DefencesSpec
+    seed: int
     dataset: Dataset
     split: str
     task_info: TaskInfo
     model: nn.Module
     loss: Loss
     reveal_labels: bool
-    wanted: RecordsSpec = field(default_factory=RecordsSpec)
+    wanted: RecordsSpec
+    shares: list[Split]
+    drawn: RecordDraw
+    aggregator: Aggregator
+    behaviour: Behaviour | None = None
+    accuracy_every: int | None = None
+    accuracy_examples: int = 1000
 
 
 class Client:
@@ -73,7 +96,8 @@ class Client:
     ) -> None:
         self.number = number
         self.data = data
-        self.federation = federation
+        self.task_info, self.loss = federation.task_info, federation.loss
+        self.reveal_labels = federation.reveal_labels
         self.spec = spec
         self.seed = seed
         self.order = generator(seed, spec.name, "order", number)
@@ -109,14 +133,6 @@ class Client:
         self.used = state["used"]
         self.sanitiser.load_state_dict(state["sanitiser"])
 
-    def light(self) -> Client:
-        """Return itself without the others' data, for another process."""
-        data = self.federation.dataset
-        empty = dataclasses.replace(data, train=data.train[[0]], test=data.test[[0]])  # copies: a view travels whole
-        other = copy.copy(self)
-        other.federation = dataclasses.replace(self.federation, dataset=empty, model=nn.Identity())
-        return other
-
     def _next(self) -> Tensor:
         """Return the row numbers of the next mini-batch: pass after pass, each shuffled anew.
 
@@ -140,7 +156,7 @@ class Client:
         """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
         rows = self._batches()
         self.used[torch.cat(rows)] = True
-        task_info, loss = self.federation.task_info, self.federation.loss
+        task_info, loss = self.task_info, self.loss
         batches = [(task_info.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
         start = {name: value.detach().clone() for name, value in model.state_dict().items()}
         honest = partial(self._honest, model, start)
@@ -156,7 +172,7 @@ class Client:
         self, model: nn.Module, start: Tensors, batches: Sequence[Batch], limit: float | None = None
     ) -> Tensors:
         """Return the gradient of the first batch, or ΔW after training ``model`` in place on all of them."""
-        spec, loss = self.spec, self.federation.loss
+        spec, loss = self.spec, self.loss
         if spec.algorithm == "fedsgd":
             return gradient(model, loss, batches[0], self.gradients)
         train(
@@ -209,7 +225,7 @@ class Client:
                 data_size=len(self.data),
             ),
             buffers=moved,
-            labels=self.data.targets[used] if self.federation.reveal_labels else None,
+            labels=self.data.targets[used] if self.reveal_labels else None,
         )
         began = time.perf_counter()
         context = ClientContext(start, self.layers, spec.clients_per_round or spec.clients)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from fedaudit.data.dataset import Attribute, Split
 from fedaudit.federation.records import NOBODY, UNUSED, Records, RecordsSpec
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import tensor_digest
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def draw(
         return RecordDraw(None, nothing, nothing, nothing, held_out if len(held_out) else _nobodys(rest, shares, set()))
     half = wanted.records // 2
     theirs = _joined(shares[:honest])
-    marks = [[*_digests(share)] for share in shares]
+    marks = [_digests(share) for share in shares]
     malicious = {mark for share in marks[honest:] for mark in share}
     own = [mark for share in marks[:honest] for mark in share]
     members = _distinct(torch.randperm(len(theirs), generator=generator).tolist(), own, malicious)[:half]
@@ -152,9 +152,8 @@ def _joined(parts: Sequence[Split]) -> Split:
     return Split(inputs, targets, torch.cat(groups), attributes)
 
 
-def _digests(split: Split) -> Iterator[bytes]:
-    for example in split.inputs:
-        yield hashlib.blake2b(example.contiguous().numpy().tobytes(), digest_size=16).digest()
+def _digests(split: Split) -> list[bytes]:
+    return [tensor_digest(example) for example in split.inputs]
 
 
 def _distinct(order: Sequence[int], marks: Sequence[bytes], excluded: set[bytes]) -> list[int]:

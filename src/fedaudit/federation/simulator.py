@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -14,15 +14,15 @@ from torch import Tensor
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
-from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
 from fedaudit.defences.privacy import DifferentialPrivacy, refuse_batch_norm
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour
+from fedaudit.federation.behaviour import Behaviour
 from fedaudit.federation.budget import PrivacyBudget
-from fedaudit.federation.checkpoint import Checkpoint, State, identity, pack, unpack
+from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.federation.client import Client, Federation, Layers
 from fedaudit.federation.history import History
 from fedaudit.federation.record_draw import RecordDraw, draw
+from fedaudit.federation.records import RecordsSpec
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Round, Transcript
@@ -30,6 +30,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.federation.worker_pool import WorkerPool
 from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import computation, tensor_digest
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator
@@ -40,44 +41,51 @@ Report = Callable[[float], None]
 _SERVER = -1  # its number where it trains itself: clients count from 0
 
 
+@dataclass(frozen=True)
+class Recording:
+    """What a simulation leaves behind.
+
+    Attributes:
+        transcript: what travelled.
+        truth: what the clients trained on, apart from it.
+        history: how it went; None where the transcript was read from disk.
+    """
+
+    transcript: Transcript
+    truth: Truth
+    history: History | None = None
+
+    def __repr__(self) -> str:
+        return f"Recording({self.transcript!r}, {self.truth!r})"
+
+
 @keep_workers()
 def simulate(
     federation: Federation,
-    spec: FederationSpec,
-    defences: DefencesSpec,
     *,
-    seed: int,
     report: Report | None = None,
-    history: History | None = None,
     checkpoint: Checkpoint | None = None,
     workers: int = 1,
-) -> tuple[Transcript, Truth]:
-    """Run ``spec.rounds`` rounds and return what travelled, and, apart from it, what the clients trained on.
+) -> Recording:
+    """Run the federation's rounds and return what travelled, the truth that belongs to it, and how it went.
 
-    Where a privacy budget is spent earlier, fewer. With ``spec.record`` only those rounds are returned.
+    Where a privacy budget is spent earlier, fewer rounds. With ``spec.record`` only those rounds are returned.
 
     Args:
-        federation: data, model, loss.
-        spec: of the federation.
-        defences: in place.
-        seed: of the scenario.
+        federation: with all of its parts, see :func:`check`.
         report: called with the updates made so far.
-        history: is told how it goes.
         checkpoint: where a simulation that is killed goes on from.
         workers: processes for the clients of a round, where rounds are so long that it pays.
 
     Raises:
-        BadInput: the spec asks for more examples, clients or batches than there are.
+        BadInput: a client's training or a rule fails on what the rounds bring.
     """
-    shares = partition_clients(federation.dataset, federation.split, spec, seed=seed)
-    check(federation, spec, defences, shares, seed=seed)
+    spec, defences, seed = federation.spec, federation.defences, federation.seed
+    shares, drawn = federation.shares, federation.drawn
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
-    behaviour = make(BEHAVIOURS, spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
+    behaviour, aggregator = copy.deepcopy((federation.behaviour, federation.aggregator))  # they may remember
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
-    drawn = draw_records(
-        federation, spec, shares, seed=seed, measured=history is not None and history.every is not None
-    )
     during_training = drawn.records if federation.wanted.during_training else None
     clients = [
         Client(
@@ -85,9 +93,8 @@ def simulate(
         )
         for i, share in enumerate(shares)
     ]
-    aggregator = make(AGGREGATORS, defences.aggregator.name, defences.aggregator.settings())
-    root = _root(aggregator, shares, federation, spec, seed)
-    history = history or History()
+    root = _root(federation)
+    history = History(federation.accuracy_every, federation.accuracy_examples)
     per_round = spec.clients_per_round or spec.clients
     budget = PrivacyBudget(spec, defences, shares, history)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
@@ -102,21 +109,9 @@ def simulate(
     if behaviour:
         parts["behaviour"] = behaviour
 
-    def facts() -> list[Any]:
-        about = [
-            spec,
-            defences,
-            seed,
-            history.every,
-            history.examples,
-            federation.task_info,
-            model,
-            federation.reveal_labels,
-        ]
-        measured = [] if history.every is None else [drawn.held_out[: history.examples]]
-        data = [tensor for part in (*shares, *measured) for tensor in (part.inputs, part.targets)]
-        held = [federation.wanted, *(vars(drawn.records).values() if drawn.records else ())]
-        return [*about, *identity(federation.loss), *identity(federation.model), *data, *held]
+    @cache
+    def key() -> str:
+        return computation(federation, SANITISERS[defences.sanitiser.name].value)
 
     def state() -> State:
         return {
@@ -130,7 +125,7 @@ def simulate(
         }
 
     begin = 0
-    if checkpoint and (saved := checkpoint.load(facts)):
+    if checkpoint and (saved := checkpoint.load(key)):
         begin = saved["finished"]
         model.load_state_dict(saved["model"])
         sampler.set_state(saved["sampler"])
@@ -146,7 +141,7 @@ def simulate(
 
     for index in range(begin, spec.rounds):
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        chosen, why = _choose(spec, budget, aggregator, sampler)
+        chosen, why = _choose(federation, budget, sampler)
         if why:
             history.stopped, history.why = index, why
             break
@@ -168,26 +163,30 @@ def simulate(
         last = index + 1 == spec.rounds
         history.measure(model, federation.task_info, drawn.held_out, shares, index + 1, last)
         if checkpoint:
-            checkpoint.save(facts, state, last)
+            checkpoint.save(key, state, last)
     if history.stopped is not None and history.rounds[-1:] != [history.stopped]:
         history.measure(model, federation.task_info, drawn.held_out, shares, history.stopped, True)
     budget.end()
-    transcript = Transcript(spec.name, federation.task_info, copy.deepcopy(federation.model), federation.loss, rounds)
-    transcript.adversary_log = behaviour.adversary_log() if behaviour else {}
-    transcript.records = drawn.records
+    transcript = Transcript(
+        federation.name,
+        federation.task_info,
+        copy.deepcopy(federation.model),
+        federation.loss,
+        rounds,
+        behaviour.adversary_log() if behaviour else {},
+        drawn.records,
+    )
     inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
     labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
     candidates = _candidates(federation, inputs, labels, rows)
     owners = drawn.owned([client.used for client in clients])
-    return transcript, Truth(
-        inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.matched, drawn.values
-    )
+    truth = Truth(inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.matched, drawn.values)
+    return Recording(transcript, truth, history)
 
 
-def _choose(
-    spec: FederationSpec, budget: PrivacyBudget, aggregator: Aggregator, sampler: torch.Generator
-) -> tuple[list[int], str]:
+def _choose(federation: Federation, budget: PrivacyBudget, sampler: torch.Generator) -> tuple[list[int], str]:
     """Return who takes part in the next round, drawn among those who may still send; or nobody, and why."""
+    spec = federation.spec
     per_round = spec.clients_per_round or spec.clients
     order = torch.randperm(spec.clients, generator=sampler).tolist()
     chosen = sorted(budget.admit(order)[:per_round])
@@ -195,7 +194,7 @@ def _choose(
         return [], "the privacy budget was spent"
     if len(chosen) < per_round:
         try:
-            aggregator.dry_run(len(chosen))
+            federation.aggregator.dry_run(len(chosen))
         except BadInput as error:
             return [], f"the privacy budget of all but {len(chosen)} clients was spent: {error}"
     return chosen, ""
@@ -240,14 +239,23 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
 
 
 def draw_records(
-    federation: Federation, spec: FederationSpec, shares: list[Split], *, seed: int, measured: bool = False
+    data: Dataset,
+    split: str,
+    wanted: RecordsSpec,
+    spec: FederationSpec,
+    shares: list[Split],
+    *,
+    seed: int,
+    measured: bool = False,
 ) -> RecordDraw:
     """Return the records that the adversary holds, if any, and on what accuracy is measured.
 
     That is the split which the clients don't hold; where the model was trained on that, what is left of theirs.
 
     Args:
-        federation: whose data, and what is wanted of them.
+        data: whose ``split`` (train or test) the clients hold.
+        split: train or test.
+        wanted: of these data.
         spec: of the federation.
         shares: what each client holds.
         seed: of the scenario; the same records under every defence.
@@ -256,10 +264,8 @@ def draw_records(
     Raises:
         BadInput: there are too few examples.
     """
-    data = federation.dataset
-    pool, held_out = (data.train, data.test) if federation.split == "train" else (data.test, data.train)
+    pool, held_out = (data.train, data.test) if split == "train" else (data.test, data.train)
     rng = generator(seed, spec.name, "records")
-    wanted = federation.wanted
     if wanted.hidden is not None and wanted.hidden not in data.attributes:
         known = ", ".join(data.attributes) or "none"
         raise BadInput(f"the data set '{data.name}' has no attribute '{wanted.hidden}' to hide; it has: {known}")
@@ -268,10 +274,10 @@ def draw_records(
     try:
         if not wanted.pretrained:
             return draw(wanted, shares, honest, pool, held_out, generator=rng, hidden=hidden)
-        if federation.split == "train":  # all of it was trained on
+        if split == "train":  # all of it was trained on
             return draw(wanted, shares, honest, pool[:0], held_out, generator=rng, hidden=hidden)
         drawn = draw(wanted, shares, honest, pool, held_out[:0], generator=rng, hidden=hidden)
-        classes = federation.task_info.num_classes
+        classes = data.num_classes
         if measured and classes is not None and len(drawn.held_out) < classes:
             raise BadInput(
                 f"the model was trained on the train split, and clients leave {len(drawn.held_out)} examples of the "
@@ -282,56 +288,43 @@ def draw_records(
         raise BadInput(f"federation '{spec.name}': {error}") from None
 
 
-def check(
-    federation: Federation, spec: FederationSpec, defences: DefencesSpec, shares: list[Split], *, seed: int
-) -> None:
+def check(federation: Federation) -> None:
     """Refuse what can't work before anything is simulated, not when its turn comes.
-
-    Args:
-        federation: data, model, loss.
-        spec: of the federation.
-        defences: in place.
-        shares: what each client holds.
-        seed: of the scenario.
 
     Raises:
         BadInput: a defence, a behaviour, the budget or this machine's memory doesn't fit; the message says what to do.
     """
+    spec = federation.spec
     try:
-        _check_size(federation, spec)
-        aggregator = make(AGGREGATORS, defences.aggregator.name, defences.aggregator.settings())
-        held = sum(map(len, shares))
-        if (wanted := aggregator.settings().get("root_examples", 0)) > held:
+        _check_size(federation)
+        held = sum(map(len, federation.shares))
+        if (wanted := federation.aggregator.settings().get("root_examples", 0)) > held:
             raise BadInput(
                 f"root_examples is {wanted}, but the clients hold {held} examples together; "
                 "lower defences.aggregator.root_examples"
             )
-        sanitiser = make(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
-        if (
-            isinstance(sanitiser, DifferentialPrivacy)
-            and sanitiser.level == "sample"
-            and federation.task_info.batch_norm == "train"
-        ):
+        sanitiser = make(SANITISERS, federation.defences.sanitiser.name, federation.defences.sanitiser.settings())
+        sample_level = isinstance(sanitiser, DifferentialPrivacy) and sanitiser.level == "sample"
+        if sample_level and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
-        if spec.malicious:
-            behaviour = make(BEHAVIOURS, spec.malicious.name, spec.malicious.settings())
-            behaviour.check(federation.task_info, bool(federation.wanted.records and federation.wanted.during_training))
-        _check_budget(spec, defences, aggregator, shares, seed)
+        if federation.behaviour:
+            turns_have_records = bool(federation.wanted.records and federation.wanted.during_training)
+            federation.behaviour.check(federation.task_info, turns_have_records)
+        _check_budget(federation)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
 
 
-def _check_budget(
-    spec: FederationSpec, defences: DefencesSpec, aggregator: Aggregator, shares: list[Split], seed: int
-) -> None:
+def _check_budget(federation: Federation) -> None:
     """Refuse a privacy budget that ends the federation before the first recorded round."""
-    budget = PrivacyBudget(spec, defences, shares, History())
+    spec = federation.spec
+    budget = PrivacyBudget(spec, federation.defences, federation.shares, History())
     first = min(spec.record or [0])
     if budget.account is None or budget.allowed > first:  # nobody has sent so often by then
         return
-    sampler = _sampler(spec, seed)
+    sampler = _sampler(spec, federation.seed)
     for index in range(first + 1):
-        chosen, why = _choose(spec, budget, aggregator, sampler)
+        chosen, why = _choose(federation, budget, sampler)
         if why:
             raise BadInput(f"no recorded round is reached: after {index} rounds {why}; raise epsilon or noise")
         budget.count(chosen)
@@ -342,8 +335,9 @@ def _sampler(spec: FederationSpec, seed: int) -> torch.Generator:
     return generator(seed, spec.name, "sampling")
 
 
-def _check_size(federation: Federation, spec: FederationSpec) -> None:
+def _check_size(federation: Federation) -> None:
     """Refuse a transcript that can't fit into memory, and training that would take for ever, before it begins."""
+    spec = federation.spec
     rounds = spec.rounds if spec.record is None else len(spec.record)
     sent = rounds * (spec.clients_per_round or spec.clients)
     tensors = (sent + rounds) * sum(t.numel() for t in federation.model.state_dict().values())
@@ -351,10 +345,9 @@ def _check_size(federation: Federation, spec: FederationSpec) -> None:
     check_memory(4 * (tensors + pixels), f"its transcript ({sent:,} updates)")
 
 
-def _root(
-    aggregator: Aggregator, shares: list[Split], federation: Federation, spec: FederationSpec, seed: int
-) -> Client | None:
+def _root(federation: Federation) -> Client | None:
     """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
+    aggregator, shares, spec, seed = federation.aggregator, federation.shares, federation.spec, federation.seed
     if not aggregator.root:
         return None
     wanted = aggregator.settings()["root_examples"]
@@ -406,6 +399,6 @@ def _candidates(
         for i, row in enumerate(rows[key].tolist()):
             if (key[1], row) not in used:
                 used.add((key[1], row))
-                seen.setdefault(batch[i].numpy().tobytes(), (batch[i], labels[key][i]))
+                seen.setdefault(tensor_digest(batch[i]), (batch[i], labels[key][i]))
     victims, targets = zip(*seen.values(), strict=True)
     return Split(torch.cat([torch.stack(victims), test.inputs]), torch.cat([torch.stack(targets), test.targets]))

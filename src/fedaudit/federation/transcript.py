@@ -31,6 +31,7 @@ from fedaudit.update import (
     loss_function,
 )
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.fingerprint import tensor_bytes
 from fedaudit.utils.validation import Name, Number, explain
 
 FORMAT = "fedaudit-transcript"
@@ -127,17 +128,19 @@ class Transcript:
         self._checked = True
 
     def fingerprint(self) -> str:
-        """Return a hash of all updates and records, by which a ground truth knows the transcript it belongs to."""
+        """Return a hash of all updates and records, by which a ground truth knows the transcript it belongs to.
+
+        Its value stands in files: it stays as it was in version 1.
+        """
         digest = hashlib.sha256()
         for record in self.rounds:
             for update in record.updates:
                 digest.update(f"{record.index}/{update.client}/{update.kind}/{update.num_examples}".encode())
                 for name in sorted(update.tensors):
                     digest.update(name.encode())
-                    tensor = update.tensors[name].detach().cpu().contiguous()
-                    digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+                    digest.update(tensor_bytes(update.tensors[name]))
         for tensor in vars(self.records).values() if self.records else ():
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor_bytes(tensor))
         return digest.hexdigest()
 
     def save(self, folder: Path | str) -> None:

@@ -86,7 +86,7 @@ class WorkerPool:
         report: Callable[[int], None],
     ) -> list[StepResult]:
         honest = [number for number in chosen if self.clients[number].behaviour is None]
-        tasks = [(self.clients[number].light(), model, index, weights) for number in honest]
+        tasks = [(self.clients[number], model, index, weights) for number in honest]
         done: dict[int, tuple[StepResult, History]] = {}
         results = run_tasks(_work, tasks, workers=self.workers)
         for number in sorted(set(chosen) - set(honest)):

@@ -97,12 +97,14 @@ class TrainedGenerator:
         data: name of the data set.
         training: how it was trained, in words.
         examples: (n,) int64 sorted fingerprints of what it was trained on.
+        computation: fingerprint of its training: plan, examples, code; None where the file is older than that.
     """
 
     network: Generator
     data: str
     training: str
     examples: Tensor
+    computation: str | None = None
 
     def save(self, path: Path) -> None:
         """Write one safetensors file.
@@ -110,7 +112,13 @@ class TrainedGenerator:
         Raises:
             BadInput: it can't be written.
         """
-        about = {"format": _FORMAT, "data": self.data, "training": self.training, "spec": asdict(self.network.spec)}
+        about = {
+            "format": _FORMAT,
+            "data": self.data,
+            "training": self.training,
+            "spec": asdict(self.network.spec),
+            "computation": self.computation,
+        }
         tensors = {name: t.detach().cpu().contiguous() for name, t in self.network.state_dict().items()}
         draft = path.with_name(f"{path.name}.part")
         try:
@@ -142,7 +150,8 @@ class TrainedGenerator:
             with torch.device("meta"):  # no weights are drawn that are replaced at once
                 network = Generator(spec)
             network.load_state_dict(tensors, assign=True)
-            return cls(network.eval(), str(about["data"]), str(about["training"]), examples)
+            computed = about.get("computation")
+            return cls(network.eval(), str(about["data"]), str(about["training"]), examples, computed and str(computed))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, ValidationError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise BadInput(f"'{path}' is truncated or not a generator ({reason}); train it again") from None

@@ -15,9 +15,12 @@ from torch import nn
 
 from fedaudit.attacks import Finding, ImageFinding, make_attack
 from fedaudit.examples import ExampleKind
+from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs
-from fedaudit.pipeline.run import Audit, Recording, Target, assess, plan, play
+from fedaudit.pipeline.prepare import ResolvedScenario
+from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
+from fedaudit.pipeline.trials import Trial
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario, scenario_from
 from fedaudit.threat import ThreatModel
@@ -92,28 +95,21 @@ def attack_transcript(
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         recorded = _open_truth(truth, transcript)[1].seed
         seed = recorded if seed is None else seed
-    targets = plan([transcript], attacks, adversary)
-    outcomes = play(
-        targets,
-        seed=seed or 0,
-        device=device,
-        workers=workers,
-        store=out / "findings" if out else None,
-        display=display,
-    )
+    planned = plan([transcript], attacks, adversary, seed=seed or 0, device=device)
+    trials = run_attacks(planned, workers=workers, store=out / "findings" if out else None, display=display)
     if truth is None:
         if out:
-            _save_findings(out, targets, outcomes)
-        return outcomes
+            _save_findings(out, trials)
+        return [trial.outcome for trial in trials if trial.outcome is not None]
     loaded, scenario, data, model_record = _open_truth(truth, transcript)
     complete = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
-    run = next(run for run in scenario.runs() if run.name == transcript.name)
-    played = scenario.model_copy(
+    name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
+    attacked = scenario.model_copy(
         update={
             "attacks": complete,
             "threat": adversary,
-            "federations": [run.federation.model_copy(update={"name": run.name})],
-            "defences": run.defences,
+            "federations": [spec.model_copy(update={"name": name})],
+            "defences": defences,
             "other_defences": [],
             "device": device,
             "evaluation": scenario.evaluation.model_copy(
@@ -125,14 +121,12 @@ def attack_transcript(
     flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
+    recording = Recording(transcript, loaded)
+    check_public_examples([recording], attacks)
     return assess(
-        [Recording(transcript, loaded)],
-        attacks,
-        targets,
-        outcomes,
-        scenario=played,
-        data=data,
-        model=model_record,
+        ResolvedScenario(attacked, attacks, data, model_record),
+        [recording],
+        trials,
         limits=limits,
         workers=workers,
         started=started,
@@ -149,12 +143,13 @@ def _threat(values: dict[str, Any]) -> ThreatModel:
         raise BadInput(explain(error, ThreatModel)) from None
 
 
-def _save_findings(out: Path, targets: Sequence[Target], outcomes: Sequence[Any]) -> None:
-    """Write what was recovered, and a list of what was and what couldn't be played."""
+def _save_findings(out: Path, trials: Sequence[Trial]) -> None:
+    """Write what was recovered, and a list of what was and what couldn't be run."""
     try:
         (out / "images").mkdir(parents=True, exist_ok=True)
         rows = []
-        for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
+        for trial in trials:
+            observation, attack, outcome = trial.observation, trial.attack, trial.outcome
             place = {
                 "round": {m.round for m in observation.messages},
                 "client": {m.client for m in observation.messages},
@@ -205,6 +200,6 @@ def _open_truth(given: Path | Truth, transcript: Transcript) -> tuple[Truth, Sce
         scenario = scenario_from(truth.about["scenario"], where=f"the scenario in {path}")
     except (KeyError, ValidationError) as error:
         raise CorruptTranscript(f"{path} doesn't say what was recorded: {error}") from None
-    if transcript.name not in [run.name for run in scenario.runs()]:
+    if transcript.name not in [name for name, _, _ in scenario.runs()]:
         raise CorruptTranscript(f"{path}: its scenario has no federation '{transcript.name}'")
     return truth, scenario, data, model

@@ -1,19 +1,20 @@
-"""From a scenario to what a simulation needs: the data, the model in its initial state, the public setup."""
+"""From a scenario to what a simulation and its attacks need: everything is made here, checked, and made once."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import ATTACKS
+from fedaudit.attacks import ATTACKS, Attack
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.partition import PARTITIONS
-from fedaudit.defences.aggregation import AGGREGATORS
+from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.federation.client import Federation
@@ -33,98 +34,59 @@ from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario
 from fedaudit.update import Loss, TaskInfo, loss_function
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
 
-Report = Callable[[float], None]
 
+@dataclass(frozen=True)
+class ResolvedScenario:
+    """A scenario with everything that was made from it and checked.
 
-def resolve(scenario: Scenario) -> Scenario:
-    """Return the scenario with all attacks' and defences' settings spelled out, after a check of every name.
-
-    Raises:
-        BadInput: a name is unknown, or a setting isn't allowed.
+    Attributes:
+        scenario: with all settings of attacks and defences spelled out.
+        attacks: in the scenario's order.
+        data, model: what a result says of them.
+        federations: every federation under every set of defences, none of them simulated yet; empty where they were
+            simulated before.
     """
-    if scenario.model.name != "custom":
-        MODELS[scenario.model.name]
-    if scenario.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
-    attacks = [
-        AttackSpec.model_validate({"name": spec.name, **make(ATTACKS, spec.name, spec.settings()).settings()})
-        for spec in scenario.attacks
-    ]
-    federations = []
-    for one in scenario.federations:
-        PARTITIONS[one.partition.scheme]
-        if (malicious := one.malicious) is not None:
-            settings = make(BEHAVIOURS, malicious.name, malicious.settings()).settings()
-            spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **settings})
-            one = one.model_copy(update={"malicious": spelt})
-        federations.append(one)
-    first, *others = [_resolve_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)]
-    return scenario.model_copy(
-        update={"attacks": attacks, "federations": federations, "defences": first, "other_defences": others}
-    )
+
+    scenario: Scenario
+    attacks: Sequence[Attack]
+    data: DataRecord
+    model: ModelRecord
+    federations: Sequence[Federation] = ()
 
 
-def _resolve_defences(defences: DefencesSpec, scenario: Scenario) -> DefencesSpec:
-    aggregator = make(AGGREGATORS, defences.aggregator.name, defences.aggregator.settings())
-    sanitiser = defences.sanitiser
-    sanitising = make(SANITISERS, sanitiser.name, sanitiser.settings()).settings()
-    if sanitising.get("where") == "central" and aggregator.name != "mean":
-        raise BadInput(
-            f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"
-        )
-    for federation in scenario.federations:
-        if (sanitising.get("level"), sanitising.get("where")) == (
-            "sample",
-            "central",
-        ) and federation.algorithm != "fedsgd":
-            raise BadInput(
-                f"federation '{federation.name}': sample-level dp with central noise is for fedsgd; use local"
-            )
-        if (sanitiser.name, sanitising.get("scale")) == ("sign", "one") and federation.algorithm != "fedsgd":
-            raise BadInput(
-                f"federation '{federation.name}': sign with scale: one is for fedsgd, whose learning rate shortens it; "
-                f"under {federation.algorithm} the server would add 1 or -1 to every weight: use scale: mean"
-            )
-        try:
-            aggregator.dry_run(federation.clients_per_round or federation.clients)
-        except BadInput as error:
-            raise BadInput(f"federation '{federation.name}': {error}") from None
-    return DefencesSpec.model_validate(
-        {
-            "name": defences.name,
-            "aggregator": {"name": aggregator.name, **aggregator.settings()},
-            "sanitiser": {"name": sanitiser.name, **sanitising},
-        }
-    )
-
-
-def prepare_federation(
+@one_thread()
+def resolve(
     scenario: Scenario,
     *,
     data_dir: Path | None = None,
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
-    report: Report | None = None,
-) -> tuple[Federation, DataRecord, ModelRecord]:
-    """Load the data and build the model of ``scenario``; ``dataset``, ``model`` and ``loss`` are a user's own.
+    display: Display | None = None,
+) -> ResolvedScenario:
+    """Make all parts of ``scenario``, check that they fit together, and train the model if that is wanted.
+
+    What can't work is found before anything that takes long. ``dataset``, ``model`` and ``loss`` are a user's own.
 
     Args:
-        scenario: resolved.
+        scenario: as it was read.
         data_dir: where data sets that aren't embedded lie.
         dataset: instead of the scenario's.
         model: instead of the scenario's; it isn't changed.
         loss: instead of the scenario's; mean over a batch.
-        report: called with the epochs of training done so far.
+        display: shows progress.
 
     Raises:
-        BadInput: the data aren't there, the model doesn't fit them, or a user's own part is missing.
+        BadInput: a name is unknown, a setting isn't allowed, the data aren't there, parts don't fit together, or a
+            user's own is missing.
     """
-    spec = scenario.model
-    own = dataset is not None
+    scenario, attacks, aggregators = _spelt_out(scenario)
+    spec, own = scenario.model, dataset is not None
     if dataset is None:
         if scenario.data.name == "custom":
             raise BadInput(
@@ -164,27 +126,13 @@ def prepare_federation(
         model = _copied(model)
     if spec.checkpoint is not None:
         load_checkpoint(model, spec.checkpoint)
-    federation = Federation(
-        dataset=dataset,
-        split=scenario.data.split,
-        task_info=task_info,
-        model=model,
-        loss=loss,
-        reveal_labels=scenario.threat.knows_labels,
-        wanted=scenario.threat.wanted(pretrained=spec.training.epochs > 0),
-    )
+    _check_outputs(model, task_info, dataset, own)  # what doesn't fit is found before the training
+    federations = _federations(scenario, aggregators, dataset, task_info, model, loss)
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
-    _check_outputs(federation, own)  # what doesn't fit is found before the training
-    measured = scenario.evaluation.accuracy_every is not None
-    for one in scenario.federations:
-        shares = partition_clients(dataset, scenario.data.split, one, seed=scenario.seed)
-        draw_records(federation, one, shares, seed=scenario.seed, measured=measured)
-        for defences in (scenario.defences, *scenario.other_defences):
-            check(federation, one, defences, shares, seed=scenario.seed)
     if spec.training.epochs:
-        trained = _pretrain(federation, scenario, report)
+        trained = _pretrain(model, loss, task_info, dataset, scenario, display or Quiet())
     data_record = DataRecord(
         name=dataset.name,
         summary=f"{dataset.summary}; {dataset.source}",
@@ -200,7 +148,113 @@ def prepare_federation(
         batch_norm=spec.batch_norm if has_batch_norm(model) else "none",
         trained=trained,
     )
-    return federation, data_record, model_record
+    return ResolvedScenario(scenario, attacks, data_record, model_record, federations)
+
+
+def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Aggregator]]:
+    """Return the scenario with all settings spelled out, its attacks, and the aggregator of every set of defences.
+
+    Raises:
+        BadInput: a name is unknown, or a setting isn't allowed.
+    """
+    if scenario.model.name != "custom":
+        MODELS[scenario.model.name]
+    if scenario.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
+    attacks = [make(ATTACKS, spec.name, spec.settings()) for spec in scenario.attacks]
+    federations = []
+    for one in scenario.federations:
+        PARTITIONS[one.partition.scheme]
+        if (malicious := one.malicious) is not None:
+            settings = make(BEHAVIOURS, malicious.name, malicious.settings()).settings()
+            spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **settings})
+            one = one.model_copy(update={"malicious": spelt})
+        federations.append(one)
+    defences, aggregators = zip(
+        *(_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)), strict=True
+    )
+    changes = {
+        "attacks": [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks],
+        "federations": federations,
+        "defences": defences[0],
+        "other_defences": list(defences[1:]),
+    }
+    return scenario.model_copy(update=changes), attacks, list(aggregators)
+
+
+def _defences(defences: DefencesSpec, scenario: Scenario) -> tuple[DefencesSpec, Aggregator]:
+    aggregator = make(AGGREGATORS, defences.aggregator.name, defences.aggregator.settings())
+    sanitiser = defences.sanitiser
+    sanitising = make(SANITISERS, sanitiser.name, sanitiser.settings()).settings()
+    if sanitising.get("where") == "central" and aggregator.name != "mean":
+        raise BadInput(
+            f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"
+        )
+    for federation in scenario.federations:
+        if (sanitising.get("level"), sanitising.get("where")) == (
+            "sample",
+            "central",
+        ) and federation.algorithm != "fedsgd":
+            raise BadInput(
+                f"federation '{federation.name}': sample-level dp with central noise is for fedsgd; use local"
+            )
+        if (sanitiser.name, sanitising.get("scale")) == ("sign", "one") and federation.algorithm != "fedsgd":
+            raise BadInput(
+                f"federation '{federation.name}': sign with scale: one is for fedsgd, whose learning rate shortens it; "
+                f"under {federation.algorithm} the server would add 1 or -1 to every weight: use scale: mean"
+            )
+        try:
+            aggregator.dry_run(federation.clients_per_round or federation.clients)
+        except BadInput as error:
+            raise BadInput(f"federation '{federation.name}': {error}") from None
+    spelt = {
+        "name": defences.name,
+        "aggregator": {"name": aggregator.name, **aggregator.settings()},
+        "sanitiser": {"name": sanitiser.name, **sanitising},
+    }
+    return DefencesSpec.model_validate(spelt), aggregator
+
+
+def _federations(
+    scenario: Scenario,
+    aggregators: Sequence[Aggregator],
+    dataset: Dataset,
+    task_info: TaskInfo,
+    model: nn.Module,
+    loss: Loss,
+) -> list[Federation]:
+    """Return every federation under every set of defences, checked; under all of them clients hold the same."""
+    names = iter(name for name, _, _ in scenario.runs())
+    wanted = scenario.threat.wanted(pretrained=scenario.model.training.epochs > 0)
+    split, seed, measured = scenario.data.split, scenario.seed, scenario.evaluation.accuracy_every
+    federations = []
+    for spec in scenario.federations:
+        shares = partition_clients(dataset, split, spec, seed=seed)
+        drawn = draw_records(dataset, split, wanted, spec, shares, seed=seed, measured=measured is not None)
+        behaviour = make(BEHAVIOURS, spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
+        for defences, aggregator in zip((scenario.defences, *scenario.other_defences), aggregators, strict=True):
+            federation = Federation(
+                name=next(names),
+                spec=spec,
+                defences=defences,
+                seed=seed,
+                dataset=dataset,
+                split=split,
+                task_info=task_info,
+                model=model,
+                loss=loss,
+                reveal_labels=scenario.threat.knows_labels,
+                wanted=wanted,
+                shares=shares,
+                drawn=drawn,
+                aggregator=aggregator,
+                behaviour=behaviour,
+                accuracy_every=measured,
+                accuracy_examples=scenario.evaluation.accuracy_examples,
+            )
+            check(federation)
+            federations.append(federation)
+    return federations
 
 
 def _copied(model: Any) -> nn.Module:
@@ -212,27 +266,27 @@ def _copied(model: Any) -> nn.Module:
     return copy.deepcopy(model)
 
 
-def _check_outputs(federation: Federation, own: bool) -> None:
-    sample = federation.task_info.normalise(federation.dataset.test.inputs[:2])
-    parameters = dict(federation.model.named_parameters())
-    if len(dict(federation.model.named_parameters(remove_duplicate=False))) > len(parameters):
+def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own: bool) -> None:
+    sample = task_info.normalise(dataset.test.inputs[:2])
+    parameters = dict(model.named_parameters())
+    if len(dict(model.named_parameters(remove_duplicate=False))) > len(parameters):
         raise BadInput("two parameters of the model are one tensor (tied weights), which isn't supported; untie them")
-    federation.model.eval()
+    model.eval()
     try:
         with torch.no_grad():
-            outputs: Any = federation.model(sample)
+            outputs: Any = model(sample)
     except (RuntimeError, ValueError, TypeError) as error:
         raise BadInput(f"the model can't take examples of shape {tuple(sample.shape)}: {error}") from error
-    expected = (len(sample), federation.task_info.outputs)
+    expected = (len(sample), task_info.outputs)
     if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         more = ""
         if own and isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > expected[1]:
-            more = _fewer_classes(federation.dataset, outputs.shape[1])
+            more = _fewer_classes(dataset, outputs.shape[1])
         raise BadInput(
             f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}{more}"
         )
-    layer_groups(federation.model, sample)
+    layer_groups(model, sample)
 
 
 def _fewer_classes(dataset: Dataset, outputs: int) -> str:
@@ -245,41 +299,39 @@ def _fewer_classes(dataset: Dataset, outputs: int) -> str:
     )
 
 
-def _pretrain(federation: Federation, scenario: Scenario, report: Report | None) -> str:
+def _pretrain(
+    model: nn.Module, loss: Loss, task_info: TaskInfo, dataset: Dataset, scenario: Scenario, display: Display
+) -> str:
     """Train the model on the train split and return what was done, in words."""
     spec = scenario.model.training
-    data = federation.dataset.train
-    least = 2 if has_batch_norm(federation.model) else 1  # BatchNorm can't normalise over a single example
+    data = dataset.train
+    least = 2 if has_batch_norm(model) else 1  # BatchNorm can't normalise over a single example
     if min(spec.batch_size, len(data)) < least:
         raise BadInput(
             f"model.training.batch_size is {spec.batch_size}, and there are {len(data)} examples: BatchNorm can't be "
             "trained on single examples; use batches of 2 or more"
         )
+    report = display.stage("training the model", spec.epochs)
     shuffle = generator(scenario.seed, "pretraining")
     for epoch in range(spec.epochs):
-        set_training_mode(federation.model, "train")
+        set_training_mode(model, "train")
         order = torch.randperm(len(data), generator=shuffle).split(spec.batch_size)
-        batches = (
-            (federation.task_info.normalise(data.inputs[rows]), data.targets[rows])
-            for rows in order
-            if len(rows) >= least
-        )
+        batches = ((task_info.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) >= least)
         with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
-            train(federation.model, federation.loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
-        if report:
-            report(epoch + 1)
+            train(model, loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
+        report(epoch + 1)
     text = f"{spec.epochs} epoch{'s' if spec.epochs > 1 else ''} on {len(data)} examples"
-    if federation.dataset.task == "classification":
-        text += f", test accuracy {accuracy(federation):.3f}"
+    if dataset.task == "classification":
+        text += f", test accuracy {accuracy(model, task_info, dataset):.3f}"
     return text
 
 
-def accuracy(federation: Federation) -> float:
+def accuracy(model: nn.Module, task_info: TaskInfo, dataset: Dataset) -> float:
     """Return the share of the test split that the model classifies correctly."""
-    model, test = federation.model, federation.dataset.test
+    test = dataset.test
     model.eval()
     right = 0
     with torch.no_grad():
         for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
-            right += int((model(federation.task_info.normalise(inputs)).argmax(dim=1) == targets).sum())
+            right += int((model(task_info.normalise(inputs)).argmax(dim=1) == targets).sum())
     return right / len(test)

@@ -13,7 +13,7 @@ from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.rank import VERDICTS, RankAnalysis, rank_analysis
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario, load_scenario
 from fedaudit.update import Loss
 from fedaudit.utils.errors import NotApplicable
@@ -29,8 +29,8 @@ def load(scenario: str | None, overrides: list[str], seed: int | None) -> Scenar
         BadInput: neither.
     """
     if scenario is not None and scenario in MODELS and not Path(scenario).exists():
-        return resolve(load_scenario(None, [f"model.name={scenario}", "model.width=null", *overrides], seed))
-    return resolve(load_scenario(Path(scenario) if scenario else None, overrides, seed))
+        return load_scenario(None, [f"model.name={scenario}", "model.width=null", *overrides], seed)
+    return load_scenario(Path(scenario) if scenario else None, overrides, seed)
 
 
 @one_thread()
@@ -45,15 +45,16 @@ def rank_of(
     """Return the rank analysis of the model of ``scenario``, in the state in which round 0 begins.
 
     Args:
-        scenario: resolved; its model, its data's shape and classes, and its seed are used, its attacks aren't.
+        scenario: its model, its data's shape and classes, and its seed are used, its attacks aren't.
         data_dir: where data sets that aren't embedded lie.
-        dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.prepare_federation`.
+        dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
 
     Raises:
         BadInput: the model can't be made.
         NotApplicable: it is no chain of affine layers and invertible activations; the message says why.
     """
-    federation, _, _ = prepare_federation(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss)
+    resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss)
+    federation = resolved.federations[0]
     task_info = federation.task_info
     if task_info.num_classes is None:
         raise NotApplicable("the rank analysis needs a classifier; this model predicts real values")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
+from fedaudit.attacks import ATTACKS, Attack, Finding
 from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
@@ -23,25 +23,22 @@ from fedaudit.evaluation.federations import federation_record
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.examples import save_png
 from fedaudit.federation.checkpoint import Checkpoint
-from fedaudit.federation.history import History
-from fedaudit.federation.simulator import simulate
+from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth
-from fedaudit.pipeline.prepare import prepare_federation, resolve
+from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import (
     AdversaryRecord,
     AttackRecord,
     AuditResult,
-    DataRecord,
     FindingResult,
-    ModelRecord,
     Timing,
 )
 from fedaudit.scenario import EvaluationSpec, Scenario
-from fedaudit.threat import Observation, ThreatModel, observe
+from fedaudit.threat import ThreatModel, observe
 from fedaudit.update import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.fingerprint import device_name
 from fedaudit.utils.folders import inside
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.processes import keep_workers
@@ -103,18 +100,6 @@ class Audit:
             raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
 
 
-@dataclass(frozen=True)
-class Recording:
-    """One federation's transcript with the truth that belongs to it."""
-
-    transcript: Transcript
-    truth: Truth
-    history: History | None = None
-
-    def __repr__(self) -> str:
-        return f"Recording({self.transcript!r}, {self.truth!r})"
-
-
 @keep_workers()
 def run_audit(
     scenario: Scenario,
@@ -133,7 +118,7 @@ def run_audit(
     Args:
         scenario: what to audit.
         data_dir: where data sets that aren't embedded lie.
-        dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.prepare_federation`.
+        dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
         workers: processes for the simulation and the attacks.
         store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
         limits: metric to the value above which the audit counts as failed.
@@ -144,37 +129,23 @@ def run_audit(
     """
     started = time.time()
     display = display or Quiet()
-    scenario = resolve(scenario)
-    recordings, data, model_record = record(
-        scenario,
-        data_dir=data_dir,
-        dataset=dataset,
-        model=model,
-        loss=loss,
-        workers=workers,
-        store=store,
-        display=display,
+    resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display)
+    recordings = record(resolved, workers=workers, store=store, display=display)
+    attacked = [r for r in recordings if resolved.scenario.attacked(r.transcript.name)]
+    check_public_examples(attacked, resolved.attacks)
+    planned = plan(
+        [r.transcript for r in attacked],
+        resolved.attacks,
+        resolved.scenario.threat,
+        resolved.scenario.evaluation,
+        seed=resolved.scenario.seed,
+        device=resolved.scenario.device,
     )
-    attacks = [make_attack(spec.name, spec.settings()) for spec in scenario.attacks]
-    attacked = [r for r in recordings if scenario.attacked(r.transcript.name)]
-    check_public_examples(attacked, attacks)
-    targets = plan([r.transcript for r in attacked], attacks, scenario.threat, scenario.evaluation)
-    outcomes = play(targets, seed=scenario.seed, device=scenario.device, workers=workers, store=store, display=display)
-    audit = assess(
-        recordings,
-        attacks,
-        targets,
-        outcomes,
-        scenario=scenario,
-        data=data,
-        model=model_record,
-        limits=limits or {},
-        workers=workers,
-        started=started,
-    )
+    trials = run_attacks(planned, workers=workers, store=store, display=display)
+    audit = assess(resolved, recordings, trials, limits=limits or {}, workers=workers, started=started)
     if store:
-        for run in scenario.runs():
-            simulation_checkpoint(store, run.name).remove()
+        for federation in resolved.federations:
+            simulation_checkpoint(store, federation.name).remove()
     return audit
 
 
@@ -186,60 +157,36 @@ def simulation_checkpoint(store: Path, run: str) -> Checkpoint:
 @one_thread()
 @keep_workers()
 def record(
-    scenario: Scenario,
+    resolved: ResolvedScenario,
     *,
     names: Sequence[str] | None = None,
-    data_dir: Path | None = None,
-    dataset: Dataset | None = None,
-    model: nn.Module | None = None,
-    loss: Loss | None = None,
     workers: int = 1,
     store: Path | None = None,
     display: Display | None = None,
-) -> tuple[list[Recording], DataRecord, ModelRecord]:
-    """Simulate the scenario's federations (all, or those in ``names``).
+) -> list[Recording]:
+    """Simulate the federations (all, or those in ``names``).
 
     With ``store``, a folder, long ones that are killed go on from there.
 
     Raises:
-        BadInput: as :func:`run_audit`.
+        BadInput: as :func:`fedaudit.federation.simulator.simulate`.
     """
     display = display or Quiet()
-    epochs = scenario.model.training.epochs
-    federation, data, model_record = prepare_federation(
-        scenario,
-        data_dir=data_dir,
-        dataset=dataset,
-        model=model,
-        loss=loss,
-        report=display.stage("training the model", epochs) if epochs else None,
-    )
+    about = {
+        "scenario": resolved.scenario.model_dump(mode="json"),
+        "data": resolved.data.model_dump(mode="json"),
+        "model": resolved.model.model_dump(mode="json"),
+    }
     recordings = []
-    for run in scenario.runs():
-        spec = run.federation
-        if names is not None and run.name not in names:
+    for federation in resolved.federations:
+        name, spec = federation.name, federation.spec
+        if names is not None and name not in names:
             continue
-        report = display.stage(f"federation {run.name}", spec.rounds * (spec.clients_per_round or spec.clients))
-        history = History(scenario.evaluation.accuracy_every, scenario.evaluation.accuracy_examples)
-        checkpoint = simulation_checkpoint(store, run.name) if store else None
-        transcript, truth = simulate(
-            federation,
-            spec,
-            run.defences,
-            seed=scenario.seed,
-            report=report,
-            history=history,
-            checkpoint=checkpoint,
-            workers=workers,
-        )
-        transcript.name = run.name
-        about = {
-            "scenario": scenario.model_dump(mode="json"),
-            "data": data.model_dump(mode="json"),
-            "model": model_record.model_dump(mode="json"),
-        }
-        recordings.append(Recording(transcript, dataclasses.replace(truth, about=about), history))
-    return recordings, data, model_record
+        report = display.stage(f"federation {name}", spec.rounds * (spec.clients_per_round or spec.clients))
+        checkpoint = simulation_checkpoint(store, name) if store else None
+        made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers)
+        recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=about)))
+    return recordings
 
 
 def check_public_examples(recordings: Sequence[Recording], attacks: Sequence[Attack]) -> None:
@@ -264,31 +211,68 @@ def check_public_examples(recordings: Sequence[Recording], attacks: Sequence[Att
                     )
 
 
-def assess(
-    recordings: Sequence[Recording],
+def plan(
+    transcripts: Sequence[Transcript],
     attacks: Sequence[Attack],
-    targets: Sequence[Target],
-    outcomes: Sequence[Finding | NotApplicable],
+    threat: ThreatModel,
+    limits: EvaluationSpec | None = None,
     *,
-    scenario: Scenario,
-    data: DataRecord,
-    model: ModelRecord,
-    limits: dict[str, float],
+    seed: int = 0,
+    device: str = "cpu",
+) -> list[Trial]:
+    """Return every attack on all that it looks at, checked beforehand; one that doesn't apply has its outcome already.
+
+    That is every update that the adversary sees, every client that it sees updates of (or as many of the first as
+    ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the
+    reason.
+    """
+    trials: list[Trial] = []
+    for transcript, attack in itertools.product(transcripts, attacks):
+        whole = observe(transcript, threat)
+        most = {"update": limits.updates, "client": limits.clients} if limits else {}
+        scope = attack.scope()
+        for observation in whole.split(scope)[: most.get(scope)] or [whole]:
+            reason: NotApplicable | None = None
+            try:
+                if scope != "federation":
+                    observation.need_messages()
+                attack.check(observation)
+            except NotApplicable as found:
+                reason = found
+            trials.append(Trial(attack, observation, seed, device, reason))
+    return trials
+
+
+def run_attacks(
+    trials: Sequence[Trial], *, workers: int = 1, store: Path | None = None, display: Display | None = None
+) -> list[Trial]:
+    """Run those of ``trials`` that have no outcome yet, and show how far they are; return all in order."""
+    todo = [trial for trial in trials if trial.outcome is None]
+    report = (display or Quiet()).stage(f"{len(todo)} attacks", sum(trial.work for trial in todo))
+    return run_trials(trials, workers=workers, store=store, report=report)
+
+
+def assess(
+    resolved: ResolvedScenario,
+    recordings: Sequence[Recording],
+    trials: Sequence[Trial],
+    *,
+    limits: dict[str, float] | None = None,
     workers: int,
     started: float,
     repeat: str | None = None,
 ) -> Audit:
-    """Open the truth, now that every attack has been played, and judge."""
-    attacked = {observation.federation for observation, _, _ in targets}
-    check_public_examples([r for r in recordings if r.transcript.name in attacked], attacks)
+    """Open the truth, now that every attack has been run, and judge."""
+    scenario, attacks = resolved.scenario, resolved.attacks
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
     image_files: dict[str, Tensor] = {}
-    for (observation, attack, _), outcome in zip(targets, outcomes, strict=True):
-        if isinstance(outcome, NotApplicable):
-            findings.append(entry(attack.name, observation, status="not applicable", reason=str(outcome)))
+    for trial in trials:
+        seen = trial.observation
+        if not isinstance(trial.outcome, Finding):
+            findings.append(entry(trial.attack.name, seen, status="not applicable", reason=str(trial.outcome)))
             continue
-        evaluated = evaluate(outcome, observation, truths[observation.federation], seed=scenario.seed)
+        evaluated = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
         findings.append(evaluated.result)
         image_files |= evaluated.image_files
     resamples = scenario.evaluation.bootstrap
@@ -299,8 +283,8 @@ def assess(
         fedaudit_version=__version__,
         name=scenario.name,
         scenario=scenario.model_dump(mode="json"),
-        data=data,
-        model=model,
+        data=resolved.data,
+        model=resolved.model,
         adversary=AdversaryRecord(
             adversary=scenario.threat.adversary,
             summary=scenario.threat.summary,
@@ -317,7 +301,7 @@ def assess(
         not_tested=_not_tested(scenario, attacks),
         lpips_missing=None if lpips_used else lpips_missing(),
         repeat=repeat or _how_to_repeat(scenario),
-        thresholds=check_thresholds(limits, findings, summaries),
+        thresholds=check_thresholds(limits or {}, findings, summaries),
         environment=environment(scenario.device),
         timing=Timing(
             seconds=time.time() - started,
@@ -326,48 +310,6 @@ def assess(
         ),
     )
     return Audit(result, image_files, scenario.to_yaml())
-
-
-# What is attacked, with what, and why not if it can't be.
-Target = tuple[Observation, Attack, NotApplicable | None]
-
-
-def plan(
-    transcripts: Sequence[Transcript],
-    attacks: Sequence[Attack],
-    threat: ThreatModel,
-    limits: EvaluationSpec | None = None,
-) -> list[Target]:
-    """Return every attack on all that it looks at, checked beforehand.
-
-    That is every update that the adversary sees, every client that it sees updates of (or as many of the first as
-    ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the
-    reason.
-    """
-    targets: list[Target] = []
-    for transcript, attack in itertools.product(transcripts, attacks):
-        whole = observe(transcript, threat)
-        most = {"update": limits.updates, "client": limits.clients} if limits else {}
-        scope = attack.scope()
-        for observation in whole.split(scope)[: most.get(scope)] or [whole]:
-            try:
-                if scope != "federation":
-                    observation.need_messages()
-                attack.check(observation)
-                targets.append((observation, attack, None))
-            except NotApplicable as reason:
-                targets.append((observation, attack, reason))
-    return targets
-
-
-def play(
-    targets: Sequence[Target], *, seed: int, device: str, workers: int, store: Path | None, display: Display
-) -> list[Finding | NotApplicable]:
-    """Play what can be played among ``targets`` and return all outcomes in order."""
-    trials = [Trial(attack, seen, seed, device) for seen, attack, reason in targets if reason is None]
-    report = display.stage(f"{len(trials)} attacks", sum(trial.work for trial in trials))
-    outcomes = iter(run_trials(trials, workers=workers, store=store, report=report))
-    return [next(outcomes) if reason is None else reason for _, _, reason in targets]
 
 
 def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
@@ -407,7 +349,7 @@ def environment(device: str) -> dict[str, str]:
         "torch": torch.__version__,
         "platform": platform.platform(),
         "processors": str(os.cpu_count()),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "device": device_name(device),
         "threads per worker": "1",
         "native code": native_code(),
     }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from fedaudit.examples import example_kind
 from fedaudit.examples.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.fingerprint import computation
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.seeds import derive_seed, generator
@@ -96,12 +96,13 @@ def train_generator(
     latent: int = 128,
     width: int = 16,
     plan: TrainingPlan | None = None,
+    again: bool = False,
     display: Display | None = None,
 ) -> TrainedGenerator:
     """Train a generator on the train split of ``dataset`` and write it to ``out``.
 
     What has been done is kept beside ``out`` now and then: whoever is interrupted goes on from there with the same
-    arguments, to the same bits.
+    arguments, to the same bits. Where ``out`` holds the generator of this very training it is returned as it is.
 
     Args:
         dataset: of the victims' domain.
@@ -109,10 +110,11 @@ def train_generator(
         latent: numbers in a code.
         width: channels at the image's own size.
         plan: how.
+        again: train in any case, and write over what ``out`` holds.
         display: shows progress.
 
     Raises:
-        BadInput: the data aren't images, a number isn't allowed, or the file can't be written.
+        BadInput: the data aren't images, a number isn't allowed, ``out`` holds something else, or can't be written.
     """
     plan = plan or TrainingPlan()
     if out.suffix != ".safetensors":
@@ -120,7 +122,10 @@ def train_generator(
     images = public_examples(dataset)
     channels, height, breadth = dataset.input_shape
     spec = GeneratorSpec((channels, height, breadth), latent, width)
-    run = _Run(spec, plan, images)
+    key = computation("generator", spec, plan, images)
+    if out.exists() and not again:
+        return _same(out, key)
+    run = _Run(spec, plan, images, key)
     resume = out.with_name(f"{out.name}.resume")
     run.load(resume)
     report = (display or Quiet()).stage(f"training a generator ({plan.objective})", plan.steps)
@@ -134,6 +139,7 @@ def train_generator(
         dataset.name,
         f"{plan.objective}, {plan.steps} steps of {plan.batch_size} on {len(images)} train examples, seed {plan.seed}",
         IMAGE.fingerprints(images).sort().values,
+        key,
     )
     if not all(bool(t.isfinite().all()) for t in run.result.state_dict().values()):
         raise BadInput(f"the training diverged at learning rate {plan.learning_rate:g}; lower it")
@@ -143,10 +149,23 @@ def train_generator(
     return trained
 
 
+def _same(out: Path, key: str) -> TrainedGenerator:
+    """Return the generator that ``out`` holds, if it is of the training with this fingerprint."""
+    remedy = "give --again to train it anew and write over it, or another --out"
+    try:
+        trained = TrainedGenerator.load(out)
+    except BadInput:
+        raise BadInput(f"'{out}' exists and isn't a generator; {remedy}") from None
+    if trained.computation != key:
+        why = "other data, settings or code" if trained.computation else "an unknown version of fedaudit"
+        raise BadInput(f"'{out}' holds a generator that {why} made ({trained.data}; {trained.training}); {remedy}")
+    return trained
+
+
 class _Run:
     """A training, with all of its state."""
 
-    def __init__(self, spec: GeneratorSpec, plan: TrainingPlan, images: Tensor) -> None:
+    def __init__(self, spec: GeneratorSpec, plan: TrainingPlan, images: Tensor, key: str) -> None:
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator
             torch.manual_seed(derive_seed(plan.seed, "generator", "weights"))
             self.generator, self.average = Generator(spec), Generator(spec)
@@ -158,7 +177,7 @@ class _Run:
         for part in (self.generator, self.other):
             part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
         self.average.load_state_dict(self.generator.state_dict())
-        self.spec, self.plan = spec, plan
+        self.spec, self.plan, self.key = spec, plan, key
         self.images = images.contiguous(memory_format=torch.channels_last)
         self.draw = generator(plan.seed, "generator", "training")
         betas = (0.5, 0.99) if plan.objective == "gan" else (0.9, 0.999)
@@ -205,10 +224,6 @@ class _Run:
         for optimiser in self.optimisers:
             optimiser.step()
 
-    def _about(self) -> str:
-        data = [len(self.images), int(IMAGE.fingerprints(self.images).sum())]
-        return json.dumps([asdict(self.spec), asdict(self.plan), data, torch.__version__])
-
     def _tensors(self) -> dict[str, Tensor]:
         """Return the state, each tensor the run's own memory; the optimisers' state exists from the first step on."""
         found: dict[str, Tensor] = {}
@@ -226,7 +241,7 @@ class _Run:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = path.with_name(f"{path.name}.part")
-            save_file(state, draft, metadata={"about": self._about()})
+            save_file(state, draft, metadata={"about": self.key})
             draft.replace(path)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write '{path}': {error}") from None
@@ -237,7 +252,7 @@ class _Run:
             return
         try:
             with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get("about") != self._about():
+                if (file.metadata() or {}).get("about") != self.key:
                     return
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except (SafetensorError, OSError):

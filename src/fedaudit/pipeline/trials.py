@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
 
 from fedaudit.attacks import Attack, Finding
 from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.threat import Observation
-from fedaudit.update import Tensors
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
+from fedaudit.utils.fingerprint import computation, device_name, file_digest
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.processes import WorkerDied, run_tasks, tell
 from fedaudit.utils.seeds import generator
-from fedaudit.version import __version__
 
 Report = Callable[[float], None]
 
@@ -29,17 +24,19 @@ class Trial:
     """One attack on one observation.
 
     Attributes:
-        attack: what to play.
+        attack: what to run.
         observation: what the attack looks at: one update, one client, or the federation.
         seed: of the scenario; the attack's generator derives from it and from *what* is attacked, so that all attacks
             start from the same dummy image.
         device: where to compute.
+        outcome: the finding, or why the attack doesn't apply; None as long as it may still be run.
     """
 
     attack: Attack
     observation: Observation
     seed: int
     device: str
+    outcome: Finding | NotApplicable | None = None
 
     @property
     def work(self) -> float:
@@ -49,43 +46,19 @@ class Trial:
 
     def key(self) -> str:
         """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it."""
-        seen = self.observation
-        digest = hashlib.sha256()
-        facts = [
-            __version__,
-            _code(),
-            torch.__version__,
+        shapes = copy.deepcopy(self.observation.module).to("meta")  # its own weights mean nothing
+        return computation(
             native_code(),
-            type(self.attack).__name__,
+            type(self.attack),
             self.attack.settings(),
-            [hashlib.sha256(f.read_bytes()).hexdigest() if f.is_file() else None for f in self.attack.files()],
-            str(seen.task_info),
-            str(seen.threat),
-            str(seen.module),
-            getattr(seen.loss, "__qualname__", repr(type(seen.loss))),
-            [seen.federation, seen.update_kind, len(seen.weights)],
-            [
-                [
-                    [m.round, m.client, m.update.num_examples, str(m.update.training)],
-                    None if m.update.labels is None else m.update.labels.tolist(),
-                ]
-                for m in seen.messages
-            ],
-            [self.seed, self.device],
-        ]
-        digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-        hashed: dict[int, bytes] = {}  # the messages of a round share their global weights
-        for weights in (*seen.weights, *(m.weights for m in seen.messages)):
-            if id(weights) not in hashed:
-                hashed[id(weights)] = _digest(weights)
-            digest.update(hashed[id(weights)])
-        for message in seen.messages:
-            digest.update(_digest(message.update.tensors) + _digest(message.update.buffers))
-        digest.update(_digest(seen.adversary_log) + _digest(vars(seen.records) if seen.records else {}))
-        return digest.hexdigest()[:32]
+            [file_digest(path) for path in self.attack.files()],
+            replace(self.observation, module=shapes),
+            self.seed,
+            device_name(self.device),
+        )[:32]
 
-    def play(self, report: Report | None = None) -> Finding | NotApplicable:
-        """Return the finding, or why there is none."""
+    def run(self, report: Report | None = None) -> Finding | NotApplicable:
+        """Run the attack and return the finding, or why there is none."""
         seen, scope = self.observation, self.attack.scope()
         where: tuple[str | int, ...] = ()
         if scope == "update":
@@ -119,41 +92,23 @@ class Trial:
         return found
 
 
-def _digest(tensors: Tensors) -> bytes:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.digest()
-
-
-@cache
-def _code() -> str:
-    """Return a hash of the source that findings come from, so that none outlives a change of it."""
-    home = Path(__file__).parents[1]
-    attacks = [path for kind in ("*.py", "*.cpp") for path in (home / "attacks").rglob(kind)]
-    around = [path for part in ("examples", "models") for path in (home / part).rglob("*.py")]
-    paths = sorted([*attacks, *around, home / "update.py"])
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-
-
 def run_trials(
     trials: Sequence[Trial], *, workers: int = 1, store: Path | None = None, report: Report | None = None
-) -> list[Finding | NotApplicable]:
-    """Play all trials and return their outcomes in the same order, whatever the number of workers.
+) -> list[Trial]:
+    """Run all trials that have no outcome yet; return all with theirs, in order, whatever the number of workers.
 
     Args:
-        trials: to play.
+        trials: to run.
         workers: processes; 1 means this one.
         store: folder where findings are kept as soon as they are made; those that are there already are not made again.
-        report: called with the work done so far, of the sum of all trials' ``work``.
+        report: called with the work done so far, of the sum of these trials' ``work``.
 
     Raises:
         FedAuditError: a trial's worker died twice; the other trials were finished and are kept in ``store``.
         BadInput: ``store`` can't be written, or what is kept there was changed or damaged.
     """
-    outcomes: list[Finding | NotApplicable | None] = [None] * len(trials)
-    paths = [store / f"{trial.key()}.safetensors" if store else None for trial in trials]
+    outcomes = [trial.outcome for trial in trials]
+    paths = [store / f"{t.key()}.safetensors" if store and t.outcome is None else None for t in trials]
     done = 0.0
     for i, path in enumerate(paths):
         if path and path.is_file():
@@ -191,11 +146,11 @@ def run_trials(
         done += sum(parts.values())
     if report:
         report(done)
-    return [outcome for outcome in outcomes if outcome is not None]
+    return [replace(trial, outcome=outcome) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 
 def _play(trial: Trial, path: Path | None, report: Report | None) -> Finding | NotApplicable:
-    outcome = trial.play(report)
+    outcome = trial.run(report)
     if path and isinstance(outcome, Finding):
         try:
             outcome.save(path, path.stem)

@@ -74,6 +74,7 @@ class Analysis:
         claims: each with its outcome.
         done, failed, pending: trials.
         failures: label and reason of each failed trial.
+        old: which trials were kept from another version of code, torch, data or device: combination, repetitions.
     """
 
     study: StudySpec
@@ -84,6 +85,18 @@ class Analysis:
     failed: int
     pending: int
     failures: list[tuple[str, str]]
+    old: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def mixture(self) -> str:
+        """Which trials are old, in a sentence; empty where none is."""
+        if not self.old:
+            return ""
+        which = "; ".join(f"{name} {' '.join(f'#{i}' for i in rows)}".strip() for name, rows in self.old.items())
+        return (
+            f"{sum(map(len, self.old.values()))} of the {self.done} trials are of another or an unknown version of "
+            f"fedaudit, torch, data or device: {which}."
+        )
 
 
 def analyse(study: StudySpec, scale: str, rows: Sequence[Row]) -> Analysis:
@@ -107,12 +120,20 @@ def analyse(study: StudySpec, scale: str, rows: Sequence[Row]) -> Analysis:
         failed=sum(row.status == "failed" for row in rows),
         pending=sum(row.status == "pending" for row in rows),
         failures=[(label(row), row.error or "") for row in rows if row.status == "failed"],
+        old=_by_combination([row for row in rows if row.old]),
     )
 
 
 def label(row: Row) -> str:
     """Return a row's combination and repetition in words."""
     return ", ".join([*(f"{axis} {level}" for axis, level in row.point.items()), f"#{row.repetition}"])
+
+
+def _by_combination(rows: Sequence[Row]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        found.setdefault(", ".join(f"{axis} {level}" for axis, level in row.point.items()), []).append(row.repetition)
+    return found
 
 
 def values(metric: str, rows: Sequence[Row]) -> dict[Unit, float]:

@@ -75,6 +75,8 @@ def markdown(analysis: Analysis) -> str:
             shown = difference_text(claim.metric, claim.difference)
             lines.append(f"| {claim.text} | {claim.where} | {shown} | **{claim.outcome}** |")
         lines += ["", "Paired over updates, Student's 95 % interval; undecided where it holds zero."]
+    if analysis.old:
+        lines += ["", analysis.mixture]
     if analysis.failures:
         lines += ["", "Failed:", "", *(f"- {name}: {why}" for name, why in analysis.failures)]
     return "\n".join(lines) + "\n"

@@ -10,20 +10,27 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedaudit.attacks import make_attack
+from fedaudit.data import find_dataset, load_dataset
+from fedaudit.defences.aggregation import AGGREGATORS
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, apply_override, scenario_from
 from fedaudit.studies.backends import Backend
-from fedaudit.studies.spec import IMAGE_METRICS, StudySpec, StudyTrial
+from fedaudit.studies.spec import IMAGE_METRICS, StudySpec, StudyTrial, trial_key
 from fedaudit.studies.store import Store
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint
 from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.progress import Display
+from fedaudit.utils.registry import Registry
 
 _METRICS = (*IMAGE_METRICS, "rank")
 _MOST_PROBED = 24
@@ -50,6 +57,83 @@ class Played:
     files: dict[str, bytes]
 
 
+def check_versions(
+    trials: Sequence[StudyTrial], store: Store, *, data_dir: Path | None, again: bool = False, keep_old: bool = False
+) -> None:
+    """Find what the store holds of other versions of code, torch, data or device, so that nothing is mixed silently.
+
+    Args:
+        trials: of this run.
+        store: where they are planned.
+        data_dir: where data sets lie.
+        again: of these trials the old ones are run anew.
+        keep_old: the old ones stay, and the result says which.
+
+    Raises:
+        BadInput: there are old ones, and neither is wanted; or both are.
+    """
+    if again and keep_old:
+        raise BadInput("--again runs old trials anew and --keep-old keeps them; give one of them")
+    now: dict[str, str | None] = {trial.key: trial_computation(trial.scenario, data_dir) for trial in trials}
+    others = {row.key for row in store.rows() if row.status == "done"} - now.keys()  # of another --only or --set
+    for key, text in store.scenarios().items() if others else ():
+        if key in others:
+            now[key] = _computation_of(text, data_dir)
+    store.expect(now)
+    done = [row for row in store.rows() if row.status == "done"]
+    old = [row for row in done if row.old]
+    if again:
+        store.forget({row.key for row in old} & {trial.key for trial in trials})
+    elif old and not keep_old:
+        raise BadInput(
+            f"{len(old)} of the {len(done)} finished trials in '{store.folder}' are of another, or an unknown, version "
+            "of fedaudit, torch, data or device; --again runs them anew, --keep-old keeps them, and the result says so"
+        )
+
+
+def trial_computation(scenario: Scenario, data_dir: Path | None) -> str:
+    """Return the fingerprint of all that a trial's outcome depends on: its scenario, code, data, files, device."""
+    (attack,) = (make_attack(spec.name, spec.settings()) for spec in scenario.attacks)
+    defences = (scenario.defences, *scenario.other_defences)
+    return computation(
+        trial_key(scenario),
+        [type(attack), *(file_digest(path) for path in attack.files())],
+        [_entry(AGGREGATORS, one.aggregator.name) for one in defences],
+        [_entry(SANITISERS, one.sanitiser.name) for one in defences],
+        [_entry(BEHAVIOURS, one.malicious.name) for one in scenario.federations if one.malicious],
+        file_digest(scenario.model.checkpoint) if scenario.model.checkpoint else None,
+        _data(scenario.data.name, scenario.data.image_size, scenario.data.limit, data_dir),
+        device_name(scenario.device),
+    )
+
+
+def _computation_of(text: str, data_dir: Path | None) -> str | None:
+    """Return a stored trial's computation; None where this version can't read its scenario."""
+    try:
+        return trial_computation(scenario_from(plain_yaml.loads(text, "the trial's scenario")), data_dir)
+    except BadInput:
+        return None
+
+
+def _entry(registry: Registry[Any], name: str) -> Any:
+    """Return what is registered under ``name``; a name that isn't known is the trial's own failure."""
+    return registry[name].value if name in registry.names() else name
+
+
+@cache
+def _data(name: str, image_size: int | None, limit: int | None, data_dir: Path | None) -> str | None:
+    """Return the fingerprint of a data set: of its files, or of its tensors if there are none; None: it isn't there."""
+    try:
+        files = find_dataset(name, data_dir)
+        if files:
+            return fingerprint([file_digest(file) for file in files])
+        if files is None:
+            return None
+        return fingerprint(load_dataset(name, image_size=image_size, data_dir=data_dir, limit=limit))
+    except (BadInput, OSError):  # the trial itself will say so
+        return None
+
+
 def run_study(
     study: StudySpec,
     trials: Sequence[StudyTrial],
@@ -59,7 +143,7 @@ def run_study(
     data_dir: Path | None,
     display: Display,
 ) -> int:
-    """Play every trial that isn't done, the failed ones again, and return how many failed.
+    """Run every trial that isn't done, the failed ones again, and return how many failed.
 
     Raises:
         BadInput: another run is at work in the folder; the disk is full. What was finished is kept.

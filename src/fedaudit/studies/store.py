@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedaudit.studies.spec import FORMAT, Point, StudyTrial
+from fedaudit.studies.spec import Point, StudyTrial
 from fedaudit.utils.errors import BadInput
 
 FILE = "study.sqlite"
+_VERSION = 2  # of the tables; 1 had no computations
 _LOCK = "running.lock"
 _APPLICATION = 0x66656461  # "feda", in SQLite's header: a foreign file is told apart before it is touched
 
@@ -24,7 +25,7 @@ create table if not exists about (key text primary key, value text not null);
 create table if not exists trials (
     key text primary key, position integer not null, point text not null, repetition integer not null,
     scenario text not null, status text not null default 'pending', attempts integer not null default 0,
-    outcome text, seconds real, versions text, error text, finished text
+    outcome text, seconds real, versions text, error text, finished text, computation text, expected text
 );
 """
 
@@ -40,6 +41,7 @@ class Row:
         outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank`` and the victim's name; the verdict's inputs.
         seconds: of the last attempt.
         error: why it failed.
+        old: whether it was done by another, or an unknown, version of code, torch, data or device than is now expected.
     """
 
     key: str
@@ -50,6 +52,7 @@ class Row:
     outcome: dict[str, Any] | None
     seconds: float | None
     error: str | None
+    old: bool = False
 
 
 class Store:
@@ -77,13 +80,24 @@ class Store:
         version = self._db.execute("pragma user_version").fetchone()[0]
         tables = self._db.execute("select count(*) from sqlite_master").fetchone()[0]
         if owner == _APPLICATION:
-            if version != FORMAT:
-                raise BadInput(f"'{self.path}' has format {version}; this fedaudit reads format {FORMAT}")
+            if version not in (1, _VERSION):
+                raise BadInput(f"'{self.path}' has format {version}; this fedaudit reads format {_VERSION}")
+            if version == 1:
+                self._migrate()
         elif owner or version or tables:
             raise BadInput(f"'{self.path}' is a database, but not a study's: choose another --out")
         else:
             self._db.execute(f"pragma application_id={_APPLICATION}")
-            self._db.execute(f"pragma user_version={FORMAT}")
+            self._db.execute(f"pragma user_version={_VERSION}")
+
+    def _migrate(self) -> None:
+        """Turn tables of version 1 into today's: what is done there is of an unknown version."""
+        self._db.execute("begin immediate")
+        there = {column[1] for column in self._db.execute("pragma table_info(trials)")}
+        for column in {"computation", "expected"} - there if there else ():  # nobody was quicker, or killed before
+            self._db.execute(f"alter table trials add column {column} text")
+        self._db.execute(f"pragma user_version={_VERSION}")
+        self._db.execute("commit")
 
     def close(self) -> None:
         """Close the file."""
@@ -134,12 +148,35 @@ class Store:
                 [(t.key, i, json.dumps(t.point), t.repetition, t.scenario.to_yaml()) for i, t in enumerate(trials)],
             )
 
+    def scenarios(self) -> dict[str, str]:
+        """Return every trial's scenario, as YAML, by its key."""
+        return dict(self._db.execute("select key, scenario from trials"))
+
+    def expect(self, computations: dict[str, str | None]) -> None:
+        """Note which computation each trial would be now; those that were finished as another one are old.
+
+        Args:
+            computations: by key, the fingerprint, or None where there can be none.
+        """
+        with self._writing():
+            self._db.executemany(
+                "update trials set expected = ? where key = ?", [(c, key) for key, c in computations.items()]
+            )
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Let trials be run again as if they never had been."""
+        with self._writing():
+            self._db.executemany(
+                "update trials set status = 'pending', outcome = null, computation = null where key = ?",
+                [(key,) for key in keys],
+            )
+
     def finish(self, key: str, outcome: dict[str, Any], seconds: float, versions: dict[str, str], when: str) -> None:
-        """Note that a trial is done."""
+        """Note that a trial is done, as the computation that was expected of it."""
         with self._writing():
             self._db.execute(
                 "update trials set status = 'done', attempts = attempts + 1, outcome = ?, seconds = ?, versions = ?, "
-                "error = null, finished = ? where key = ?",
+                "error = null, finished = ?, computation = expected where key = ?",
                 (json.dumps(outcome), seconds, json.dumps(versions), when, key),
             )
 
@@ -154,12 +191,15 @@ class Store:
     def rows(self) -> list[Row]:
         """Return all trials in the study's order."""
         found = self._db.execute(
-            "select key, point, repetition, status, attempts, outcome, seconds, error from trials "
+            "select key, point, repetition, status, attempts, outcome, seconds, error, "
+            "status = 'done' and (computation is null or computation is not expected) from trials "
             "order by position, key"
         )
         return [
-            Row(key, json.loads(point), repetition, status, attempts, outcome and json.loads(outcome), seconds, error)
-            for key, point, repetition, status, attempts, outcome, seconds, error in found
+            Row(
+                key, json.loads(point), repetition, status, tries, outcome and json.loads(outcome), time, why, bool(old)
+            )
+            for key, point, repetition, status, tries, outcome, time, why, old in found
         ]
 
     @contextmanager
