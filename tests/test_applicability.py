@@ -51,7 +51,7 @@ MODELS: dict[str, tuple[dict[str, Any], type[nn.Module] | None]] = {
     "dropout without bias": ({"name": "custom", "initialisation": "given"}, Dropping),
     "no classifier": ({"name": "custom", "initialisation": "given"}, NoClassifier),
 }
-QUICK = {"iterations": 2, "pre_iterations": 2, "group": 2, "latent_iterations": 2, "generator_iterations": 2}
+QUICK = {"iterations": 2, "pre_iterations": 2, "group": 2, "attack": {"name": "agic", "iterations": 2}}
 
 
 def played(model: str, update: str, attack: str) -> str:
