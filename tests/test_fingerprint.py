@@ -76,7 +76,7 @@ def test_every_part_of_an_update_counts_its_defence_among_them() -> None:
         "client": 1,
         "kind": "weights",
         "tensors": {name: t + 1e-6 for name, t in message.update.tensors.items()},
-        "num_examples": 2,
+        "num_examples": 2,  # as it is: another number contradicts the rest
         "training": None,
         "buffers": {"n": torch.ones(1)},
         "labels": torch.tensor([9, 9]),
