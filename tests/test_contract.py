@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from fedaudit.attacks import ATTACKS, Attack, Finding, ImageFinding, LocalModelFinding, make_attack, register
 from fedaudit.data import load_dataset
 from fedaudit.federation.truth import Truth
+from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
-from fedaudit.testing import check_attack
 from fedaudit.threat import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.registry import SETTINGS

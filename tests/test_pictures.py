@@ -15,9 +15,10 @@ from PIL import EpsImagePlugin, Image
 
 import fedaudit
 from fedaudit.data import load_dataset
-from fedaudit.data.images import FORMATS, IMAGE_SUFFIXES, MAX_PIXELS, decode, read_image
+from fedaudit.data.images import IMAGE_SUFFIXES, read_image
 from fedaudit.report import render_report
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.image_bytes import FORMATS, MAX_PIXELS, decode
 from tests.data_cases import one_line, random_images
 from tests.report_cases import sample
 

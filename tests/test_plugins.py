@@ -263,7 +263,7 @@ def test_its_settings_are_checked_as_ours_are(site: Path, tmp_path: Path) -> Non
 
 
 def test_its_author_can_check_it(site: Path) -> None:
-    code = "import fedaudit.testing as t; t.check_attack(t.make(t.ATTACKS, 'length'))"
+    code = "import fedaudit.pipeline.contract as t; t.check_attack(t.make(t.ATTACKS, 'length'))"
     told = python(site, "-c", code)
     assert (told.returncode, told.stderr) == (0, "")
 

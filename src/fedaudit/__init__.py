@@ -9,39 +9,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedaudit.version import __version__
+from fedaudit.utils.version import __version__
 
 if TYPE_CHECKING:
-    from fedaudit.api import attack, audit, simulate
-    from fedaudit.attacks import Attack, Finding, make_attack, register
-    from fedaudit.data import Dataset, load_dataset
-    from fedaudit.federation.transcript import Transcript
-    from fedaudit.pipeline.run import Audit
-    from fedaudit.results import AuditResult
-    from fedaudit.scenario import Scenario, load_scenario
-    from fedaudit.threat import Observation, ThreatModel, observe
-
-
-# Where each public name lives; imported at first use, so that `import fedaudit` and `fedaudit --help` are quick.
-_HOMES = {
-    "attack": "fedaudit.api",
-    "audit": "fedaudit.api",
-    "simulate": "fedaudit.api",
-    "Attack": "fedaudit.attacks",
-    "Finding": "fedaudit.attacks",
-    "make_attack": "fedaudit.attacks",
-    "register": "fedaudit.attacks",
-    "Audit": "fedaudit.pipeline.run",
-    "Dataset": "fedaudit.data",
-    "load_dataset": "fedaudit.data",
-    "Transcript": "fedaudit.federation.transcript",
-    "AuditResult": "fedaudit.results",
-    "Scenario": "fedaudit.scenario",
-    "load_scenario": "fedaudit.scenario",
-    "Observation": "fedaudit.threat",
-    "ThreatModel": "fedaudit.threat",
-    "observe": "fedaudit.threat",
-}
+    from fedaudit.api import (
+        Attack,
+        Audit,
+        AuditResult,
+        Dataset,
+        Finding,
+        Observation,
+        Scenario,
+        ThreatModel,
+        Transcript,
+        attack,
+        audit,
+        check_attack,
+        load_dataset,
+        load_scenario,
+        make_attack,
+        observe,
+        register,
+        simulate,
+    )
 
 __all__ = [
     "Attack",
@@ -56,6 +46,7 @@ __all__ = [
     "__version__",
     "attack",
     "audit",
+    "check_attack",
     "load_dataset",
     "load_scenario",
     "make_attack",
@@ -66,8 +57,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    """Take a public name from ``fedaudit.api`` when it is first used, so that ``import fedaudit`` is quick."""
+    if name in __all__:
+        return getattr(importlib.import_module("fedaudit.api"), name)
     raise AttributeError(f"module 'fedaudit' has no attribute '{name}'")
 
 

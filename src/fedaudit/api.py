@@ -11,22 +11,47 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedaudit.attacks import Finding
-from fedaudit.data import Dataset
+from fedaudit.attacks import Attack, Finding, make_attack, register
+from fedaudit.data import Dataset, load_dataset
 from fedaudit.evaluation import check_limits
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript, check_new
 from fedaudit.federation.truth import Truth, save_recording
+from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
+from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
+from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import live_display
 
 Array = Tensor | np.ndarray[Any, Any]
+
+# The public names: ``fedaudit`` has them all.
+__all__ = [
+    "Attack",
+    "Audit",
+    "AuditResult",
+    "Dataset",
+    "Finding",
+    "Observation",
+    "Scenario",
+    "ThreatModel",
+    "Transcript",
+    "attack",
+    "audit",
+    "check_attack",
+    "load_dataset",
+    "load_scenario",
+    "make_attack",
+    "observe",
+    "register",
+    "simulate",
+]
 
 
 def audit(

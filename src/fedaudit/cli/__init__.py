@@ -19,7 +19,7 @@ from fedaudit.cli.options import DataDir, Workers, check_data_dir, check_folder,
 from fedaudit.cli.study import study
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.machine import own_process
-from fedaudit.version import __version__
+from fedaudit.utils.version import __version__
 
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +16,9 @@ from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, within_class
 from fedaudit.data.files import reading
 from fedaudit.examples.image import IMAGE, channel_statistics
 from fedaudit.utils.errors import BadInput
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-Taken = TypeVar("Taken")
+from fedaudit.utils.image_bytes import decode
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-FORMATS = ("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")  # what files with these suffixes hold, as Pillow calls it
-MAX_PIXELS = 2**26  # of one picture, checked before it is decoded: 8192 x 8192
 _CHUNK = 1024  # images resized at a time, so that large sets don't need several copies in memory
 
 
@@ -39,66 +31,6 @@ def resize(images: Tensor, size: int) -> Tensor:
         for part in images.split(_CHUNK)
     ]
     return torch.cat(parts).clamp_(0, 1)
-
-
-def decode(
-    data: bytes, where: str, mode: str | None = "RGB", formats: tuple[str, ...] = FORMATS
-) -> np.ndarray[Any, Any]:
-    """Return the uint8 pixels of an image file's bytes.
-
-    Args:
-        data: of the file.
-        where: it was found.
-        mode: "RGB" for (H, W, 3), "L" for (H, W); None for "L" if the file is grey, else "RGB".
-        formats: Pillow's names of those that are read.
-
-    Raises:
-        BadInput: no image of these formats, a damaged one, or one of more than MAX_PIXELS.
-    """
-
-    def pixels(image: Image) -> np.ndarray[Any, Any]:
-        return np.array(image.convert(mode or ("L" if image.mode in {"1", "L"} else "RGB")))
-
-    return _read(data, where, formats, pixels)
-
-
-def dimensions(data: bytes, where: str, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
-    """Return the width and the height of an image file's bytes, without decoding it.
-
-    Args:
-        data: of the file.
-        where: it was found.
-        formats: Pillow's names of those that are read.
-
-    Raises:
-        BadInput: as :func:`decode`, as far as the beginning tells.
-    """
-    return _read(data, where, formats, lambda image: (image.width, image.height))
-
-
-def _read(data: bytes, where: str, formats: tuple[str, ...], take: Callable[[Image], Taken]) -> Taken:
-    """Return what ``take`` takes of an image. Nothing else in this package has Pillow read anything.
-
-    Pillow is told the formats: of others it has readers that start programs (Ghostscript, for EPS).
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    if not isinstance(data, bytes):
-        raise BadInput(f"{where}: a {type(data).__name__}, not the bytes of an image file; get the file again")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own, larger limit, and of metadata
-            with Image.open(io.BytesIO(data), formats=formats) as image:
-                if image.width * image.height <= MAX_PIXELS:
-                    return take(image)
-                why = f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}"
-    except Image.DecompressionBombError:
-        why = f"more than {MAX_PIXELS:,} pixels"
-    except UnidentifiedImageError:
-        why = f"none of the formats {', '.join(formats)}, or damaged"
-    except Exception as error:  # of a damaged file Pillow raises whatever comes
-        raise BadInput(f"{where}: not a readable image ({error}); get the file again") from error
-    raise BadInput(f"{where}: not a readable image ({why}); get the file again, or make it smaller")
 
 
 def read_image(path: Path, mode: str = "RGB") -> np.ndarray[Any, Any]:

@@ -13,8 +13,9 @@ from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files import Numbers, read_idx, read_mat, read_npz, read_parquet, reading
-from fedaudit.data.images import balanced, decode, image_dataset, read_image
+from fedaudit.data.images import balanced, image_dataset, read_image
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.image_bytes import decode
 
 _CIFAR = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; no formal licence"
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

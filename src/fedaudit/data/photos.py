@@ -18,8 +18,9 @@ import torch
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files import read_parquet
-from fedaudit.data.images import IMAGE_SUFFIXES, decode, image_dataset, read_image, resize
+from fedaudit.data.images import IMAGE_SUFFIXES, image_dataset, read_image, resize
 from fedaudit.utils.errors import BadInput, MissingData
+from fedaudit.utils.image_bytes import decode
 
 Pixels = np.ndarray[Any, Any]
 

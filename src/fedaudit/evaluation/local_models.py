@@ -14,7 +14,6 @@ from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, Line, MetricResult
 from fedaudit.threat import Observation
-from fedaudit.update import Tensors
 
 GAP_CLOSED = Metric(
     "gap_closed",
@@ -60,18 +59,18 @@ class Local:
     loss: object
     inputs: Tensor
     targets: Tensor
-    buffers: Tensors
+    buffers: dict[str, Tensor]
 
-    def output(self, state: Tensors) -> Tensor:
+    def output(self, state: dict[str, Tensor]) -> Tensor:
         """Return the model's outputs with the parameters ``state``."""
         outputs: Tensor = torch.func.functional_call(self.module, {**self.buffers, **state}, (self.inputs,))
         return outputs
 
-    def value(self, state: Tensors) -> Tensor:
+    def value(self, state: dict[str, Tensor]) -> Tensor:
         """Return the loss with the parameters ``state``."""
         return self.loss(self.output(state), self.targets)  # type: ignore[operator, no-any-return]
 
-    def accuracy(self, state: Tensors) -> float:
+    def accuracy(self, state: dict[str, Tensor]) -> float:
         """Return the share of the client's examples that the model classifies correctly."""
         with torch.no_grad():
             return float((self.output(state).argmax(dim=1) == self.targets).double().mean())
@@ -136,7 +135,7 @@ def evaluate_local_model(
     )
 
 
-def least_loss(local: Local, start: Tensors) -> tuple[Tensors, bool]:
+def least_loss(local: Local, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
     """Return the parameters of least loss, by L-BFGS from ``start``, and whether they are a finite optimum."""
     state = {n: t.detach().clone().requires_grad_() for n, t in start.items()}
     parameters = list(state.values())
@@ -169,7 +168,7 @@ def least_loss(local: Local, start: Tensors) -> tuple[Tensors, bool]:
     return found, not apart and slope() <= _CONVERGED * max(before, 1e-6)
 
 
-def _local(observation: Observation, truth: Truth, client: int, buffers: Tensors) -> Local:
+def _local(observation: Observation, truth: Truth, client: int, buffers: dict[str, Tensor]) -> Local:
     inputs, targets = truth.held_by(client)
     module = copy.deepcopy(observation.module).double()
     set_training_mode(module, "eval")
@@ -189,7 +188,7 @@ def _travelled(observation: Observation, names: list[str]) -> list[Tensor]:
     return models
 
 
-def _chart(observation: Observation, rebuilt: Tensors, optimum: Tensors | None) -> Chart:
+def _chart(observation: Observation, rebuilt: dict[str, Tensor], optimum: dict[str, Tensor] | None) -> Chart:
     """Return how far the client's models lie from the global model of each round."""
     names = list(rebuilt)
     rounds = [float(m.round) for m in observation.messages]
@@ -212,7 +211,7 @@ def _chart(observation: Observation, rebuilt: Tensors, optimum: Tensors | None) 
     )
 
 
-def _flat(state: Tensors) -> Tensor:
+def _flat(state: dict[str, Tensor]) -> Tensor:
     return torch.cat([t.flatten() for t in state.values()])
 
 

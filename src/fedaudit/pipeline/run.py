@@ -19,12 +19,12 @@ from fedaudit.attacks import ATTACKS, Attack, Finding
 from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
-from fedaudit.evaluation.federations import federation_record
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.examples import save_png
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
+from fedaudit.pipeline.describe import federation_record
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import (
@@ -43,7 +43,7 @@ from fedaudit.utils.folders import inside
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.progress import Display, Quiet
-from fedaudit.version import __version__
+from fedaudit.utils.version import __version__
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from fedaudit.data import Dataset
-from fedaudit.examples import example_kind
+from fedaudit.examples import example_kind, save_png
 from fedaudit.examples.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -282,3 +282,8 @@ def sample_sheet(trained: TrainedGenerator, *, count: int = 64, seed: int = 0) -
     images = F.pad(images, (1, 1, 1, 1), value=1.0)
     rows = [torch.cat(row.unbind(), dim=2) for row in images.split(8) if len(row) == 8]
     return torch.cat(rows, dim=1)
+
+
+def write_samples(trained: TrainedGenerator, path: Path) -> None:
+    """Write :func:`sample_sheet` of ``trained`` as a PNG."""
+    save_png(sample_sheet(trained), path)

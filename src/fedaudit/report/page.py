@@ -15,7 +15,6 @@ import jinja2
 import yaml
 from PIL import Image
 
-from fedaudit.data.images import decode, dimensions
 from fedaudit.examples import ExampleKind, example_kind, fitting_kind
 from fedaudit.report import figures, frontier, histories
 from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
@@ -34,6 +33,7 @@ from fedaudit.results import (
 )
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.folders import inside
+from fedaudit.utils.image_bytes import decode, dimensions
 
 CHARTS = 8  # figures about single findings, a federation
 SHOWN = 16  # victims whose images are shown, a federation
