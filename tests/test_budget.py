@@ -84,3 +84,9 @@ def test_where_too_few_are_left_for_the_rule_the_federation_ends_and_is_kept() -
     assert history.why_stopped is not None
     assert "'krum' needs n >= 2f + 3 with f = 1: 5 updates a round" in history.why_stopped
     assert f"rounds (then {history.why_stopped}" in federation.description
+
+
+def test_next_to_no_noise_ends_in_a_number() -> None:
+    """Its losses are beyond what exp() can hold: then Rényi's bound stands."""
+    account = Account(1e-4, 1e-5, 1.0, 1)
+    assert account.spent(1, "pld") == account.spent(1, "rdp") > 1e7

@@ -195,13 +195,18 @@ def _spent(noise: float, delta: float, rate: float, steps: int, how: str) -> flo
     event: Any = dp_accounting.GaussianDpEvent(noise)
     if rate < 1:
         event = dp_accounting.PoissonSampledDpEvent(rate, event)
-    accountant: Any = rdp.RdpAccountant(_ORDERS)
-    if how == "pld":
-        # little noise spreads the losses widely: coarser steps keep their number, and so the memory, bounded
-        coarse = _spent(noise, delta, rate, steps, "rdp") / _LOSSES
-        accountant = pld.PLDAccountant(value_discretization_interval=max(_FINE, coarse))
-    accountant.compose(event, steps)
-    return float(accountant.get_epsilon(delta))
+    if how == "rdp":
+        accountant: Any = rdp.RdpAccountant(_ORDERS)
+        accountant.compose(event, steps)
+        return float(accountant.get_epsilon(delta))
+    bound = _spent(noise, delta, rate, steps, "rdp")
+    # little noise spreads the losses widely: coarser steps keep their number, and so the memory, bounded
+    accountant = pld.PLDAccountant(value_discretization_interval=max(_FINE, bound / _LOSSES))
+    try:
+        accountant.compose(event, steps)
+        return float(accountant.get_epsilon(delta))
+    except OverflowError:  # next to no noise: losses whose exponential no float holds; Rényi's is a bound, too
+        return bound
 
 
 def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
