@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.attacks import make_attack
+from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.data import find_dataset, load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
@@ -87,7 +88,7 @@ def check_versions(
     elif old and not keep_old:
         raise BadInput(
             f"{len(old)} of the {len(done)} finished trials in '{store.folder}' are of another, or an unknown, version "
-            "of fedaudit, torch, data or device; --again runs them anew, --keep-old keeps them, and the result says so"
+            "of fedaudit, torch, native code, data or device; --again runs them anew, --keep-old keeps them, and the result says so"
         )
 
 
@@ -104,6 +105,7 @@ def trial_computation(scenario: Scenario, data_dir: Path | None) -> str:
         file_digest(scenario.model.checkpoint) if scenario.model.checkpoint else None,
         _data(scenario.data.name, scenario.data.image_size, scenario.data.limit, data_dir),
         device_name(scenario.device),
+        native_code(),
     )
 
 
