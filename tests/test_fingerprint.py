@@ -125,6 +125,36 @@ def test_it_is_the_same_in_another_process() -> None:
     assert found.stdout.strip() == key(observation())
 
 
+PLUGIN = """
+import torch
+from fedaudit.attacks import Attack, ImageFinding, register
+from fedaudit.utils.fingerprint import computation
+
+@register
+class Grey(Attack):
+    name, summary, paper, threat_model, needs = "grey", "grey images", "none", "server, passive", ("images",)
+    shade: float = 0.5
+
+    def _run(self, observation, generator, device, progress, /):
+        return ImageFinding(images=torch.full((1, 1, 8, 8), self.shade), labels=torch.zeros(1), label_source="none")
+"""
+
+
+def test_another_package_s_attack_has_one_that_lasts_until_its_code_changes(tmp_path: Path) -> None:
+    told = []
+    for name, code in {
+        "same": PLUGIN,
+        "again": PLUGIN,
+        "changed": PLUGIN.replace("self.shade)", "1 - self.shade)"),
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "grey.py").write_text(code)
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path / name}{os.pathsep}{Path(__file__).parents[1] / 'src'}"}
+        command = [sys.executable, "-c", "import grey; print(grey.computation(grey.Grey, grey.Grey().settings()))"]
+        told.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert told[0] == told[1] != told[2]
+
+
 THINGS: dict[str, tuple[Any, Any]] = {
     "elements": (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])),
     "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),

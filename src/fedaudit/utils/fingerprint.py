@@ -22,6 +22,11 @@ _NO_MATTER = ("__main__.py", "api.py", "bench", "cli", "report", "studies")
 _OF_A_PROCESS = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__", "_abc_impl")
 # Whose functions and classes are told by their names: a hash of the code, or the version, goes with them.
 _BY_NAME = ("torch", "fedaudit", "builtins")
+# What a dataclass is given besides, from what its author wrote; pydantic's parts hold addresses.
+_MADE = (
+    *("__dataclass_fields__", "__dataclass_params__", "__signature__", "__match_args__", "__init__", "__repr__"),
+    *("__eq__", "__hash__", "__replace__", "__setattr__", "__delattr__"),
+)
 
 
 def computation(*parts: Any) -> str:
@@ -128,7 +133,9 @@ def _parts(thing: Any) -> tuple[str, list[Any]]:
         cells = [_content(cell) for cell in thing.__closure__ or ()]
         parts = [thing.__code__, thing.__defaults__, thing.__kwdefaults__, cells, around]
     elif isinstance(thing, type):
-        parts = [thing.__bases__, [value for name, value in vars(thing).items() if name not in _OF_A_PROCESS]]
+        made = _MADE if "__dataclass_fields__" in vars(thing) else ()
+        written = {name: value for name, value in vars(thing).items() if name not in (*_OF_A_PROCESS, *made)}
+        parts = [thing.__bases__, [value for name, value in written.items() if not name.startswith("__pydantic")]]
     elif isinstance(thing, property):
         parts = [thing.fget, thing.fset]
     elif isinstance(thing, staticmethod | classmethod):
