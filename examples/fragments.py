@@ -21,7 +21,7 @@ def main() -> None:
     updates = [update for record in rounds for update in record.updates]
     sent = Counter(name for update in updates for name in update.tensors)
     first, last = rounds[0].weights, rounds[-1].weights
-    print(f"{'tensor':32s}   numbers  in updates  moved, of its length  mean first   last")
+    print(f"{'tensor':32s}  elements  in updates  moved, of its length  mean first   last")
     for name, before in first.items():
         if name in sent:
             after = last[name]
