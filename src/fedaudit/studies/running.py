@@ -88,7 +88,8 @@ def check_versions(
     elif old and not keep_old:
         raise BadInput(
             f"{len(old)} of the {len(done)} finished trials in '{store.folder}' are of another, or an unknown, version "
-            "of fedaudit, torch, native code, data or device; --again runs them anew, --keep-old keeps them, and the result says so"
+            "of fedaudit, torch, native code, data or device; --again runs them anew, --keep-old keeps them, and the "
+            "result says so"
         )
 
 
