@@ -22,7 +22,6 @@ from torch.nn import functional
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, make_attack
-from fedaudit.defences import aggregation
 from fedaudit.federation import simulator
 from fedaudit.pipeline import prepare
 from fedaudit.pipeline import run as auditing
@@ -266,10 +265,10 @@ def test_one_audit_makes_and_checks_everything_once(
 
     for where, name in (
         (simulator, "partition"), (simulator, "draw"), (prepare, "load_dataset"), (prepare, "build_model"),
-        (prepare, "make_behaviour"), (prepare, "check"), (auditing, "resolve"), (auditing, "check_public_examples"),
+        (prepare, "check"), (auditing, "resolve"), (auditing, "check_public_examples"),
     ):  # fmt: skip
         count(where, name)
-    count(aggregation, "check_settings", lambda _, name, *rest: name)  # by make_aggregator
+    count(prepare, "make", lambda _, name, *rest: name)
     entry = ATTACKS._entries["invg"]
     attacks: list[Any] = []
 
@@ -293,8 +292,8 @@ def test_one_audit_makes_and_checks_everything_once(
     (tmp_path / "s.yaml").write_text(dumps(values))
     assert command("audit", tmp_path / "s.yaml", "--out", tmp_path / "out", "--workers", "1").code == 0
     assert made == {
-        "resolve": 1, "load_dataset": 1, "build_model": 1, "partition": 2, "draw": 2, "make_behaviour": 1, "check": 4,
-        "check_settings mean": 1, "check_settings median": 1, "check_public_examples": 1,
+        "resolve": 1, "load_dataset": 1, "build_model": 1, "partition": 2, "draw": 2, "check": 4,
+        "make invg": 1, "make gan": 1, "make mean": 1, "make median": 1, "make none": 2, "check_public_examples": 1,
     }  # fmt: skip
     assert len(attacks) == 1
 

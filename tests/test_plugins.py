@@ -54,11 +54,10 @@ class Length(Attack):
     def check(self, observation):
         observation.single()
 
-    def run(self, observation, *, generator, device="cpu", progress=None):
-        self.check(observation)
+    def _run(self, observation, generator, device, progress, /):
         tensors = observation.single().update.tensors.values()
         length = self.scale * torch.cat([t.flatten() for t in tensors]).norm().item()
-        return LengthFinding(attack=self.name, length=length)
+        return LengthFinding(length=length)
 
 
 @register(frozen=False)

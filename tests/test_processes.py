@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -167,20 +168,23 @@ class Named(Finding, kind="named in a test"):
 
 
 def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
+    @dataclasses.dataclass(frozen=True)
     class Fatal:
-        work = 1.0
-
-        def __init__(self, name: str) -> None:
-            self.name = name
+        name: str
+        outcome: Named | None = None
+        work: ClassVar[float] = 1.0
 
         def key(self) -> str:
             return self.name
 
-        def play(self, report: Callable[[float], None]) -> Named:
+        def run(self, report: Callable[[float], None]) -> Named:
             if self.name == "b":
                 os._exit(1)
             report(0.5)
             return Named(attack=self.name)
+
+        def kept(self, path: Path) -> Named:
+            return Named(attack=path.stem + " kept")
 
     trials: Any = [Fatal(name) for name in "abcd"]
     told: list[float] = []
@@ -192,10 +196,8 @@ def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
     del trials[1]
     (tmp_path / "c.safetensors").unlink()
     (tmp_path / "d.safetensors").unlink()
-    for trial in trials:
-        trial.kept = lambda path: Named(attack=path.stem + " kept")
-    found: list[Any] = list(run_trials(trials, workers=2, store=tmp_path, report=told.append))
-    assert [finding.attack for finding in found] == ["a kept", "c", "d"]
+    found = run_trials(trials, workers=2, store=tmp_path, report=told.append)
+    assert [isinstance(t.outcome, Named) and t.outcome.attack for t in found] == ["a kept", "c", "d"]
     assert told[-1] == 3
 
 

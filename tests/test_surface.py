@@ -51,7 +51,7 @@ def test_an_attack_registered_from_outside_runs_beside_ours():
         "class Grey(fedaudit.Attack):\n"
         "    name, summary, paper, threat_model, needs = 'grey', 'always grey', '-', 'server', ()\n"
         "    def check(self, observation): pass\n"
-        "    def run(self, observation, *, generator, device='cpu', progress=None):\n"
+        "    def _run(self, observation, generator, device, progress, /):\n"
         "        n = observation.single().update.num_examples\n"
         "        grey = torch.full((n, *observation.task_info.input_shape), 0.5)\n"
         "        labels = torch.zeros(n, dtype=torch.int64)\n"
@@ -61,7 +61,7 @@ def test_an_attack_registered_from_outside_runs_beside_ours():
         "print(fedaudit.attack(seen, ['grey'], progress=False).result.findings[0].attack)\n"
         "try:\n    fedaudit.register(int)\nexcept TypeError as error:\n    print(error)\n"
     )
-    assert told.splitlines() == ["grey", "int isn't an Attack"]
+    assert told.splitlines() == ["grey", "int is neither an Attack, an Aggregator, a Sanitiser nor a Behaviour"]
 
 
 # Simulate, then attack ----------------------------------------------------------------------------------------------
@@ -193,7 +193,9 @@ def records(value: Any) -> list[dict[str, Any]]:
 def test_a_result_of_the_first_version_of_schema_1_is_read(tmp_path):
     result = AuditResult.load(SAMPLE)
     assert [f.attack for f in result.findings] == ["invg", "labels"]
-    assert json.loads(result.model_dump_json()) == json.loads(SAMPLE.read_text())
+    read = json.loads(result.model_dump_json())
+    assert read["data"].pop("kind") is None  # younger than the sample
+    assert read == json.loads(SAMPLE.read_text())
     result.save(tmp_path / "again.json")
     assert AuditResult.load(tmp_path / "again.json") == result
 

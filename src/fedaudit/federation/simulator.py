@@ -14,7 +14,7 @@ from torch import Tensor
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
-from fedaudit.defences.privacy import DifferentialPrivacy, refuse_batch_norm
+from fedaudit.defences.privacy import refuse_batch_norm
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import Behaviour
 from fedaudit.federation.budget import PrivacyBudget
@@ -32,7 +32,6 @@ from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import computation, tensor_digest
 from fedaudit.utils.processes import keep_workers
-from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import check_memory
 
@@ -303,8 +302,7 @@ def check(federation: Federation) -> None:
                 f"root_examples is {wanted}, but the clients hold {held} examples together; "
                 "lower defences.aggregator.root_examples"
             )
-        sanitiser = make(SANITISERS, federation.defences.sanitiser.name, federation.defences.sanitiser.settings())
-        sample_level = isinstance(sanitiser, DifferentialPrivacy) and sanitiser.level == "sample"
+        sample_level = federation.defences.sanitiser.settings().get("level") == "sample"
         if sample_level and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
         if federation.behaviour:

@@ -16,7 +16,7 @@ from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.federation.behaviour import BEHAVIOURS
+from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour
 from fedaudit.federation.client import Federation
 from fedaudit.federation.local_training import local_randomness, train
 from fedaudit.federation.simulator import check, draw_records, partition_clients
@@ -85,7 +85,7 @@ def resolve(
         BadInput: a name is unknown, a setting isn't allowed, the data aren't there, parts don't fit together, or a
             user's own is missing.
     """
-    scenario, attacks, aggregators = _spelt_out(scenario)
+    scenario, attacks, behaviours, aggregators = _spelt_out(scenario)
     spec, own = scenario.model, dataset is not None
     if dataset is None:
         if scenario.data.name == "custom":
@@ -127,7 +127,7 @@ def resolve(
     if spec.checkpoint is not None:
         load_checkpoint(model, spec.checkpoint)
     _check_outputs(model, task_info, dataset, own)  # what doesn't fit is found before the training
-    federations = _federations(scenario, aggregators, dataset, task_info, model, loss)
+    federations = _federations(scenario, behaviours, aggregators, dataset, task_info, model, loss)
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
@@ -151,8 +151,10 @@ def resolve(
     return ResolvedScenario(scenario, attacks, data_record, model_record, federations)
 
 
-def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Aggregator]]:
-    """Return the scenario with all settings spelled out, its attacks, and the aggregator of every set of defences.
+def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behaviour | None], list[Aggregator]]:
+    """Return the scenario with all settings spelled out, and what was made to know them.
+
+    That is its attacks, the behaviour of each federation's malicious clients, and each set of defences' aggregator.
 
     Raises:
         BadInput: a name is unknown, or a setting isn't allowed.
@@ -162,13 +164,15 @@ def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Aggrega
     if scenario.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
     attacks = [make(ATTACKS, spec.name, spec.settings()) for spec in scenario.attacks]
-    federations = []
+    federations, behaviours = [], []
     for one in scenario.federations:
         PARTITIONS[one.partition.scheme]
+        behaviour: Behaviour | None = None
         if (malicious := one.malicious) is not None:
-            settings = make(BEHAVIOURS, malicious.name, malicious.settings()).settings()
-            spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **settings})
+            behaviour = make(BEHAVIOURS, malicious.name, malicious.settings())
+            spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **behaviour.settings()})
             one = one.model_copy(update={"malicious": spelt})
+        behaviours.append(behaviour)
         federations.append(one)
     defences, aggregators = zip(
         *(_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)), strict=True
@@ -179,7 +183,7 @@ def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Aggrega
         "defences": defences[0],
         "other_defences": list(defences[1:]),
     }
-    return scenario.model_copy(update=changes), attacks, list(aggregators)
+    return scenario.model_copy(update=changes), attacks, behaviours, list(aggregators)
 
 
 def _defences(defences: DefencesSpec, scenario: Scenario) -> tuple[DefencesSpec, Aggregator]:
@@ -217,6 +221,7 @@ def _defences(defences: DefencesSpec, scenario: Scenario) -> tuple[DefencesSpec,
 
 def _federations(
     scenario: Scenario,
+    behaviours: Sequence[Behaviour | None],
     aggregators: Sequence[Aggregator],
     dataset: Dataset,
     task_info: TaskInfo,
@@ -228,10 +233,9 @@ def _federations(
     wanted = scenario.threat.wanted(pretrained=scenario.model.training.epochs > 0)
     split, seed, measured = scenario.data.split, scenario.seed, scenario.evaluation.accuracy_every
     federations = []
-    for spec in scenario.federations:
+    for spec, behaviour in zip(scenario.federations, behaviours, strict=True):
         shares = partition_clients(dataset, split, spec, seed=seed)
         drawn = draw_records(dataset, split, wanted, spec, shares, seed=seed, measured=measured is not None)
-        behaviour = make(BEHAVIOURS, spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
         for defences, aggregator in zip((scenario.defences, *scenario.other_defences), aggregators, strict=True):
             federation = Federation(
                 name=next(names),

@@ -57,6 +57,7 @@ class Epochs(Attack):
     threat_model: ClassVar[str] = GradientInversion.threat_model
     needs: ClassVar[tuple[str, ...]] = ("what the method needs (attack)", _WHOLE_EPOCHS)
     default_scope: ClassVar[Scope] = "client"
+    examples: ClassVar[tuple[str, ...]] = GradientInversion.examples
 
     attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
         default_factory=lambda: {"name": "agic"}
@@ -108,6 +109,7 @@ class Epochs(Attack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
+        super().check(observation)
         observation.need_messages()
         singles = observation.split()
         for single in singles:
@@ -294,6 +296,7 @@ class _Preset(Attack):
     """:class:`Epochs` over one method under a name of its own, with the settings of both side by side."""
 
     default_scope: ClassVar[Scope] = "client"
+    examples: ClassVar[tuple[str, ...]] = GradientInversion.examples
     method: ClassVar[type[GradientInversion]]
 
     @cached_property
