@@ -156,7 +156,7 @@ def test_gradients_are_no_model_of_a_client():
     ("settings", "reason"),
     [
         ({"model": "locl"}, "model"),
-        ({"rebuild": {"name": "invg"}}, "'invg' rebuilds no model"),
+        ({"rebuild": {"name": "invg"}}, "'invg' reconstructs no model"),
         ({"rebuild": {"name": "local-model", "hiden": 3}}, "hiden"),
         ({"rebuild": {}}, "give the name"),
         ({"false_positives": 0}, "false_positives"),
