@@ -229,8 +229,8 @@ def _federations(
     split, seed, measured = scenario.data.split, scenario.seed, scenario.evaluation.accuracy_every
     federations = []
     for spec in scenario.federations:
-        shares = partition_clients(dataset, split, spec, seed=seed)
-        drawn = draw_records(dataset, split, wanted, spec, shares, seed=seed, measured=measured is not None)
+        client_data = partition_clients(dataset, split, spec, seed=seed)
+        drawn = draw_records(dataset, split, wanted, spec, client_data, seed=seed, measured=measured is not None)
         behaviour = make(BEHAVIOURS, spec.malicious.name, spec.malicious.settings()) if spec.malicious else None
         for defences, aggregator in zip((scenario.defences, *scenario.other_defences), aggregators, strict=True):
             federation = Federation(
@@ -245,7 +245,7 @@ def _federations(
                 loss=loss,
                 reveal_labels=scenario.threat.knows_labels,
                 wanted=wanted,
-                shares=shares,
+                client_data=client_data,
                 drawn=drawn,
                 aggregator=aggregator,
                 behaviour=behaviour,

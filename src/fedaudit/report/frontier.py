@@ -167,8 +167,8 @@ def _without(summaries: Sequence[AttackSummary], by: Scale) -> str:
     """Return why none of a federation's attacks is on the scale."""
     if not summaries:
         return "not attacked"
-    played = any(s.verdict != "not applicable" for s in summaries)
-    return f"none is measured by {by.name.replace('_', ' ')}" if played else "none could be played"
+    ran = any(s.verdict != "not applicable" for s in summaries)
+    return f"none is measured by {by.name.replace('_', ' ')}" if ran else "none could be run"
 
 
 def draw(rows: list[Price], by: Scale) -> Figure | None:
