@@ -308,8 +308,8 @@ def check(federation: Federation) -> None:
         if sample_level and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
         if federation.behaviour:
-            turns_have_records = bool(federation.wanted.records and federation.wanted.during_training)
-            federation.behaviour.check(federation.task_info, turns_have_records)
+            given_records = bool(federation.wanted.records and federation.wanted.during_training)
+            federation.behaviour.check(federation.task_info, given_records)
         _check_budget(federation)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
