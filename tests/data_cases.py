@@ -1,4 +1,4 @@
-"""What the tests on data share: pictures by chance, pixels as bytes, and an error's only line."""
+"""What the tests on data share: random images, pixels as bytes, and an error's only line."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def recorded(made: Scenario) -> tuple[Transcript, Truth]:
     return only.transcript, only.truth
 
 
-def play(name: str, seen: Observation, **settings: Any) -> MembershipFinding:
+def run_attack(name: str, seen: Observation, **settings: Any) -> MembershipFinding:
     found = make_attack(name, settings)(seen, generator=generator(0, "attack"))
     assert isinstance(found, MembershipFinding)
     return found

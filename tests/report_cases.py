@@ -1,4 +1,4 @@
-"""Sample audits with pictures on disk, as the report is drawn from."""
+"""Sample audits with images on disk, as the report is drawn from."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def whole_photograph(name: str) -> Image.Image:
 @cache
 def photograph(index: int, side: int, grey: bool = False) -> np.ndarray:
     """A crop of a real photograph, (side, side, 3) or (side, side), in [0, 1]."""
-    picture = whole_photograph(PHOTOS[index % 4])
-    span = min(picture.size) * 3 // 4
-    left = (index // 4 * 37) % (picture.size[0] - span + 1)
-    crop = picture.crop((left, 10, left + span, 10 + span)).resize((side, side), Image.Resampling.LANCZOS)
+    photograph = whole_photograph(PHOTOS[index % 4])
+    span = min(photograph.size) * 3 // 4
+    left = (index // 4 * 37) % (photograph.size[0] - span + 1)
+    crop = photograph.crop((left, 10, left + span, 10 + span)).resize((side, side), Image.Resampling.LANCZOS)
     return np.asarray(crop.convert("L" if grey else "RGB"), dtype=np.float64) / 255
 
 
@@ -110,11 +110,11 @@ def sample(
                     n = u * per_update[f] + i
                     true = photograph(n, side, grey)
                     sigma = noise * (1 + 2.2 * f) * (0.6 + 0.3 * (n % 4))
-                    rebuilt = (true + generator.normal(0, sigma, true.shape)).clip(0, 1)
+                    reconstructed = (true + generator.normal(0, sigma, true.shape)).clip(0, 1)
                     names = (f"images/{f}-{u}-{i}-true.png", f"images/{f}-{u}-{i}-{attack}.png")
                     save(folder / names[0], true)
-                    save(folder / names[1], rebuilt)
-                    mse = float(((true - rebuilt) ** 2).mean())
+                    save(folder / names[1], reconstructed)
+                    mse = float(((true - reconstructed) ** 2).mean())
                     psnr = -10 * math.log10(mse)
                     found.append(
                         ImageResult(
@@ -171,9 +171,9 @@ def sample(
                     updates=updates[f],
                     images=len(images),
                     verdict=verdict,
-                    verdict_text=f"From what travelled, {attack} rebuilt pictures that a person can recognise."
+                    verdict_text=f"From what travelled, {attack} reconstructed images that a person can recognise."
                     if f == 0
-                    else f"The pictures of {attack} show outlines and colours, not details.",
+                    else f"The images of {attack} show outlines and colours, not details.",
                     psnr=interval(psnr_values),
                     mse=interval([x.mse for x in images]),
                     ssim=interval([x.ssim for x in images]),
@@ -217,7 +217,7 @@ def sample(
             updates=1,
             images=0,
             verdict="not applicable",
-            verdict_text=f"Not played: {reason}.",
+            verdict_text=f"Not run: {reason}.",
         )
     )
     papers = {"invg": "Geiping et al. 2020", "agic": "Xu et al. 2022", "dlg-adam": "Zhu et al. 2019"}

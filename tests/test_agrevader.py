@@ -22,7 +22,7 @@ from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
-from tests.membership_cases import logistic, play, recorded, scenario
+from tests.membership_cases import logistic, recorded, run_attack, scenario
 
 CLIENT = {"adversary": "client"}
 
@@ -87,7 +87,7 @@ def test_a_push_raises_the_loss_of_records_that_the_model_fits(algorithm):
     assert chance_of_error(1.0) > chance_of_error(0.0) > chance_of_error(-1.0)
 
 
-def test_the_journal_has_the_losses_under_every_round_s_model():
+def test_the_adversary_log_has_the_losses_under_every_round_s_model():
     transcript, _ = recorded(pushing(5))
     assert transcript.records is not None
     (notes,) = transcript.adversary_log.values()
@@ -105,7 +105,7 @@ def test_what_the_federation_repairs_is_a_member():
     losses = torch.tensor([[9.0, 0.0, 0.0], [5.0, 1.0, 2.0], [1.0, 2.0, 3.0], [1.5, 2.0, 4.0]])
     threat = ThreatModel(adversary="client", records=60)
     seen = dataclasses.replace(logistic(), threat=threat, messages=(), adversary_log={"agrevader/losses": losses})
-    found = play("agrevader", seen)
+    found = run_attack("agrevader", seen)
     assert found.scores.tolist() == [-1.25, -2.0, -3.5]
     assert found.members.tolist() == [True, False, False]
 

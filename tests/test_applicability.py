@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[dict[str, Any], type[nn.Module] | None]] = {
 QUICK = {"iterations": 2, "pre_iterations": 2, "group": 2, "attack": {"name": "agic", "iterations": 2}}
 
 
-def played(model: str, update: str, attack: str) -> str:
+def outcome_of(model: str, update: str, attack: str) -> str:
     spec, own = MODELS[model]
     values = {
         "data": {"name": "digits"},
@@ -78,6 +78,6 @@ def played(model: str, update: str, attack: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS.names())
 def test_every_attack_runs_or_says_why_not(attack):
-    outcomes = {(model, update): played(model, update, attack) for model in MODELS for update in UPDATES}
+    outcomes = {(model, update): outcome_of(model, update, attack) for model in MODELS for update in UPDATES}
     assert len(outcomes) == len(MODELS) * len(UPDATES)
     print(attack, {k: v for k, v in outcomes.items() if v != "runs"})

@@ -1,4 +1,4 @@
-"""Attacks through their public face: what they recover, what they refuse, and that they never see the truth."""
+"""Attacks through their public interface: what they recover, what they refuse, and that they never see the truth."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def scenario(parts: dict[str, Any], attribute: str | None, attack: Any = "attrib
     return scenario_from({**parts, "federations": [federation], "threat": threat, "attacks": [attack]})
 
 
-def play(name: str, seen: Observation, **settings: Any) -> AttributeFinding:
+def run_attack(name: str, seen: Observation, **settings: Any) -> AttributeFinding:
     found = make_attack(name, settings)(seen, generator=generator(0, "attack"))
     assert isinstance(found, AttributeFinding)
     return found
@@ -151,7 +151,7 @@ def losses(seen: Observation) -> Tensor:
 
 def test_the_value_of_least_loss_is_named():
     seen = logistic()
-    found = play("attribute-loss", seen)
+    found = run_attack("attribute-loss", seen)
     assert torch.allclose(found.scores, -losses(seen), atol=1e-5)
     assert found.values.equal(losses(seen).argmin(dim=1))
     assert 0 < int(found.values.sum()) < 30
@@ -161,7 +161,7 @@ def test_with_a_prior_frequent_values_are_named_more_often():
     seen = logistic(public=True)
     assert seen.records is not None
     records = seen.records
-    scores = play("attribute-loss", seen, prior=True).scores
+    scores = run_attack("attribute-loss", seen, prior=True).scores
     for i, y in enumerate(records.labels.tolist()):
         same = records.public_values[records.public_labels == y].tolist()
         wanted = [(same.count(v) + 1) / (len(same) + 2) * float((-losses(seen)[i, v]).exp()) for v in range(2)]
@@ -177,7 +177,7 @@ def test_features_are_what_the_last_linear_layer_receives():
     x = torch.randn(7, 4, generator=rng)
     wanted = (x @ state["1.weight"].T + state["1.bias"]).clamp(min=0)
     assert torch.allclose(attack.target(seen, rng).features(x), wanted.double(), atol=1e-6)
-    found = play("attribute-features", seen)
+    found = run_attack("attribute-features", seen)
     assert torch.allclose(found.scores.exp().sum(dim=1), torch.ones(30).double())
 
 
@@ -193,7 +193,7 @@ def test_an_attribute_that_the_features_show_is_found_and_one_that_they_hide_is_
         truth = (x[:, 0] > 0).long() if shown else noise
         records = Records(x, torch.zeros(60).long(), more, torch.zeros(200).long(), torch.zeros(2, 0),
                           torch.zeros(0).long(), known)  # fmt: skip
-        found = play("attribute-features", dataclasses.replace(seen, records=records))
+        found = run_attack("attribute-features", dataclasses.replace(seen, records=records))
         assert least <= float((found.values == truth).double().mean()) <= most
 
 
@@ -202,7 +202,7 @@ def test_a_value_that_no_public_example_has_is_never_named():
     assert seen.records is not None
     codes = torch.zeros(3, 0)
     records = dataclasses.replace(seen.records, codes=codes, columns=torch.zeros(0).long())
-    found = play("attribute-features", dataclasses.replace(seen, records=records))
+    found = run_attack("attribute-features", dataclasses.replace(seen, records=records))
     assert found.scores.shape == (30, 3)
     assert bool((found.scores[:, 2] == -torch.inf).all())
 
@@ -255,7 +255,7 @@ def test_public_examples_of_one_value_teach_nothing():
 
 def test_a_model_without_a_linear_layer_has_no_features():
     with pytest.raises(NotApplicable, match="no fully connected layer"):
-        play("attribute-features", dataclasses.replace(logistic(public=True), module=NoLinear()))
+        run_attack("attribute-features", dataclasses.replace(logistic(public=True), module=NoLinear()))
 
 
 @pytest.mark.parametrize("name", ["attribute-loss", "attribute-features"])
@@ -264,7 +264,7 @@ def test_a_finding_repeats_survives_the_disk_and_knows_no_truth(name, tmp_path):
     seen = observe(transcript, ThreatModel(**THREAT, hidden_attribute="sex"))
     assert seen.records is not None
     assert not any(truth.values.equal(t) for t in vars(seen.records).values())
-    a, b = play(name, seen), play(name, seen)
+    a, b = run_attack(name, seen), run_attack(name, seen)
     assert a.scores.equal(b.scores)
     a.save(tmp_path / "f.safetensors")
     again = Finding.load(tmp_path / "f.safetensors")

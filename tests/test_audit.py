@@ -143,13 +143,13 @@ def test_the_two_step_way_gives_the_same_numbers(audited, scenario_file, tmp_pat
 
 
 def test_an_interrupted_audit_goes_on_where_it_stopped(scenario_file, audited, tmp_path, monkeypatch):
-    played: list[str] = []
+    ran: list[str] = []
     original = InvG._run
 
     def counted(self: InvG, seen: Any, *rest: Any) -> Any:
         if self.name == "invg":
-            played.append(f"{seen.federation} {seen.messages[0].client}")
-        if len(played) == 2:
+            ran.append(f"{seen.federation} {seen.messages[0].client}")
+        if len(ran) == 2:
             raise KeyboardInterrupt
         return original(self, seen, *rest)
 
@@ -157,7 +157,7 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(scenario_file, audited, t
     command("audit", scenario_file, "--out", tmp_path, "--workers", 1, code=130)
     assert not (tmp_path / "results.json").exists()
     command("audit", scenario_file, "--out", tmp_path, "--workers", 1)
-    assert played == ["fedsgd 0", "fedsgd 1", "fedsgd 1", "fedavg 0"]
+    assert ran == ["fedsgd 0", "fedsgd 1", "fedsgd 1", "fedavg 0"]
     assert results(tmp_path) == results(audited)
 
 

@@ -46,7 +46,7 @@ SETTINGS = [
     ("clients: a list", ["federations.sgd.clients=[2]"], "clients: [2] isn't allowed; it should be a valid integer"),
     ("clients: half", ["federations.sgd.clients=1.5"], "fractional part"),
     ("clients: none", ["federations.sgd.clients=0"], "clients: 0 isn't allowed"),
-    ("more clients than examples", ["federations.sgd.clients=3"], "2 examples can't be spread over 3 clients"),
+    ("more clients than examples", ["federations.sgd.clients=3"], "2 examples can't be partitioned over 3 clients"),
     ("more clients than data", ["federations.sgd.examples=null", "federations.sgd.clients=400"], "355 examples can't"),
     ("more examples than data", ["federations.sgd.examples=400"], "400 examples are asked for, but the split has 355"),
     ("clients a round", ["federations.sgd.clients_per_round=3"], "but there are 2 clients"),

@@ -24,7 +24,7 @@ ONE = [{"name": "invg", "iterations": 1}]
 SAMPLED = {"clients": 10, "clients_per_round": 1, "examples": 20, "rounds": 30}
 
 
-def play(made: Scenario) -> tuple[Transcript, History]:
+def simulated(made: Scenario) -> tuple[Transcript, History]:
     (federation,) = resolve(made).federations
     recording = simulate(federation)
     assert recording.history is not None
@@ -34,7 +34,7 @@ def play(made: Scenario) -> tuple[Transcript, History]:
 @pytest.mark.parametrize(("per_round", "rounds"), [(1, 30), (3, 30), (10, 30), (3, 6)])
 def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds: int) -> None:
     made = scenario({**SAMPLED, "clients_per_round": per_round, "rounds": rounds}, defences={"sanitiser": DP})
-    _, history = play(made)
+    _, history = simulated(made)
     sent = [client for round_ in history.sent for client in round_]
     counts = {client: sent.count(client) for client in range(10)}
     assert ALLOWED >= 1
@@ -56,7 +56,7 @@ def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int
     """Of 13 examples one client has 7 and the other 6; so the rate of batches of 3 is 1/2. Oracle: dp-accounting."""
     spec = {"clients": 2, "examples": 13, "batch_size": 3, "rounds": 4, "algorithm": "fedavg", **local}
     made = scenario(spec, defences={"sanitiser": {**DP, "level": "sample", "noise": 2.0, "epsilon": None}})
-    _, history = play(made)
+    _, history = simulated(made)
     event = dp_accounting.PoissonSampledDpEvent(1 / 2, dp_accounting.GaussianDpEvent(2.0))
     tight, renyi = (
         one.compose(event, 4 * steps).get_epsilon(1e-5) for one in (pld.PLDAccountant(), rdp.RdpAccountant())
@@ -67,10 +67,10 @@ def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int
 
 def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped() -> None:
     spec = {**SAMPLED, "clients_per_round": 4, "rounds": ALLOWED}
-    _, limited = play(scenario(spec, defences={"sanitiser": DP}))
-    free, unlimited = play(scenario(spec, defences={"sanitiser": {**DP, "epsilon": None}}))
+    _, limited = simulated(scenario(spec, defences={"sanitiser": DP}))
+    free, unlimited = simulated(scenario(spec, defences={"sanitiser": {**DP, "epsilon": None}}))
     assert limited.sent == unlimited.sent
-    assert same(play(scenario(spec, defences={"sanitiser": DP}))[0], free)
+    assert same(simulated(scenario(spec, defences={"sanitiser": DP}))[0], free)
 
 
 def test_where_too_few_are_left_for_the_rule_the_federation_ends_and_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""What a report concludes about findings that aren't pictures, and about federations that nobody attacked."""
+"""What a report concludes about findings that aren't images, and about federations that nobody attacked."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def result_with(folder: Path, *summaries: AttackSummary) -> AuditResult:
             "b",
         ),
     ],
-    ids=["more is stronger", "less is stronger", "the verdict comes first", "pictures come first", "kinds in order"],
+    ids=["more is stronger", "less is stronger", "the verdict comes first", "images come first", "kinds in order"],
 )
 def test_the_strongest_attack_is_the_one_that_reached_most(tmp_path, summaries, wanted):
     result = result_with(tmp_path, *summaries)
@@ -100,23 +100,23 @@ def test_a_federation_that_nobody_attacked_is_no_verdict(tmp_path):
     assert "whether it leaks is not known" in page
 
 
-OF_PICTURES = [
-    "Attacks that rebuild images mostly fail with BatchNorm in train mode",
+OF_IMAGES = [
+    "Attacks that reconstruct images mostly fail with BatchNorm in train mode",
     "Two attacks are compared on the same images, one by one",
     "how near the average image",
-    "make images harder to rebuild",
+    "make images harder to reconstruct",
 ]
 
 
-def test_what_is_true_of_images_is_said_of_pictures_only(tmp_path):
+def test_what_is_true_of_images_is_said_of_images_only(tmp_path):
     image_files = render_report(sample(tmp_path, curve=False), tmp_path)
-    assert [text for text in OF_PICTURES if text not in image_files] == []
+    assert [text for text in OF_IMAGES if text not in image_files] == []
     assert "SSIM <small>up to 1</small>" in image_files
     result = result_with(tmp_path, summary("a", "membership_auc", 0.6), summary("b", "membership_auc", 0.9))
     compared = {"federation": "fedsgd", "metric": "membership_auc", "a": "b", "b": "a", "unit": ""}
     comparison = Comparison.model_validate({**compared, "difference": interval(0.3), "outcome": "a is better"})
     others = render_report(result.model_copy(update={"comparisons": [comparison]}), tmp_path)
-    assert [text for text in OF_PICTURES if text in others] == []
+    assert [text for text in OF_IMAGES if text in others] == []
     assert "Two attacks are compared on the same updates, clients or records, one by one" in others
 
 

@@ -62,7 +62,7 @@ def test_photos_are_enough_balanced_and_worth_looking_at(size: int) -> None:
     assert data.class_names == tuple(photo.name for photo in PHOTOS)
     assert data.train.targets.bincount().tolist() == [64] * 7
     assert data.test.targets.bincount().tolist() == [24] * 7
-    assert data.test.targets[:7].tolist() == list(range(7))  # the first pictures are one of each photograph
+    assert data.test.targets[:7].tolist() == list(range(7))  # the first images are one of each photograph
     for split in (data.train, data.test):
         assert float(split.inputs.mean(dim=1).flatten(1).std(dim=1).min()) > 0.03
         assert len(torch.unique(split.inputs.flatten(1), dim=0)) == len(split)
@@ -72,11 +72,13 @@ def test_photos_are_enough_balanced_and_worth_looking_at(size: int) -> None:
 
 
 def test_first_crop_is_the_focus_downscaled() -> None:
-    face = np.asarray(
+    photograph = np.asarray(
         Image.fromarray(load_photo(PHOTOS[0])[4:204, 124:324]).resize((32, 32), Image.Resampling.BILINEAR)
     )
     ours = load_dataset("photos", limit=7).test.inputs[0]
-    assert np.abs(as_bytes(ours).transpose(1, 2, 0).astype(int) - face.astype(int)).max() <= 2  # Pillow as the oracle
+    assert (
+        np.abs(as_bytes(ours).transpose(1, 2, 0).astype(int) - photograph.astype(int)).max() <= 2
+    )  # Pillow as the oracle
 
 
 def test_photos_at_224_and_their_limit() -> None:

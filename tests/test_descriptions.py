@@ -28,7 +28,7 @@ def values(federation: dict[str, Any], defences: Any) -> dict[str, Any]:
     }
 
 
-def played(federation: dict[str, Any], defences: Any) -> Audit:
+def audited(federation: dict[str, Any], defences: Any) -> Audit:
     return run_audit(scenario_from(values(federation, defences)))
 
 
@@ -46,7 +46,7 @@ LOCAL: dict[str, Any] = {"algorithm": "fedavg"}
     ],
 )
 def test_numbers_agree_with_their_nouns(federation, words):
-    (record,) = played(federation, {}).result.federations
+    (record,) = audited(federation, {}).result.federations
     assert words in record.description
     assert record.defences == ""
 
@@ -56,7 +56,7 @@ def test_numbers_agree_with_their_nouns(federation, words):
     [
         (
             {"sanitiser": {"name": "top-k", "ratio": 0.2}},
-            "each client changes its update before it leaves, by top-k (sends the largest numbers only, and keeps the "
+            "each client changes its update before it leaves, by top-k (sends the largest elements only, and keeps the "
             "rest for later; ratio=0.2, memory=true)",
         ),
         ({"sanitiser": {"name": "dp", "epsilon": None}}, "level=client, where=local, epsilon=none, delta=1e-05)"),
@@ -69,7 +69,7 @@ def test_numbers_agree_with_their_nouns(federation, words):
     ],
 )
 def test_defences_are_said_in_words(defences, words):
-    (record,) = played({}, defences).result.federations
+    (record,) = audited({}, defences).result.federations
     assert record.defences is not None
     assert words in record.defences
     assert record.description.endswith(f"; {record.defences}")
@@ -77,14 +77,14 @@ def test_defences_are_said_in_words(defences, words):
 
 def test_the_comparison_explains_each_defence_beside_it(tmp_path):
     defences = [{}, {"name": "sparse", "sanitiser": {"name": "top-k", "ratio": 0.2}}]
-    page = played({}, defences).save(tmp_path).read_text()
+    page = audited({}, defences).save(tmp_path).read_text()
     price = page.partition('id="price"')[2].partition("</section>")[0]
     assert "<dt>fed-none</dt><dd>No defence: updates leave as they are, and the server averages them.</dd>" in price
     assert "<dt>fed-sparse</dt><dd>Each client changes its update before it leaves, by top-k (sends" in price
 
 
 def test_a_federation_that_its_privacy_budget_ended_says_so(tmp_path, capsys):
-    finished = played({"rounds": 9}, {"sanitiser": DP})
+    finished = audited({"rounds": 9}, {"sanitiser": DP})
     (record,) = finished.result.federations
     assert record.course is not None
     stopped = record.course.stopped
@@ -92,7 +92,7 @@ def test_a_federation_that_its_privacy_budget_ended_says_so(tmp_path, capsys):
     assert 0 < stopped < record.rounds == 9
     assert record.description.startswith(f"{stopped} of 9 rounds (then the privacy budget was spent), 3 clients")
     print_summary(finished.result)
-    assert f"fed: {stopped} of 9 rounds were played, then the privacy budget was spent" in capsys.readouterr().out
+    assert f"fed: {stopped} of 9 rounds ran, then the privacy budget was spent" in capsys.readouterr().out
     assert f'<td class="n">{stopped} of 9</td>' in finished.save(tmp_path).read_text()
 
 

@@ -1,4 +1,4 @@
-"""The fast engine against the exact one: on every kind of kink, on users' own modules, through local training."""
+"""The fast engine against the exact one: on every kind of activation, on users' own modules, through local training."""
 
 from __future__ import annotations
 
@@ -85,22 +85,22 @@ def agreement(victim: Victim, training: TrainingConfig, distance: Distance, way:
 
 
 class Functional(nn.Module):
-    """A network whose kinks are function calls, in place and not."""
+    """A network whose activations are function calls, in place and not."""
 
-    def __init__(self, kink: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 8, 3, padding=1)
         self.second = nn.Conv2d(8, 8, 3, padding=1)
         self.head = nn.LazyLinear(5)
-        self.kink = kink
+        self.activation = activation
         self(torch.zeros(1, *SHAPE))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.kink(self.first(x))
-        return torch.as_tensor(self.head(self.kink(self.second(x)).flatten(1)))
+        x = self.activation(self.first(x))
+        return torch.as_tensor(self.head(self.activation(self.second(x)).flatten(1)))
 
 
-KINKS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu in place": lambda x: F.relu(x, inplace=True),
     "relu_": torch.relu_,
@@ -134,9 +134,9 @@ KINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("way", PASSES)
-@pytest.mark.parametrize("kink", KINKS)
-def test_first_order_agrees_with_double_backward_whatever_the_kink(kink, way):
-    victim = victim_of(Functional(KINKS[kink]))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_first_order_agrees_with_double_backward_whatever_the_activation(activation, way):
+    victim = victim_of(Functional(ACTIVATIONS[activation]))
     training = one_gradient(2)
     cosine, error = agreement(victim, training, weighted_cosine(target_of(victim, training), [1.0] * 6), way)
     assert cosine >= AGREEMENT
@@ -146,12 +146,12 @@ def test_first_order_agrees_with_double_backward_whatever_the_kink(kink, way):
 class PReLU(Functional):
     def __init__(self) -> None:
         super().__init__(nn.Identity())
-        self.kink = nn.PReLU(8)
+        self.activation = nn.PReLU(8)
 
 
 def test_prelu_s_slope_is_a_parameter():
     victim = victim_of(Functional(nn.ReLU()))
-    victim.module.kink = nn.PReLU(8)
+    victim.module.activation = nn.PReLU(8)
     victim = Victim(
         victim.module, victim.loss, {n: p.detach().clone() for n, p in victim.module.named_parameters()}, {}
     )
@@ -268,7 +268,7 @@ def test_a_model_without_second_derivatives_is_attacked_unchecked():
 
 
 class Rounding(nn.Module):
-    """A kink that nobody can know: which way it goes depends on the parameters by a hash of their bits."""
+    """An activation that nobody can know: which way it goes depends on the parameters by a hash of their bits."""
 
     def __init__(self) -> None:
         super().__init__()

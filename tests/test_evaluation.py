@@ -17,7 +17,7 @@ from fedaudit.attacks import ImageFinding, Trace
 from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.evaluation import check_thresholds, compare, evaluate, interval, paired_interval, summarise
 from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missing, mse, psnr, ssim
-from fedaudit.evaluation.images import assign, judge, rank
+from fedaudit.evaluation.images import assign, rank, verdict_of
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.federation.truth import Truth
 from fedaudit.results import FindingResult, ImageResult, MetricResult
@@ -258,7 +258,7 @@ def test_paired_interval_is_the_one_of_the_t_test():
     ],
 )
 def test_verdicts_follow_their_rules(images, verdict):
-    assert judge(images)[0] == verdict
+    assert verdict_of(images)[0] == verdict
 
 
 def test_equal_candidates_are_no_choice():
@@ -267,7 +267,7 @@ def test_equal_candidates_are_no_choice():
     noise = ImageFinding(attack="invg", images=image_files(1, 1, 8), labels=torch.zeros(1).long(), label_source="given")
     result = evaluate(noise, seen([0], examples=1), truth, seed=0).result
     assert [(i.rank, i.candidates, i.different_candidates) for i in result.images] == [(1, 20, 1)]
-    assert judge(result.images)[0] == "not demonstrated"
+    assert verdict_of(result.images)[0] == "not demonstrated"
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,9 @@ def test_an_audit_of_a_new_kind_goes_from_the_data_to_the_report(tmp_path: Path)
     assert "loss-threshold" in page
 
 
-def test_the_report_names_what_could_not_be_rebuilt(tmp_path: Path):
+def test_the_report_names_what_could_not_be_reconstructed(tmp_path: Path):
     fedaudit.audit({**SCENARIO, "attacks": ["invg"]}, data=signals(), out=tmp_path, progress=False)
-    assert "True and rebuilt signals" in (tmp_path / "report.html").read_text()
+    assert "True and reconstructed signals" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The frame around attacks: what one run looks at, and findings that aren't pictures, from audit to report."""
+"""The frame around attacks: what one run receives, and findings that are not images, from audit to report."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def observation(file: Path | None, **changes: Any) -> Observation:
     return observe(only.transcript, made.threat).split()[0]
 
 
-def play(seen: Observation, file: Path, seed: int = 0, **settings: Any) -> Any:
+def run_attack(seen: Observation, file: Path, seed: int = 0, **settings: Any) -> Any:
     settings = {"generator_file": str(file), "iterations": 20, **settings}
     return make_attack("gias", settings)(seen, generator=generator(seed, "gias"))
 
@@ -132,7 +132,7 @@ def test_training_leaves_the_global_generator_alone(tmp_path, digits):
 
 
 def test_a_trained_generator_is_nearer_to_digits_than_an_untrained_one(trained, digits):
-    """The best of 500 random codes: a prior that has learnt something comes closer to pictures it has never seen."""
+    """The best of 500 random codes: a prior that has learnt something comes closer to images it has never seen."""
     learnt = TrainedGenerator.load(trained).network
     codes = torch.randn((500, 16), generator=generator(0, "codes"))
     victims = digits.test.inputs[:20]
@@ -257,7 +257,7 @@ def test_a_generator_of_another_training_is_not_written_over(tmp_path, digits, m
     ],
 )
 def test_it_lowers_its_objective_in_both_searches(trained, federation):
-    found = play(observation(trained, federations=[federation]), trained, iterations=40)
+    found = run_attack(observation(trained, federations=[federation]), trained, iterations=40)
     trace = found.trace
     assert trace.iterations == sorted(set(trace.iterations))
     assert trace.iterations[-1] == found.iterations == 40
@@ -271,14 +271,14 @@ def test_it_lowers_its_objective_in_both_searches(trained, federation):
 
 @pytest.mark.parametrize("share", [0.0, 0.9])
 def test_either_search_can_have_nearly_all(trained, share):
-    found = play(observation(trained), trained, latent_share=share)
+    found = run_attack(observation(trained), trained, latent_share=share)
     assert found.iterations == 20
     assert found.objective < found.trace.objective[0]
 
 
 def test_the_same_observation_and_seed_give_the_same_finding(trained):
     seen = observation(trained)
-    a, b, c = (play(seen, trained, seed=seed) for seed in (0, 0, 1))
+    a, b, c = (run_attack(seen, trained, seed=seed) for seed in (0, 0, 1))
     assert a.images.equal(b.images)
     assert a.objective == b.objective
     assert not a.images.equal(c.images)
@@ -297,10 +297,10 @@ def test_of_several_restarts_the_best_codes_go_on(trained):
 def test_granted_labels_and_layer_weights_are_used(trained):
     made, only = recorded(trained, threat={"knows_public_data": True, "knows_labels": True})
     seen = observe(only.transcript, made.threat).split()[0]
-    plain = play(seen, trained)
+    plain = run_attack(seen, trained)
     assert plain.label_source == "given"
     assert plain.labels.equal(only.truth.labels[0, 0])
-    assert not play(seen, trained, beta=50.0).images.equal(plain.images)
+    assert not run_attack(seen, trained, beta=50.0).images.equal(plain.images)
 
 
 def test_gradients_go_through_the_generator():
@@ -356,8 +356,8 @@ def test_the_command_writes_a_generator_and_a_picture(command: Command, tmp_path
     assert "gan, 3 steps of 32 on 1442 train examples, seed 0" in outcome.out
     trained = TrainedGenerator.load(out)
     assert trained.network.spec == GeneratorSpec((1, 8, 8), 4, 4)
-    with Image.open(out.with_suffix(".png")) as picture:
-        assert picture.size == (80, 80)
+    with Image.open(out.with_suffix(".png")) as image:
+        assert image.size == (80, 80)
     assert sample_sheet(trained, count=16).shape == (1, 20, 80)
 
 

@@ -22,7 +22,7 @@ def finding(attack: str, federation: str = "f", **rest: Any) -> FindingResult:
     return FindingResult.model_validate({"attack": attack, "federation": federation, **training, **rest})
 
 
-def picture(**rest: Any) -> ImageResult:
+def image(**rest: Any) -> ImageResult:
     values = {"true_label": 0, "label": 0, "mse": 0.01, "psnr": 20.0, "ssim": 0.6, "rank": 1, "candidates": 100}
     names = {"true_image": "t.png", "reconstruction": "r.png", "psnr_mean_image": 12.0, "psnr_same_class": None}
     return ImageResult.model_validate({**values, **names, **rest})
@@ -34,7 +34,7 @@ def labels(attack: str, value: float, **rest: Any) -> FindingResult:
 
 
 def inverted(attack: str, value: float, source: str, **rest: Any) -> FindingResult:
-    return finding(attack, images=[picture()], label_accuracy=value, label_source=source, **rest)
+    return finding(attack, images=[image()], label_accuracy=value, label_source=source, **rest)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def inverted(attack: str, value: float, source: str, **rest: Any) -> FindingResu
         ([inverted("invg", 1.0, "given")], None, None),
         ([inverted("invg", 1.0, "given"), inverted("invg", 0.5, "idlg", federation="g")], 0.5, "invg on g"),
     ],
-    ids=["an attack on labels", "pictures' labels are a mean", "labels that were given", "given to some"],
+    ids=["an attack on labels", "images' labels are a mean", "labels that were given", "given to some"],
 )
 def test_labels_are_limited_by_whichever_attack_recovers_them(findings, worst, where):
     summaries = summarise(findings, resamples=100, seed=0)
@@ -69,7 +69,7 @@ def test_limits_on_labels_fire_from_the_command_line(scenario_file: Path, tmp_pa
     assert "Label accuracy of 1.00 (labels on sgd) breaks the limit" in (tmp_path / "a" / "report.html").read_text()
     granted = command("audit", scenario_file, "--set", "threat.knows_labels=true", "--out", tmp_path / "b", *limit)
     assert granted.code == 0
-    assert "your limit for label_accuracy was not tested: nothing that was played here measures it" in granted.out
+    assert "your limit for label_accuracy was not tested: nothing that was run here measures it" in granted.out
     page = (tmp_path / "b" / "report.html").read_text()
     assert "A threshold is" not in page
     assert '<td class="n">given</td>' in page

@@ -74,12 +74,12 @@ def seen(x: Tensor, y: Tensor, rounds: int, steps: int, *, batch: int | None = N
     )
 
 
-def rebuilt(found: Any) -> Tensor:
+def reconstructed(found: Any) -> Tensor:
     assert isinstance(found, LocalModelFinding)
     return torch.cat([found.state["fc.weight"].flatten(), found.state["fc.bias"]]).double()
 
 
-def play(name: str, observation: Observation, **options: Any) -> Any:
+def run_attack(name: str, observation: Observation, **options: Any) -> Any:
     return make_attack(name, options)(observation, generator=generator(0, "attack"))
 
 
@@ -91,8 +91,8 @@ def play(name: str, observation: Observation, **options: Any) -> Any:
        seed=st.integers(0, 10_000))  # fmt: skip
 def test_the_exact_reconstruction_is_the_closed_form(d, surplus, more, steps, seed):
     x, y, optimum = problem(d, 2 * d + more, seed)
-    found = play("local-model-exact", seen(x, y, d + 1 + surplus, steps, seed=seed))
-    assert (rebuilt(found) - optimum).norm() <= 1e-6 * optimum.norm()
+    found = run_attack("local-model-exact", seen(x, y, d + 1 + surplus, steps, seed=seed))
+    assert (reconstructed(found) - optimum).norm() <= 1e-6 * optimum.norm()
     assert found.condition >= 1
     assert found.directions == d
     assert (found.mapping_error is None) == (surplus == 0)
@@ -101,17 +101,17 @@ def test_the_exact_reconstruction_is_the_closed_form(d, surplus, more, steps, se
 def test_a_linear_mapping_is_the_exact_reconstruction():
     x, y, _ = problem(8, 40, 0)
     observation = seen(x, y, 12, 5)
-    exact, heuristic = (play(name, observation, **options) for name, options in (
+    exact, heuristic = (run_attack(name, observation, **options) for name, options in (
         ("local-model-exact", {}), ("local-model", {"mapping": "linear"}),
     ))  # fmt: skip
-    assert rebuilt(heuristic).equal(rebuilt(exact))
+    assert reconstructed(heuristic).equal(reconstructed(exact))
 
 
 def test_messages_in_single_precision_still_give_the_model_and_a_true_condition_number():
     x, y, optimum = problem(10, 60, 1)
     observation = seen(x, y, 14, 5, dtype=torch.float32)
-    found = play("local-model-exact", observation)
-    assert (rebuilt(found) - optimum).norm() <= 1e-4 * optimum.norm()
+    found = run_attack("local-model-exact", observation)
+    assert (reconstructed(found) - optimum).norm() <= 1e-4 * optimum.norm()
     sent = np.array(
         [torch.cat([t.flatten() for t in m.weights.values()]).double().numpy() for m in observation.messages]
     )
@@ -122,9 +122,9 @@ def test_messages_in_single_precision_still_give_the_model_and_a_true_condition_
 
 def test_rounds_can_be_limited():
     x, y, optimum = problem(5, 30, 2)
-    found = play("local-model-exact", seen(x, y, 20, 3), rounds=6)
+    found = run_attack("local-model-exact", seen(x, y, 20, 3), rounds=6)
     assert found.rounds_used == 6
-    assert (rebuilt(found) - optimum).norm() <= 1e-6 * optimum.norm()
+    assert (reconstructed(found) - optimum).norm() <= 1e-6 * optimum.norm()
 
 
 def few_rounds() -> Observation:
@@ -194,7 +194,7 @@ def two_clients() -> Observation:
 )
 def test_what_cannot_be_exact_is_refused(observation, reason):
     with pytest.raises(NotApplicable, match=reason):
-        play("local-model-exact", observation)
+        run_attack("local-model-exact", observation)
 
 
 def test_a_network_is_refused():
@@ -207,7 +207,7 @@ def test_a_network_is_refused():
         for m in whole.messages
     )
     with pytest.raises(NotApplicable, match="linear in their parameters"):
-        play("local-model-exact", dataclasses.replace(whole, module=module, messages=messages))
+        run_attack("local-model-exact", dataclasses.replace(whole, module=module, messages=messages))
 
 
 # In a federation -----------------------------------------------------------------------------------------------------
@@ -267,8 +267,8 @@ def test_the_last_returned_model_is_its_own_baseline_and_the_charts_tell_the_dis
         lines = {line.name: line for line in chart.lines}
         assert lines["what it returned"].x == [0, 1, 2, 3]
         # the last model returned lies from the last model sent as far as the update is long
-        assert lines["rebuilt by the attack"].y[-1] == pytest.approx(lines["what it returned"].y[-1], rel=1e-5)
-        assert set(lines) == {"what it returned", "its own optimum", "rebuilt by the attack"}
+        assert lines["reconstructed by the attack"].y[-1] == pytest.approx(lines["what it returned"].y[-1], rel=1e-5)
+        assert set(lines) == {"what it returned", "its own optimum", "reconstructed by the attack"}
 
 
 def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_away():
@@ -277,8 +277,8 @@ def test_noise_of_a_defence_stops_the_exact_attack_and_the_linear_one_ends_far_a
     (recording,) = record(resolve(scenario))
     part = observe(recording.transcript, scenario.threat).split("client")[0]
     with pytest.raises(NotApplicable, match="mini-batches, noise"):
-        play("local-model-exact", part)
-    evaluated = evaluate(play("local-model", part, mapping="linear"), part, recording.truth, seed=0).result
+        run_attack("local-model-exact", part)
+    evaluated = evaluate(run_attack("local-model", part, mapping="linear"), part, recording.truth, seed=0).result
     assert {m.name: m for m in evaluated.metrics}["relative_distance"].value > 0.3
     assert not evaluated.leak
 
@@ -306,8 +306,8 @@ def test_the_heuristic_learns_the_mapping_and_moves_where_it_vanishes():
     (recording,) = record(resolve(scenario))
     part = observe(recording.transcript, scenario.threat).split("client")[0]
     options = {"hidden": 200, "fit_iterations": 300, "iterations": 200}
-    found, again = (play("local-model", part, **options) for _ in range(2))
-    short = play("local-model", part, **{**options, "fit_iterations": 1, "iterations": 1})
+    found, again = (run_attack("local-model", part, **options) for _ in range(2))
+    short = run_attack("local-model", part, **{**options, "fit_iterations": 1, "iterations": 1})
     assert all(found.state[n].equal(again.state[n]) for n in found.state)
     assert found.mapping_error < 0.2 < short.mapping_error
     assert found.objective < 0.5
@@ -315,7 +315,7 @@ def test_the_heuristic_learns_the_mapping_and_moves_where_it_vanishes():
     evaluated = evaluate(found, part, recording.truth, seed=0).result
     assert {m.name for m in evaluated.metrics} >= {"local_accuracy", "accuracy_over_global", "mapping_error"}
     with pytest.raises(NotApplicable, match="at least 3 rounds"):
-        play("local-model", dataclasses.replace(part, messages=part.messages[:2]))
+        run_attack("local-model", dataclasses.replace(part, messages=part.messages[:2]))
 
 
 # Judgement -----------------------------------------------------------------------------------------------------------

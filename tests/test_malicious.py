@@ -1,4 +1,4 @@
-"""Malicious clients: what they have in their hands, what they send, what they bring home, and how that is judged."""
+"""Malicious clients: what they hold, what they send, what they record, and how that is evaluated."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_colluders_share_one_generator() -> None:
     assert alone.keys() == together.keys()
 
 
-def test_only_the_client_has_its_journal(tmp_path: Path) -> None:
+def test_only_the_client_has_its_adversary_log(tmp_path: Path) -> None:
     transcript, _ = simulated(scenario(QUICK))
     assert observe(transcript, ThreatModel(adversary="server")).adversary_log == {}
     assert observe(transcript, ThreatModel(adversary="eavesdropper")).adversary_log == {}
@@ -273,7 +273,7 @@ def test_the_report_shows_what_was_drawn(tmp_path: Path) -> None:
     assert finished.result.adversary.acts
     assert [sheet.title.split(":")[0] for sheet in finding.sheets] == ["real", "round 1", "round 2", "round 3"]
     assert all((tmp_path / sheet.path).is_file() for sheet in finding.sheets)
-    assert page.count('class="sheet"') == 4
+    assert page.count('class="image-row"') == 4
 
 
 def test_an_honest_server_does_not_act_whoever_else_is_malicious() -> None:
@@ -319,7 +319,7 @@ def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
     page = audit.save(tmp_path).read_text()
     for part in ("recognised [95 %]", "Accuracy by round", "Updates that the server took by round"):
         assert part in page
-    assert "True and rebuilt images" not in page, "a part about pictures of which there are none"
+    assert "True and reconstructed images" not in page, "a part about images of which there are none"
     print_summary(audit.result)
     assert "leaks: recognised" in capsys.readouterr().out
 

@@ -27,7 +27,7 @@ from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 from tests.conftest import Command
-from tests.membership_cases import PUBLIC, logistic, play, recorded, scenario
+from tests.membership_cases import PUBLIC, logistic, recorded, run_attack, scenario
 
 PASSIVE = ["loss-threshold", "gradient-norm", "shadow-models"]
 
@@ -48,7 +48,7 @@ def overfitted() -> tuple[Transcript, Truth]:
 def test_an_overfitted_model_gives_its_members_away(name, overfitted):
     transcript, truth = overfitted
     seen = observe(transcript, ThreatModel(records=60, **PUBLIC))
-    found = play(name, seen)
+    found = run_attack(name, seen)
     score = metrics(found, seen, truth)
     assert score["membership_auc"] > 0.7
     assert score["membership_accuracy"] > 0.6
@@ -62,7 +62,7 @@ def test_a_model_that_never_saw_the_data_gives_nobody_away(name):
     threat = {"records": 400, "knows_public_data": True, "public_examples": 100}
     transcript, truth = recorded(scenario(threat, rounds=1, examples=400))  # the only global model is the first one
     seen = observe(transcript, ThreatModel.model_validate(threat))
-    found = play(name, seen, **({"shadows": 3, "epochs": 10} if name == "shadow-models" else {}))
+    found = run_attack(name, seen, **({"shadows": 3, "epochs": 10} if name == "shadow-models" else {}))
     assert abs(metrics(found, seen, truth)["membership_auc"] - 0.5) < 0.1
     assert not evaluate(found, seen, truth, seed=0).result.leak
 
@@ -79,7 +79,7 @@ def test_scores_are_the_loss_and_the_gradient_s_norm(which):
     losses = -p[torch.arange(len(x)), y].log()
     error = p - nn.functional.one_hot(y, 3)
     norms = error.norm(dim=1) * (x.square().sum(dim=1) + 1).sqrt()  # of the outer product of error and (x, 1)
-    by_loss, by_norm = play("loss-threshold", seen, model=which), play("gradient-norm", seen, model=which)
+    by_loss, by_norm = run_attack("loss-threshold", seen, model=which), run_attack("gradient-norm", seen, model=which)
     assert torch.allclose(by_loss.scores, -losses, atol=1e-5)
     assert torch.allclose(by_norm.scores, -norms, atol=1e-5)
     assert by_loss.members.equal(losses < losses.quantile(0.5))
@@ -91,8 +91,10 @@ def test_public_examples_can_set_the_threshold():
     assert seen.records is not None
     x, y = seen.records.inputs, seen.records.labels
     seen = dataclasses.replace(seen, records=Records(x, y, x[:8] + 1, y[:8]))
-    found = play("loss-threshold", seen, false_positives=0.25)
-    non_members = play("loss-threshold", dataclasses.replace(seen, records=Records(x[:8] + 1, y[:8], x[:0], y[:0])))
+    found = run_attack("loss-threshold", seen, false_positives=0.25)
+    non_members = run_attack(
+        "loss-threshold", dataclasses.replace(seen, records=Records(x[:8] + 1, y[:8], x[:0], y[:0]))
+    )
     assert found.members.equal(found.scores > non_members.scores.quantile(0.75))
     assert int((non_members.scores > non_members.scores.quantile(0.75)).sum()) == 2
 
@@ -101,10 +103,10 @@ def test_the_rebuilt_model_is_the_one_that_local_model_rebuilds():
     transcript, _ = recorded(scenario(rounds=6, clients_per_round=2))
     rebuild = {"name": "local-model", "mapping": "linear"}
     (seen, *_) = observe(transcript, ThreatModel(records=60)).split("client")
-    found = play("loss-threshold", seen, model="rebuilt", rebuild=rebuild)
+    found = run_attack("loss-threshold", seen, model="rebuilt", rebuild=rebuild)
     state: Any = make_attack("local-model", {"mapping": "linear"})(seen, generator=generator(0, "x"))
     shown = dataclasses.replace(seen, weights=({**seen.weights[-1], **state.state},))
-    assert found.scores.equal(play("loss-threshold", shown).scores)
+    assert found.scores.equal(run_attack("loss-threshold", shown).scores)
     assert found.notes == state.notes
 
 
@@ -121,7 +123,7 @@ def test_a_client_without_a_record_says_so():
     transcript, truth = recorded(scenario())
     truth = dataclasses.replace(truth, owners=torch.where(truth.owners >= 0, 1, truth.owners))
     seen = observe(transcript, ThreatModel(records=60)).split("client")[0]
-    result = evaluate(play("loss-threshold", seen, model="client"), seen, truth, seed=0).result
+    result = evaluate(run_attack("loss-threshold", seen, model="client"), seen, truth, seed=0).result
     assert result.status == "not applicable"
     assert "none of the 60 records is an example of client 0" in (result.reason or "")
 
@@ -156,7 +158,7 @@ def test_gradients_are_no_model_of_a_client():
     ("settings", "reason"),
     [
         ({"model": "locl"}, "model"),
-        ({"rebuild": {"name": "invg"}}, "'invg' rebuilds no model"),
+        ({"rebuild": {"name": "invg"}}, "'invg' reconstructs no model"),
         ({"rebuild": {"name": "local-model", "hiden": 3}}, "hiden"),
         ({"rebuild": {}}, "give the name"),
         ({"false_positives": 0}, "false_positives"),
@@ -171,7 +173,7 @@ def test_wrong_settings_are_refused(settings, reason):
 def test_a_finding_is_judged_by_the_truth_that_its_attack_was_not_told(name):
     transcript, truth = recorded(scenario(PUBLIC))
     seen = observe(transcript, ThreatModel(records=60, **PUBLIC))
-    found = play(name, seen)
+    found = run_attack(name, seen)
     assert seen.records is not None
     assert not any(truth.owners.equal(t) or (truth.owners >= 0).equal(t) for t in vars(seen.records).values())
     lies = dataclasses.replace(truth, owners=torch.where(truth.owners == NOBODY, 0, NOBODY))
@@ -179,7 +181,7 @@ def test_a_finding_is_judged_by_the_truth_that_its_attack_was_not_told(name):
     assert right == pytest.approx(1 - wrong)
 
 
-def test_a_trial_is_keyed_by_its_records_and_journal():
+def test_a_trial_is_keyed_by_its_records_and_adversary_log():
     transcript, _ = recorded(scenario())
     seen = observe(transcript, ThreatModel(records=60))
     assert seen.records is not None

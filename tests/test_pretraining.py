@@ -35,11 +35,11 @@ def rows(inputs: torch.Tensor) -> set[bytes]:
 def test_accuracy_is_measured_on_what_neither_training_has_seen(threat: dict[str, Any]) -> None:
     made = scenario(threat=threat)
     (federation,) = resolve(made).federations
-    shares, drawn = federation.shares, federation.drawn
+    client_data, drawn = federation.client_data, federation.drawn
     measured = rows(drawn.held_out.inputs)
     assert len(drawn.held_out) == 355 - 300 - (5 if threat else 0)
     assert not measured & rows(federation.dataset.train.inputs)
-    assert not measured & {row for share in shares for row in rows(share.inputs)}
+    assert not measured & {row for data in client_data for row in rows(data.inputs)}
     assert not drawn.records or not measured & rows(drawn.records.inputs)
     history = run_audit(made).result.federations[0].course
     assert history is not None

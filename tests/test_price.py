@@ -127,8 +127,8 @@ def test_accuracy_is_that_of_the_model_after_the_round():
     right = guesses == held_out.targets[:100]
     assert history.rounds == [1, 2]
     assert history.accuracy[0] == pytest.approx(float(right.double().mean()))
-    for share, found in zip(federation.shares, history.per_client[0], strict=True):
-        weights = torch.bincount(share.targets, minlength=10).double()
+    for data, found in zip(federation.client_data, history.per_client[0], strict=True):
+        weights = torch.bincount(data.targets, minlength=10).double()
         per_class = [right[held_out.targets[:100] == c].double().mean() for c in range(10)]
         assert found == pytest.approx(float((torch.stack(per_class) * weights).sum() / weights.sum()))
     assert not any(part.training for part in model.modules())
@@ -169,7 +169,7 @@ def test_a_federation_may_only_train(tmp_path, capsys):
     ]
     page = finished.save(tmp_path).read_text()
     assert "not attacked</span>" in page
-    assert "none could be played" not in page
+    assert "none could be run" not in page
     print_summary(result)
     assert "training   not attacked" in capsys.readouterr().out
 
@@ -202,9 +202,9 @@ def test_a_study_tells_accuracy_and_bytes_of_the_federation_that_trains():
     assert [cell.others["model_accuracy"].mean for cell in analysis.cells] == [0.3, 0.4]
     assert [cell.others["bytes_sent"].mean for cell in analysis.cells] == [800, 4000]
     assert "0.400" in markdown(analysis)
-    picture = study_frontier(analysis)
-    assert picture is not None
-    assert picture.startswith(b"\x89PNG")
+    figure = study_frontier(analysis)
+    assert figure is not None
+    assert figure.startswith(b"\x89PNG")
     table = analyse(
         load_study("ffl/table-4"), "cpu", [row({"setting": "cifar10 convnet", "defence": "FFL 0.2"}, 0.3, 8, 8.0)]
     )

@@ -77,7 +77,7 @@ def test_what_nobody_holds_comes_from_the_clients_own_split_first():
     assert len(made.held_out) == 100
 
 
-def test_twins_are_of_the_other_sort_and_of_the_same_class_and_group():
+def test_matched_non_members_are_of_the_other_sort_and_of_the_same_class_and_group():
     shares = [split([*range(10)], group=0), split([*range(10, 20)], group=1), split([99], group=2)]
     held_out = Split(torch.cat([split([*range(200, 240)]).inputs]), torch.arange(40) % 3, torch.arange(40) // 20)
     made = draw(RecordsSpec(20, 0), shares, 2, split([], group=0), held_out, generator=generator(1, "x"))

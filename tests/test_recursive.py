@@ -45,7 +45,7 @@ def seen_by(made: Scenario, only: Recording) -> Observation:
     return observe(only.transcript, made.threat).split()[0]
 
 
-def play(made: Scenario, only: Recording) -> Any:
+def run_attack(made: Scenario, only: Recording) -> Any:
     return make_attack("r-gap")(seen_by(made, only), generator=generator(0))
 
 
@@ -109,7 +109,7 @@ NETWORKS: dict[str, tuple[nn.Module, ...]] = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_image_is_recovered_exactly(name):
     made, only = recorded(seeded(*NETWORKS[name]))
-    found = play(made, only)
+    found = run_attack(made, only)
     assert psnr(found, only) > 70
     assert found.labels.equal(only.truth.labels[0, 0])
     assert found.label_source == "r-gap"
@@ -124,20 +124,20 @@ def test_of_a_linear_layer_it_is_the_quotient_of_the_gradients():
     weight, bias = message.update.tensors["fc.weight"], message.update.tensors["fc.bias"]
     row = int(bias.abs().argmax())
     quotient = only.transcript.task_info.denormalise((weight[row] / bias[row]).view(1, 1, 8, 8)).clamp(0, 1)
-    found = play(made, only)
+    found = run_attack(made, only)
     torch.testing.assert_close(found.images, quotient, atol=1e-6, rtol=0)
     torch.testing.assert_close(found.images, only.truth.inputs[0, 0], atol=1e-5, rtol=0)
 
 
 def test_leaky_cnn_gives_away_a_photograph():
     made, only = recorded(data={"name": "photos", "image_size": 16}, model={"name": "leaky-cnn"})
-    assert psnr(play(made, only), only) > 80
+    assert psnr(run_attack(made, only), only) > 80
 
 
 @pytest.mark.slow
 def test_leaky_cnn_gives_away_a_photograph_of_32_pixels():
     made, only = recorded(data={"name": "photos"}, model={"name": "leaky-cnn"})
-    assert psnr(play(made, only), only) > 80
+    assert psnr(run_attack(made, only), only) > 80
 
 
 @pytest.mark.parametrize("knows_labels", [False, True])
@@ -151,7 +151,7 @@ def test_two_classes_without_a_bias(knows_labels):
         next(network[3].parameters()).data.neg_()  # what was right is wrong, and the other way round
         made, only = recorded(network, data, threat={"knows_labels": knows_labels})
         label = only.truth.labels[0, 0]
-        found = play(made, only)
+        found = run_attack(made, only)
         assert found.labels.equal(label)
         assert found.label_source == ("given" if knows_labels else "r-gap")
         assert found.objective < 1e-4
@@ -167,7 +167,7 @@ def test_one_local_step_is_a_gradient(training):
     algorithm = "fedprox" if "proximal_mu" in training else "fedavg"
     step = {"name": "f", "algorithm": algorithm, "clients": 1, "examples": 1, "local_steps": 1, "batch_size": 1}
     made, only = recorded(model={"name": "leaky-cnn"}, federations=[{**step, "learning_rate": 0.1, **training}])
-    assert psnr(play(made, only), only) > 40  # ΔW is rounded as W is
+    assert psnr(run_attack(made, only), only) > 40  # ΔW is rounded as W is
 
 
 def test_functions_are_as_good_as_modules():
@@ -183,7 +183,7 @@ def test_functions_are_as_good_as_modules():
             return out
 
     made, only = recorded(Functional())
-    found = play(made, only)  # 54 outputs of the convolution for 64 pixels, and nine gradients: not enough
+    found = run_attack(made, only)  # 54 outputs of the convolution for 64 pixels, and nine gradients: not enough
     assert "leave some of its 64 inputs open" in found.notes[0]
     layers = chain(Functional().double(), (1, 8, 8))
     assert [block.name for block in layers] == ["conv", "tanh_or_elu", "fc"][:1] + [b.name for b in layers[1:]]
@@ -193,7 +193,7 @@ def test_functions_are_as_good_as_modules():
 def test_what_cannot_be_recovered_is_said():
     network = seeded(nn.Conv2d(1, 2, 3, stride=2), LEAKY, nn.Flatten(), nn.Linear(18, 10))
     made, only = recorded(network)
-    found = play(made, only)
+    found = run_attack(made, only)
     assert "leave some of its 64 inputs open" in found.notes[0]
     assert psnr(found, only) < 30
 
@@ -432,7 +432,7 @@ def test_the_analysis_tells_what_the_attack_will_do():
     for network, verdict in ((narrow, "deficient"), (wide, "invertible")):
         made, only = recorded(network)
         assert rank_of(made, model=network).verdict == verdict
-        assert (psnr(play(made, only), only) > 60) == (verdict == "invertible")
+        assert (psnr(run_attack(made, only), only) > 60) == (verdict == "invertible")
 
 
 def test_the_command_prints_a_table_and_json(command: Command):

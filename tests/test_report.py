@@ -1,4 +1,4 @@
-"""The report room: one self-contained page, drawn from one AuditResult and nothing else."""
+"""The report package: one self-contained page, drawn from one AuditResult and nothing else."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_batch_norm_is_explained(tmp_path: Path, mode: str, sentence: str) -> No
     write_report(result, tmp_path, tmp_path / "report.html")
     words = Page((tmp_path / "report.html").read_text(encoding="utf-8")).words
     assert sentence in words
-    assert "Attacks that rebuild images mostly fail with BatchNorm in train mode" in words
+    assert "Attacks that reconstruct images mostly fail with BatchNorm in train mode" in words
 
 
 def test_same_result_same_page(pages: dict[str, Any], tmp_path: Path) -> None:
@@ -259,16 +259,16 @@ def summaries_with(folder: Path, *verdicts: Verdict) -> AuditResult:
 def test_headline_follows_the_worst_verdict(tmp_path: Path) -> None:
     worst = headline(summaries_with(tmp_path, "not demonstrated", "recognisable"))
     assert worst.verdict == "recognisable"
-    assert worst.title == "The server can rebuild training images well enough to recognise them."
+    assert worst.title == "The server can reconstruct training images well enough to recognise them."
     assert worst.detail.startswith("The strongest attack, invg on weight updates (fedavg-4), identified 1 of 4 victims")
     assert worst.detail.endswith("From gradient updates (fedsgd): not demonstrated.")
     partly = headline(summaries_with(tmp_path, "partly recognisable", "not applicable"))
-    assert partly.title == "The server can rebuild training images in part."
+    assert partly.title == "The server can reconstruct training images in part."
     assert "weight updates" not in partly.detail
     calm = headline(summaries_with(tmp_path, "not demonstrated", "not demonstrated"))
-    assert calm.title.startswith("The server could not rebuild any recognisable")
+    assert calm.title.startswith("The server could not reconstruct recognisable")
     assert "no proof of safety" in calm.detail
-    assert headline(summaries_with(tmp_path, "not applicable")).title.startswith("No attack could be played")
+    assert headline(summaries_with(tmp_path, "not applicable")).title.startswith("No attack could be run")
     assert "Every attack was refused" in headline(refused(tmp_path)).detail
     assert "named no attack" in headline(empty(tmp_path)).detail
 

@@ -313,7 +313,7 @@ def scenario(sanitiser: Any, federation: dict[str, Any] | None = None, **rest: A
     return scenario_from(values)
 
 
-def play(made: Scenario) -> tuple[Transcript, History]:
+def simulated(made: Scenario) -> tuple[Transcript, History]:
     (federation,) = resolve(made).federations
     recording = simulate(dataclasses.replace(federation, accuracy_every=1))
     assert recording.history is not None
@@ -323,7 +323,7 @@ def play(made: Scenario) -> tuple[Transcript, History]:
 @pytest.mark.parametrize("name", sorted(SANITISERS.names()))
 def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_path):
     made = scenario(name)
-    transcript, history = play(made)
+    transcript, history = simulated(made)
     transcript.save(tmp_path / "there")
     loaded = Transcript.load(tmp_path / "there")
     assert loaded.fingerprint() == transcript.fingerprint()
@@ -344,7 +344,7 @@ def test_a_federation_with_every_sanitiser_can_be_saved_and_attacked(name, tmp_p
     [("none", 1.0), ({"name": "top-k", "ratio": 0.1}, 0.1), ({"name": "dgc", "ratio": 0.1, "warmup": 0}, 0.1)],
 )
 def test_parameters_sent_are_counted(sanitiser, numbers):
-    transcript, history = play(scenario(sanitiser))
+    transcript, history = simulated(scenario(sanitiser))
     whole = sum(p.numel() for p in transcript.module.parameters())
     assert history.parameters == pytest.approx([numbers * whole] * 6, rel=0.02)
 
@@ -352,7 +352,7 @@ def test_parameters_sent_are_counted(sanitiser, numbers):
 def test_a_budget_ends_the_federation():
     settings = {"name": "dp", "noise": 2.0, "epsilon": 4.0}
     made = scenario(settings, {"rounds": 9})
-    _, history = play(made)
+    _, history = simulated(made)
     allowed = Account(2.0, 1e-5, 1.0, 1).rounds(4.0)
     assert 1 <= allowed < 9
     assert history.stopped == allowed == len(history.epsilon)
@@ -364,7 +364,7 @@ def test_a_budget_ends_the_federation():
 @pytest.mark.parametrize(("level", "share"), [("client", 3), ("sample", 3 * 4)])  # of three clients, of batches of 4
 def test_central_noise_is_the_server_s(level, share):
     settings = {"name": "dp", "where": "central", "level": level, "noise": 3.0, "clip": 0.5, "epsilon": None}
-    transcript, _ = play(scenario(settings))
+    transcript, _ = simulated(scenario(settings))
     now, after = transcript.rounds
     moved, mean = [], []
     for name in now.updates[0].tensors:
@@ -382,7 +382,7 @@ def test_central_noise_is_the_server_s(level, share):
 )
 def test_local_noise_at_the_sample_s_level_is_sigma_times_clip_over_the_batch(federation, size):
     settings = {"name": "dp", "level": "sample", "clip": 0.5, "epsilon": None}
-    loud, quiet = (play(scenario({**settings, "noise": noise}, federation))[0] for noise in (3.0, 0.02))
+    loud, quiet = (simulated(scenario({**settings, "noise": noise}, federation))[0] for noise in (3.0, 0.02))
     for noisy, clipped in zip(loud.rounds[0].updates, quiet.rounds[0].updates, strict=True):
         noise = torch.cat([(noisy.tensors[n] - clipped.tensors[n]).flatten() for n in noisy.tensors])
         assert float(noise.std()) == pytest.approx(size, rel=0.05)
@@ -392,7 +392,7 @@ def test_local_noise_at_the_sample_s_level_is_sigma_times_clip_over_the_batch(fe
 
 def test_the_noise_of_several_steps_is_known_as_that_of_their_sum():
     settings = {"name": "dp", "level": "sample", "noise": 0.1, "clip": 0.5, "epsilon": None}
-    transcript, _ = play(scenario(settings, {"algorithm": "fedavg", "local_steps": 3}))  # of 4, 4 and 2 examples
+    transcript, _ = simulated(scenario(settings, {"algorithm": "fedavg", "local_steps": 3}))  # of 4, 4 and 2 examples
     size = 0.05 * 0.1 * 0.5 * math.sqrt(1 / 4**2 + 1 / 4**2 + 1 / 2**2)
     known = [u.sanitised.noise for u in transcript.rounds[0].updates if u.sanitised]
     assert known == pytest.approx([size] * 3)
@@ -411,7 +411,7 @@ def test_the_noise_of_several_steps_is_known_as_that_of_their_sum():
 )
 def test_wrong_settings_are_refused(sanitiser, rest, words):
     with pytest.raises(BadInput, match=words):
-        play(scenario(sanitiser, defences={"sanitiser": sanitiser, **rest}))
+        simulated(scenario(sanitiser, defences={"sanitiser": sanitiser, **rest}))
 
 
 def test_sample_level_needs_batch_norm_in_eval_mode():
@@ -421,11 +421,11 @@ def test_sample_level_needs_batch_norm_in_eval_mode():
         data={"name": "digits", "image_size": 16},
     )
     with pytest.raises(BadInput, match="BatchNorm mixes"):
-        play(made)
+        simulated(made)
 
 
 def test_recorded_rounds_are_those_that_were_asked_for():
-    transcript, _ = play(scenario("none", {"rounds": 3, "record": [0, 2]}))
+    transcript, _ = simulated(scenario("none", {"rounds": 3, "record": [0, 2]}))
     assert [r.index for r in transcript.rounds] == [0, 2]
     with pytest.raises(BadInput, match="record names round 3"):
         scenario("none", {"rounds": 3, "record": [3]})

@@ -189,7 +189,7 @@ def test_a_study_killed_again_and_again_ends_with_every_trial_once(tmp_path):
         process.wait()
         kills += 1
         now = finished(out)
-        assert seen.items() <= now.items(), "a finished trial was lost or played again"
+        assert seen.items() <= now.items(), "a finished trial was lost or run again"
         seen = now
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ COUNTS = "a user's own that counts"
 GAN = {"name": "gan", "clients": 2, "start": 1, "steps": 2, "images": 4, "every": 1, "keep": 2}
 
 
-def played(made: Scenario, workers: int) -> tuple[Transcript, History, list[float]]:
+def simulated(made: Scenario, workers: int) -> tuple[Transcript, History, list[float]]:
     (federation,) = resolve(made).federations
     told = list[float]()
     recording = simulate(
@@ -42,10 +42,10 @@ def test_any_number_of_workers_gives_the_same_bits(
 ) -> None:
     add_counting(monkeypatch)
     made = scenario(defences, rounds=3, **changes)
-    alone, history, _ = played(made, 1)
+    alone, history, _ = simulated(made, 1)
     monkeypatch.setattr(pool, "_WORTH", -1.0)  # processes from the first round on
     monkeypatch.setattr(pool.WorkerPool, "_here", lambda *_: pytest.fail("the turns were taken in this process"))
-    shared, other, told = played(made, 2)
+    shared, other, told = simulated(made, 2)
     assert shared.fingerprint() == alone.fingerprint()
     assert same(shared.adversary_log, alone.adversary_log)
     for field in ("accuracy", "per_client", "bytes", "parameters", "sent", "rejected", "epsilon"):
@@ -56,4 +56,4 @@ def test_any_number_of_workers_gives_the_same_bits(
 
 def test_short_rounds_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool.WorkerPool, "_apart", lambda *_: pytest.fail("processes for a simulation of a second"))
-    played(scenario({}), 2)
+    simulated(scenario({}), 2)

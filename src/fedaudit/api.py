@@ -1,4 +1,4 @@
-"""The Python face: an audit of a user's own model and data in one call, or its two halves: simulate, then attack."""
+"""The Python interface: an audit of a user's own model and data in one call, or its two halves: simulate and attack."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def audit(
     fail_above: dict[str, float] | None = None,
     progress: bool = True,
 ) -> Audit:
-    """Audit a federation: simulate it, attack what the adversary sees, and judge what was recovered.
+    """Audit a federation: simulate it, attack what the adversary sees, and evaluate what was recovered.
 
     Args:
         scenario: a Scenario, a YAML file or a mapping; None starts from the default audit (embedded photographs).

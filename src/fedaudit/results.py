@@ -99,7 +99,7 @@ class Curve(_Record):
 
 
 class MetricResult(_Record):
-    """One number by which a finding that isn't images is judged."""
+    """One number by which a finding that isn't images is evaluated."""
 
     name: str
     value: float
@@ -117,7 +117,7 @@ class Line(_Record):
 
 
 class Chart(_Record):
-    """A figure that belongs to a finding, as numbers."""
+    """A figure that belongs to a finding, as data."""
 
     title: str
     caption: str = Field(description="what it shows, in words")
@@ -134,22 +134,22 @@ class Sheet(_Record):
 
 
 class FindingResult(_Record):
-    """One run of an attack, on what it looks at: one update, one client, or the federation; evaluated."""
+    """One run of an attack, on what it receives: one update, one client, or the federation; evaluated."""
 
     attack: str
     federation: str
     update_kind: Literal["gradient", "weights"]
-    round: int | None = Field(description="null where the attack looked at several rounds, or at none")
-    client: int | None = Field(description="null where the attack looked at several clients, or at none")
-    rounds: list[int] = Field(default=[], description="the rounds that it looked at")
+    round: int | None = Field(description="null where the attack received several rounds, or none")
+    client: int | None = Field(description="null where the attack received several clients, or none")
+    rounds: list[int] = Field(default=[], description="the rounds that it received")
     num_examples: int = Field(description="over how many examples (with repetition) the updates were made")
     status: Literal["done", "not applicable"]
-    kind: str | None = Field(default=None, description="what was recovered: 'images' or another kind of finding")
-    metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was judged")
+    kind: str | None = Field(default=None, description="what was recovered: 'images' or another finding type")
+    metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was evaluated")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
     sheets: list[Sheet] = Field(default=[], description="rows of images about this finding")
     leak: bool | None = Field(default=None, description="whether it counts as a leak by its kind's rule; null: images")
-    reason: str | None = Field(default=None, description="why the attack could not be played, and the remedy")
+    reason: str | None = Field(default=None, description="why the attack could not be run, and the remedy")
     images: list[ImageResult] = []
     label_source: str | None = Field(default=None, description="'given' or the name of the label inference")
     matching: float | None = Field(
@@ -189,7 +189,7 @@ class AttackSummary(_Record):
     update_kind: Literal["gradient", "weights"]
     updates: int = Field(description="runs of the attack: one an update, or a client, or the federation")
     images: int
-    kind: str | None = Field(default=None, description="what was recovered; null where nothing could be played")
+    kind: str | None = Field(default=None, description="what was recovered; null where nothing could be run")
     metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't images")
     verdict: Verdict
     verdict_text: str = Field(description="the verdict in a sentence, for a reader who is not an engineer")
@@ -204,10 +204,10 @@ class AttackSummary(_Record):
     timing: Timing | None = None
 
 
-def pictured(summaries: Sequence[AttackSummary]) -> tuple[list[AttackSummary], list[AttackSummary]]:
+def with_images(summaries: Sequence[AttackSummary]) -> tuple[list[AttackSummary], list[AttackSummary]]:
     """Return the summaries for a table of images, and those for a table of other metrics.
 
-    What could not be played goes to the images, unless there are only others.
+    What could not be run goes to the images, unless there are only others.
     """
     others = [s for s in summaries if s.metrics]
     if others and not any(s.images for s in summaries):
@@ -219,7 +219,7 @@ class Comparison(_Record):
     """A paired comparison of two attacks on the same images (or updates, or clients): difference = a - b."""
 
     federation: str
-    metric: str = Field(description="'psnr', or the first metric of the kind of finding")
+    metric: str = Field(description="'psnr', or the first metric of the finding type")
     a: str
     b: str
     difference: Interval
@@ -244,7 +244,7 @@ class HistoryRecord(_Record):
     )
     examples: int = Field(default=0, description="held-out examples that the accuracy is measured on")
     bytes: float = Field(description="of an update as it was sent, mean")
-    parameters: float = Field(description="numbers of the model in an update as it was sent, mean")
+    parameters: float = Field(description="elements of an update as it was sent, mean")
     epsilon: list[float] = Field(
         default=[], description="after each round (Rényi), where there is differential privacy"
     )
@@ -261,7 +261,7 @@ class HistoryRecord(_Record):
 
 
 class FederationRecord(_Record):
-    """One simulated or recorded federation, in facts that the report prints."""
+    """One simulated or recorded federation, as the report describes it."""
 
     name: str
     algorithm: str
@@ -318,7 +318,7 @@ class AdversaryRecord(_Record):
 
 
 class AttackRecord(_Record):
-    """An attack that was played, with its settings."""
+    """An attack that was run, with its settings."""
 
     name: str
     summary: str

@@ -69,11 +69,11 @@ class AttackSpec(NamedSpec):
 
 
 class EvaluationSpec(Spec):
-    """How findings are turned into numbers."""
+    """How findings are evaluated."""
 
     updates: Count | None = Field(default=None, description="attack only the first so many updates; all if null")
     clients: Count | None = Field(
-        default=None, description="play attacks that look at clients on the first so many only; all if null"
+        default=None, description="run attacks on clients on the first so many only; all if null"
     )
     federations: list[str] | None = Field(
         default=None, description="names of the federations that are attacked; the others only train; all if null"

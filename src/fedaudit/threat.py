@@ -79,7 +79,7 @@ class ThreatModel(BaseModel):
 
     def knowledge(self) -> tuple[list[str], list[str]]:
         """Return what the adversary knows and what it doesn't, in words."""
-        facts = {
+        known = {
             "the model's architecture, the loss, and how examples are normalised": True,
             "the global model of every round (with BatchNorm's statistics)": True,
             "every update as it was sent, and over how many examples it was made": self.adversary != "client",
@@ -87,15 +87,15 @@ class ThreatModel(BaseModel):
             "the labels of the examples": self.knows_labels,
         }
         if self.records:
-            facts[f"{self.records} records with their labels, half of them honest clients'"] = True
-            facts["which of the records are clients', or anything else of the clients' data"] = False
+            known[f"{self.records} records with their labels, half of them honest clients'"] = True
+            known["which of the records are clients', or anything else of the clients' data"] = False
             if self.hidden_attribute:
-                facts[f"the records' attribute '{self.hidden_attribute}'"] = False
+                known[f"the records' attribute '{self.hidden_attribute}'"] = False
         else:
-            facts["the clients' data, or any of them"] = False
+            known["the clients' data, or any of them"] = False
         public = f"{self.public_examples} public examples" if self.public_examples else "public data"
-        facts[f"{public} of the same kind, or a generative model of it"] = self.knows_public_data
-        return [k for k, v in facts.items() if v], [k for k, v in facts.items() if not v]
+        known[f"{public} of the same kind, or a generative model of it"] = self.knows_public_data
+        return [k for k, v in known.items() if v], [k for k, v in known.items() if not v]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Observation:
         update_kind: ``gradient`` or ``weights``: what clients send.
         weights: the global weights of every round, which every participant sees.
         messages: the exchanges that this adversary can read, in order.
-        adversary_log: what malicious clients brought home, where the adversary is such a client; empty otherwise.
+        adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
     """
 
@@ -144,7 +144,7 @@ class Observation:
         return f"Observation({reprlib.repr(self.federation)}, {self.threat.adversary}: {seen})"
 
     def single(self) -> Message:
-        """Return the only message, for attacks that look at one update at a time.
+        """Return the only message, for attacks on one update at a time.
 
         Raises:
             NotApplicable: the adversary sees no update, or several.
@@ -152,7 +152,7 @@ class Observation:
         self.need_messages()
         if len(self.messages) > 1:
             raise NotApplicable(
-                f"this attack looks at one update at a time and was given {len(self.messages)}; use Observation.split()"
+                f"this attack is for one update at a time and was given {len(self.messages)}; use Observation.split()"
             )
         return self.messages[0]
 
@@ -168,14 +168,14 @@ class Observation:
             )
 
     def need_client(self, attack: str) -> None:
-        """Raise where the adversary isn't a client, who alone can play ``attack``.
+        """Raise where the adversary isn't a client, who alone can run ``attack``.
 
         Raises:
             NotApplicable: it isn't.
         """
         if self.threat.adversary != "client":
             raise NotApplicable(
-                f"{attack} is played by a client, and this adversary is the {self.threat.adversary}; "
+                f"{attack} is run by a client, and this adversary is the {self.threat.adversary}; "
                 "set threat.adversary=client"
             )
 

@@ -123,7 +123,7 @@ class Update:
         sanitised: the defence that it went through, if any.
 
     Raises:
-        BadInput: the numbers contradict each other.
+        BadInput: the values contradict each other.
     """
 
     client: int

@@ -53,7 +53,7 @@ class Attack(Plugin, ABC):
     finds: ClassVar[type[Finding]] = ImageFinding
 
     def check(self, observation: Observation) -> None:
-        """Raise before any compute if this attack can't be played; here, where it isn't for such examples.
+        """Raise before any compute if this attack can't be run; here, where it isn't for such examples.
 
         An attack that needs more overrides this, and calls it.
 
@@ -85,7 +85,7 @@ class Attack(Plugin, ABC):
         """Check, then run the attack.
 
         Args:
-            observation: what the adversary saw, cut down to what this attack looks at.
+            observation: what the adversary saw, cut down to this attack's scope.
             generator: every random draw of the attack comes from it.
             device: where to compute.
             progress: called with (done, total) iterations, now and then.
@@ -134,7 +134,7 @@ class Attack(Plugin, ABC):
     def info(cls) -> dict[str, Any]:
         """Return what ``fedaudit list --json`` says beside name and summary."""
         info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs)}
-        return info | {"scope": cls.default_scope, "looks_at": cls.default_scope}  # the second is the name of old
+        return info | {"scope": cls.default_scope, "looks_at": cls.default_scope}  # the second is its former name
 
 
 def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:

@@ -1,4 +1,4 @@
-"""What attacks recover: one class for each kind of thing, all of them saved and loaded in the same way."""
+"""What attacks recover: one class for each finding type, all of them saved and loaded in the same way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trace:
     """How an optimisation went, at the iterations at which a snapshot was kept.
 
     Attributes:
-        iterations: (k,) numbers of finished iterations.
+        iterations: (k,) counts of finished iterations.
         objective: (k,) what was minimised, as the adversary sees it.
         snapshots: (k, n, C, H, W) pixels in [0, 1].
     """
@@ -49,9 +49,9 @@ class Trace:
 class Finding:
     """What an attack recovered from one observation. Contains no ground truth.
 
-    A kind of finding is a subclass, a frozen, keyword-only dataclass: ``class X(Finding, kind="x")``. Its fields are
-    tensors, plain values, and lists, tuples, mappings and dataclasses of these. How it is judged stands in a module of
-    :mod:`fedaudit.evaluation`.
+    A finding type is a subclass, a frozen, keyword-only dataclass: ``class X(Finding, kind="x")``. Its fields are
+    tensors, plain values, and lists, tuples, mappings and dataclasses of these. A module of
+    :mod:`fedaudit.evaluation` says how it is evaluated.
 
     Attributes:
         attack: registered name; filled in by the attack's call.
@@ -82,10 +82,10 @@ class Finding:
         shapes = {
             f.name: tuple(v.shape) for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Tensor)
         }
-        facts = [f"{name} {shape}" for name, shape in shapes.items()][:4]
+        parts = [f"{name} {shape}" for name, shape in shapes.items()][:4]
         if self.objective is not None:
-            facts.append(f"objective {self.objective:.3g}")
-        return f"{type(self).__name__}({reprlib.repr(self.attack)}: {', '.join(facts) or self.kind})"
+            parts.append(f"objective {self.objective:.3g}")
+        return f"{type(self).__name__}({reprlib.repr(self.attack)}: {', '.join(parts) or self.kind})"
 
     def save(self, path: Path, key: str = "") -> None:
         """Write one safetensors file; whoever is interrupted leaves no half-written one.
@@ -146,7 +146,7 @@ class ImageFinding(Finding, kind="images"):
         labels: (n,) the labels that the attack worked with.
         label_source: ``given``, or the name of the label inference.
         trace: of the restart that was kept; None where the attack kept none.
-        rounds: for each image the rounds whose update it is an example of; empty if only one update was looked at.
+        rounds: for each image the rounds whose update it is an example of; empty if the attack received one update.
     """
 
     images: Tensor

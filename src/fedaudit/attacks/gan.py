@@ -1,4 +1,4 @@
-"""A malicious client that draws pictures of a class which it doesn't have: a GAN against the global model."""
+"""A malicious client that generates images of a class which it doesn't have: a GAN against the global model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PAPER = "Hitaj et al. 2017"
 
 @dataclass(frozen=True, kw_only=True)
 class ClassImagesFinding(Finding, kind="class-images"):
-    """Pictures of one class, drawn in several rounds from the same codes.
+    """Images of one class, generated in several rounds from the same latent codes.
 
     Attributes:
         images: (r, k, C, H, W) pixels in [0, 1].
-        rounds: (r,) in which they were drawn.
+        rounds: (r,) in which they were generated.
         target: the class.
     """
 
@@ -44,29 +44,29 @@ class ClassImagesFinding(Finding, kind="class-images"):
 class GANClient(Behaviour):
     """Deep models under the GAN (Hitaj et al. 2017, Algorithm 1).
 
-    From round ``start`` on, each round: a generator is trained with the global model as its discriminator, to draw
-    what the model takes for ``target``; as many of its pictures as ``images`` says then join the client's own batches
+    From round ``start`` on, each round: a generator is trained with the global model as its discriminator, to
+    generate what the model takes for ``target``; as many images as ``images`` says then join the client's own batches
     under another ``label``, so that the clients who have the class must tell it apart the better. Departures: the
     generator is the project's (no batch normalisation), and goes on from round to round; several malicious clients
     share one.
 
     Args:
         target: the class to steal.
-        label: under which the pictures are trained on; the class after the target if None.
+        label: under which the generated images are trained on; the class after the target if None.
         start: first round of the attack, from 0; before, the client is honest.
-        images: drawn and trained on in each round.
+        images: generated and trained on in each round.
         steps: of the generator's optimiser a round.
-        batch_size: pictures in each of these steps.
+        batch_size: images in each of these steps.
         learning_rate: of the generator, by Adam.
-        latent: numbers in a code.
-        width: channels of the generator at the picture's own size.
-        keep: pictures that are kept of a round.
+        latent: elements of a latent code.
+        width: channels of the generator at the image's own size.
+        keep: images that are kept of a round.
         every: rounds from one kept set to the next; the last is always kept.
         limit: τ of ‖w − w_global‖_∞ ≤ τ, by projection after each local step; None: no limit.
     """
 
     name = "gan"
-    summary = "draws pictures of a class that it lacks, and trains on them under another label"
+    summary = "generates images of a class that it lacks, and trains on them under another label"
     paper = _PAPER
     examples: ClassVar[tuple[str, ...]] = ("image",)
 
@@ -100,12 +100,12 @@ class GANClient(Behaviour):
             self.last = step.round
         assert self.generator is not None
         with torch.no_grad():
-            drawn = step.task_info.normalise(self.generator(_codes(self.images, self.latent, step.generator)))
+            generated = step.task_info.normalise(self.generator(_codes(self.images, self.latent, step.generator)))
         label = (self.target + 1) % step.task_info.outputs if self.label is None else self.label
-        shares = drawn.tensor_split(len(step.batches))
+        parts = generated.tensor_split(len(step.batches))
         poisoned = [
-            (torch.cat([inputs, share]), torch.cat([targets, targets.new_full((len(share),), label)]))
-            for (inputs, targets), share in zip(step.batches, shares, strict=True)
+            (torch.cat([inputs, part]), torch.cat([targets, targets.new_full((len(part),), label)]))
+            for (inputs, targets), part in zip(step.batches, parts, strict=True)
         ]
         return step.train(poisoned, self.limit)
 
@@ -116,7 +116,7 @@ class GANClient(Behaviour):
             BadInput: with the reason.
         """
         if task_info.kind not in self.examples or task_info.num_classes is None:
-            raise BadInput("the behaviour 'gan' draws pictures of a class; these clients train no image classifier")
+            raise BadInput("the behaviour 'gan' generates images of a class; these clients train no image classifier")
         for name, value in (("target", self.target), ("label", self.label or 0)):
             if value >= task_info.num_classes:
                 raise BadInput(
@@ -124,14 +124,14 @@ class GANClient(Behaviour):
                 )
 
     def _train(self, step: ClientStep) -> None:
-        """Train the generator to draw what the model of the round takes for the target."""
+        """Train the generator to generate what the model of the round takes for the target."""
         generator, optimiser = self._ready(step.task_info, step.generator)
         modes = {part: part.training for part in step.model.modules()}
         step.model.eval()
         targets = torch.full((self.batch_size,), self.target)
         for _ in range(self.steps):
-            drawn = generator(_codes(self.batch_size, self.latent, step.generator))
-            value = nn.functional.cross_entropy(step.model(step.task_info.normalise(drawn)), targets)
+            generated = generator(_codes(self.batch_size, self.latent, step.generator))
+            value = nn.functional.cross_entropy(step.model(step.task_info.normalise(generated)), targets)
             parameters = list(generator.parameters())
             for parameter, grad in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
                 parameter.grad = grad
@@ -139,10 +139,10 @@ class GANClient(Behaviour):
         for part, mode in modes.items():
             part.training = mode
 
-    def _ready(self, task_info: TaskInfo, draws: torch.Generator) -> tuple[Generator, torch.optim.Optimizer]:
+    def _ready(self, task_info: TaskInfo, rng: torch.Generator) -> tuple[Generator, torch.optim.Optimizer]:
         if self.generator is None or self.optimiser is None:
-            self._build(task_info.input_shape, int(torch.randint(2**31, (1,), generator=draws)))
-            self.codes = _codes(self.keep, self.latent, draws)
+            self._build(task_info.input_shape, int(torch.randint(2**31, (1,), generator=rng)))
+            self.codes = _codes(self.keep, self.latent, rng)
         assert self.generator is not None
         assert self.optimiser is not None
         return self.generator, self.optimiser
@@ -161,12 +161,12 @@ class GANClient(Behaviour):
             self.kept[index] = self.generator(self.codes)
 
     def adversary_log(self) -> Tensors:
-        """Return the pictures that were kept, by round, and the target."""
-        pictures = {f"{_ROUND}{index:05d}": images for index, images in self.kept.items()}
-        return {**pictures, _TARGET: torch.tensor(self.target)} if pictures else {}
+        """Return the images that were kept, by round, and the target."""
+        images = {f"{_ROUND}{index:05d}": kept for index, kept in self.kept.items()}
+        return {**images, _TARGET: torch.tensor(self.target)} if images else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator, its optimiser and the pictures, for a checkpoint."""
+        """Return the generator, its optimiser and the images, for a checkpoint."""
         if self.generator is None or self.optimiser is None:
             return {}
         return {
@@ -210,27 +210,29 @@ def _codes(count: int, latent: int, generator: torch.Generator) -> Tensor:
 @register
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class GAN(Attack):
-    """What a malicious client with a GAN has drawn by the end (Hitaj et al. 2017).
+    """What a malicious client with a GAN has generated by the end (Hitaj et al. 2017).
 
-    The drawing is done in the federation, by clients whose behaviour is ``gan`` or ``gan-adaptive``
-    (``federations[].malicious``); this attack hands in what they brought home.
+    The images are generated in the federation, by clients whose behaviour is ``gan`` or ``gan-adaptive``
+    (``federations[].malicious``); this attack returns what their adversary log holds.
     """
 
     name: ClassVar[str] = "gan"
-    summary: ClassVar[str] = "pictures of a class that a malicious client draws with the global model as discriminator"
+    summary: ClassVar[str] = (
+        "images of a class that a malicious client generates with the global model as discriminator"
+    )
     paper: ClassVar[str] = "Hitaj et al. 2017 (Deep Models Under the GAN)"
     threat_model: ClassVar[str] = "client, active"
     needs: ClassVar[tuple[str, ...]] = (
         "images and a classifier",
-        "malicious clients that draw (federations[].malicious: gan or gan-adaptive)",
+        "malicious clients with a GAN (federations[].malicious: gan or gan-adaptive)",
     )
     default_scope: ClassVar[Scope] = "federation"
     examples: ClassVar[tuple[str, ...]] = ("image",)
-    recovers: ClassVar[str] = "pictures of a class"
+    recovers: ClassVar[str] = "images of a class"
     finds: ClassVar[type[Finding]] = ClassImagesFinding
 
     def check(self, observation: Observation) -> None:
-        """Refuse where nobody has drawn anything.
+        """Refuse where nobody has generated anything.
 
         Raises:
             NotApplicable: with the reason and the remedy.
@@ -239,8 +241,8 @@ class GAN(Attack):
         super().check(observation)
         if _TARGET not in observation.adversary_log:
             raise NotApplicable(
-                f"no client of this federation draws pictures (until its last round); set malicious: {self.name}, and "
-                "its start below the number of rounds"
+                f"no client of this federation generates images (until its last round); set malicious: {self.name}, "
+                "and its start below the number of rounds"
             )
 
     def _run(self, observation: Observation, *_: object) -> ClassImagesFinding:

@@ -92,8 +92,8 @@ def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]
 
     AGIC's one-batch approximation (Xu et al. 2022, Eq. 4), with the division by T that the paper leaves out: with it
     g is the gradient of the mean loss over all examples, where the model barely moves between the steps (the paper: at
-    μ = 1e-4, not at 1e-2). What momentum, weight decay and FedProx's term add stays in g. Without the training facts
-    −ΔW is returned, which has the same direction.
+    μ = 1e-4, not at 1e-2). What momentum, weight decay and FedProx's term add stays in g. Without the local training
+    config −ΔW is returned, which has the same direction.
     """
     scale = 1.0
     if update.kind == "weights":

@@ -93,19 +93,19 @@ def peer_tool(ready: Prepared, total_variation: float) -> Tool:
 
 
 def iteration(peer: Any, shared: list[dict[str, Any]], ready: Prepared, candidate: Tensor) -> Any:
-    """Return a function that does what one turn of breaching's loop does, progress messages apart."""
+    """Return a function that does what one iteration of breaching's loop does, progress messages apart."""
     optimiser, scheduler = peer._init_optimizer([candidate])
     module = ready.victim.module
-    turn = 0
+    step = 0
 
     def iterate() -> float:
-        nonlocal turn
-        closure = peer._compute_objective(candidate, ready.labels, [module], optimiser, shared, turn)
+        nonlocal step
+        closure = peer._compute_objective(candidate, ready.labels, [module], optimiser, shared, step)
         value = optimiser.step(closure)
         scheduler.step()
         with torch.no_grad():
             candidate.data = torch.max(torch.min(candidate, (1 - peer.dm) / peer.ds), -peer.dm / peer.ds)
-        turn += 1
+        step += 1
         return float(value.item())
 
     return iterate

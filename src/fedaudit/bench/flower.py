@@ -49,7 +49,7 @@ def time_flower(federation: Federation) -> tuple[float, float]:
     """
     flwr = load()
     app, strategies = flwr["flwr.app"], flwr["flwr.serverapp.strategy"]
-    spec, shares = federation.spec, federation.shares
+    spec, client_data = federation.spec, federation.client_data
     ends: list[float] = []
     client, server = flwr["flwr.clientapp"].ClientApp(), flwr["flwr.serverapp"].ServerApp()
 
@@ -59,10 +59,10 @@ def time_flower(federation: Federation) -> tuple[float, float]:
         model = copy.deepcopy(federation.model)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         set_training_mode(model, federation.task_info.batch_norm)
-        share = shares[int(context.node_config["partition-id"])]
-        rows = torch.randperm(len(share)).split(spec.batch_size)
+        data = client_data[int(context.node_config["partition-id"])]
+        rows = torch.randperm(len(data)).split(spec.batch_size)
         steps = [rows[i % len(rows)] for i in range(spec.local_steps or 1)]
-        batches = [(federation.task_info.normalise(share.inputs[r]), share.targets[r]) for r in steps]
+        batches = [(federation.task_info.normalise(data.inputs[r]), data.targets[r]) for r in steps]
         train(model, federation.loss, batches, learning_rate=spec.learning_rate)
         metrics = app.MetricRecord({"num-examples": sum(len(r) for r in steps)})
         content = app.RecordDict({"arrays": app.ArrayRecord(model.state_dict()), "metrics": metrics})

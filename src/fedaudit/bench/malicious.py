@@ -1,4 +1,4 @@
-"""How long a round takes while a malicious client draws pictures, how that grows, and what worker processes bring."""
+"""How long a round takes while a malicious client generates images, how that grows, and what worker processes bring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONG = 30  # rounds with worker processes, enough for them to be started
 def time_malicious(
     *, quick: bool, data_dir: Path | None = None, workers: int = 2, display: Display | None = None
 ) -> dict[str, Any]:
-    """Time rounds of FedAvg under InferGuard, a malicious client playing ``gan`` in each, at several sizes.
+    """Time rounds of FedAvg under InferGuard, a malicious client running ``gan`` in each, at several sizes.
 
     On MNIST where it is there (100 examples a client), otherwise on the embedded digits (30); batches of 16, one local
     epoch.

@@ -93,10 +93,10 @@ def _inversion(result: dict[str, Any]) -> Iterator[Table | str]:
     )
 
 
-def _picture(result: dict[str, Any]) -> Iterator[Table | str]:
+def _time_to_image(result: dict[str, Any]) -> Iterator[Table | str]:
     goals = list(result["tools"][0]["seconds"])
     table = _table(
-        f"time to a picture: CPU seconds until the mean PSNR of {result['images']} images ({result['data']}, "
+        f"time to an image: CPU seconds until the mean PSNR of {result['images']} images ({result['data']}, "
         f"{result['model']}, a gradient of one image each) reaches",
         ["tool"],
         [*(f"{float(goal):g} dB" for goal in goals), "iterations", "s in all", "PSNR then"],
@@ -127,7 +127,7 @@ def _simulator(result: dict[str, Any]) -> Iterator[Table | str]:
     yield table
     evaluation = result["evaluation"]
     yield (
-        f"evaluation: {evaluation['findings']} findings of {evaluation['images']} images each judged in "
+        f"evaluation: {evaluation['findings']} findings of {evaluation['images']} images each evaluated in "
         f"{evaluation['seconds']:.2f} s"
     )
 
@@ -166,7 +166,7 @@ def _local_model(result: dict[str, Any]) -> Iterator[Table | str]:
 
 def _malicious(result: dict[str, Any]) -> Iterator[Table | str]:
     table = _table(
-        f"a round with a client that draws pictures: {result['data']}, {result['examples']} examples a client",
+        f"a round with a client that generates images: {result['data']}, {result['examples']} examples a client",
         [],
         ["clients", "processes", "rounds", "seconds a round"],
     )
@@ -180,7 +180,7 @@ def _malicious(result: dict[str, Any]) -> Iterator[Table | str]:
 
 _RENDERERS = {
     "inversion": _inversion,
-    "picture": _picture,
+    "picture": _time_to_image,
     "simulator": _simulator,
     "aggregators": _aggregators,
     "local-model": _local_model,

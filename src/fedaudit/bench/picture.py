@@ -1,4 +1,4 @@
-"""Time to a picture: seconds of one core until the mean PSNR of several images is good enough, ours beside a peer's."""
+"""Time to an image: seconds of one core until the mean PSNR of several images is good enough, ours beside a peer's."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from fedaudit.utils.seeds import generator
 # Chosen on images of CIFAR-10's training split, which are never among the measured ones.
 PRESET: dict[str, Any] = {"iterations": 800, "learning_rate": 0.2}
 GOALS = (20.0, 25.0)
-_TURN = 10  # iterations between two looks at the pictures
+_EVERY = 10  # iterations between two measurements of the images
 
 
 @dataclass
 class _Run:
-    """One image under attack by one tool: how to go on, and the picture so far, normalised."""
+    """One image under attack by one tool: how to go on, and the reconstruction so far, normalised."""
 
     iterate: Callable[[], object]
-    picture: Tensor
+    image: Tensor
     left: int
 
 
@@ -174,21 +174,21 @@ def _race(
         before, began = time.process_time(), time.perf_counter()
         if not runs:
             runs = [start(o, _start(o)) for o in observations]
-        turns = min(_TURN, runs[0].left)
+        steps = min(_EVERY, runs[0].left)
         for run in runs:
-            for _ in range(turns):
+            for _ in range(steps):
                 run.iterate()
-            run.left -= turns
+            run.left -= steps
         cpu += time.process_time() - before
         wall += time.perf_counter() - began
-        iterations += turns
+        iterations += steps
         quality = _mean_psnr(runs, observations, truths)
         curve.append((cpu, quality))
         report(min(quality, GOALS[-1]))
         for goal in GOALS:
             if quality >= goal and reached[str(goal)] is None:
                 reached[str(goal)] = cpu
-        if turns < _TURN or not runs[0].left:
+        if steps < _EVERY or not runs[0].left:
             break
     return {
         "tool": name,
@@ -203,7 +203,7 @@ def _race(
 
 def _mean_psnr(runs: Sequence[_Run], observations: Sequence[Observation], truths: Sequence[Tensor]) -> float:
     errors = [
-        mse(o.task_info.denormalise(run.picture.detach()).clamp(0, 1), truth)
+        mse(o.task_info.denormalise(run.image.detach()).clamp(0, 1), truth)
         for run, o, truth in zip(runs, observations, truths, strict=True)
     ]
     return psnr(torch.cat(errors)).mean().item()

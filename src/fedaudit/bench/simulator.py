@@ -1,4 +1,4 @@
-"""How fast the simulator and the evaluation are: client updates and judged findings a second, one thread."""
+"""How fast the simulator and the evaluation are: client updates and evaluated findings a second, one thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODEL = "convnet-small"
 
 
 def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -> dict[str, Any]:
-    """Count client updates a second of FedAvg on embedded photographs, and judged findings a second.
+    """Count client updates a second of FedAvg on embedded photographs, and evaluated findings a second.
 
     Args:
         quick: fewer clients and rounds.
@@ -82,7 +82,7 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
 
 
 def _time_evaluation(scenario: Scenario) -> dict[str, Any]:
-    """Time the judgement of findings of 32 images each: metrics, assignment, identification, report's data."""
+    """Time the evaluation of findings of 32 images each: metrics, assignment, identification, report's data."""
     started = time.time()
     resolved = resolve(scenario)
     recordings = record(resolved)

@@ -1,4 +1,4 @@
-"""The face: every command of ``fedaudit --help``. Heavy imports happen inside the commands."""
+"""The command line: every command of ``fedaudit --help``. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def simulate(
 @app.command()
 def attack(
     transcript: Annotated[Path, typer.Argument(help="Folder written by 'fedaudit simulate'.")],
-    attacks: Annotated[list[str], typer.Option("--attack", help="Attack to play; may be repeated.")],
+    attacks: Annotated[list[str], typer.Option("--attack", help="Attack to run; may be repeated.")],
     settings: Settings = None,
     adversary: Annotated[str, typer.Option(help="server, eavesdropper or client")] = "server",
     knows_labels: Annotated[bool, typer.Option(help="Use the labels, if the transcript grants them.")] = False,
@@ -246,8 +246,8 @@ def _conclude(finished: Audit, report: Path) -> None:
 
     print_summary(finished.result)
     print(f"report: {report}")
-    played = any(finding.status == "done" for finding in finished.result.findings)
-    why = "nothing that was played here measures it" if played else "no attack could be played"
+    ran = any(finding.status == "done" for finding in finished.result.findings)
+    why = "nothing that was run here measures it" if ran else "no attack could be run"
     for limit in finished.result.thresholds:
         if limit.worst is None:
             print(f"your limit for {limit.metric} was not tested: {why}")

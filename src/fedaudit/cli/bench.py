@@ -43,7 +43,7 @@ def bench_picture(
     json_output: _JSON = False,
     versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
 ) -> None:
-    """Time to a picture: seconds until the mean PSNR of several images reaches 20 and 25 dB."""
+    """Time to an image: seconds until the mean PSNR of several images reaches 20 and 25 dB."""
     peers = _peers([versus] if versus else [], "breaching")
     from fedaudit.bench.page import show
     from fedaudit.bench.picture import time_to_picture
@@ -62,7 +62,7 @@ def bench_simulator(
     json_output: _JSON = False,
     versus: Annotated[str | None, typer.Option("--vs", help="A peer: flower.", show_default=False)] = None,
 ) -> None:
-    """Count client updates a second of the simulator, and judged findings a second of the evaluation."""
+    """Count client updates a second of the simulator, and evaluated findings a second of the evaluation."""
     peers = _peers([versus] if versus else [], "flower")
     from fedaudit.bench.page import show
     from fedaudit.bench.simulator import time_simulator
@@ -110,7 +110,7 @@ def bench_local_model(quick: _QUICK = False, json_output: _JSON = False) -> None
 def bench_malicious(
     quick: _QUICK = False, data_dir: DataDir = None, workers: Workers = None, json_output: _JSON = False
 ) -> None:
-    """Time a round in which a malicious client draws pictures, with 10 to 40 clients, and with worker processes."""
+    """Time a round in which a malicious client generates images, with 10 to 40 clients, and with worker processes."""
     from fedaudit.bench.malicious import time_malicious
     from fedaudit.bench.page import show
     from fedaudit.utils.progress import live_display

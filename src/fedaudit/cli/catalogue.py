@@ -40,7 +40,7 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
 
 
 def print_catalogue(shown: Catalogue) -> None:
-    """Print one line per entry, and under an attack whose it is, who can play it and what it needs."""
+    """Print one line per entry, and under an attack whose it is, who can run it and what it needs."""
     console = wide_console()
     for kind, entries in shown.items():
         console.print(kind, style="bold")

@@ -21,7 +21,7 @@ def train_generator(
     steps: Annotated[int, typer.Option(min=1, help="Of the optimiser.")] = 3000,
     batch_size: Annotated[int, typer.Option(min=2, help="Examples a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
-    latent: Annotated[int, typer.Option(help="Numbers in a code.")] = 128,
+    latent: Annotated[int, typer.Option(help="Elements of a latent code.")] = 128,
     width: Annotated[int, typer.Option(help="Channels at the image's own size.")] = 16,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn.")] = 0,
     again: Annotated[bool, typer.Option("--again", help="Write over a generator of another training.")] = False,

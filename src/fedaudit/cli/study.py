@@ -55,7 +55,7 @@ def study_run(
         bool, typer.Option("--keep-old", help="Keep that; the result says which trials it is.")
     ] = False,
     estimated: Annotated[
-        bool, typer.Option("--estimate/--no-estimate", help="Say beforehand how long it takes: plays a little of each.")
+        bool, typer.Option("--estimate/--no-estimate", help="Say beforehand how long it takes: runs a little of each.")
     ] = True,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to run on.", show_default=False)] = None,
     ray_cpus: Annotated[float, typer.Option(min=0, help="Cores a trial, on Ray.")] = 1,

@@ -1,4 +1,4 @@
-"""Data: embedded real photographs and tables, data sets from local files, and how a federation shares them out."""
+"""Data: embedded real photographs and tables, data sets from local files, and how a federation partitions them."""
 
 # The imported modules fill the catalogue; the order is the order in which the data sets are listed.
 from fedaudit.data import photos, embedded, synthetic, local_images, tables, image_folder  # noqa: F401, I001

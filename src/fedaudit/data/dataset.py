@@ -1,4 +1,4 @@
-"""What a data set is here: two splits of tensors, checked once, with the facts that the rest needs to know."""
+"""What a data set is here: two splits of tensors, checked once, with what the rest needs to know."""
 
 from __future__ import annotations
 

@@ -50,13 +50,13 @@ def _read_split(
     if first.numel() * 4 * len(rows) > MAX_BYTES:
         many = f"{len(rows)} images of {tuple(first.shape)}"
         raise BadInput(f"{folder}: {many} don't fit into memory; give a limit on the examples or a smaller image_size")
-    pictures = torch.empty((len(rows), *first.shape))
+    images = torch.empty((len(rows), *first.shape))
     for i, row in enumerate(rows.tolist()):
-        picture = _square(files[row], size)
-        if picture.shape != first.shape:
+        image = _square(files[row], size)
+        if image.shape != first.shape:
             raise BadInput(f"{files[row]} differs in size from {files[int(rows[0])]}; give an image_size")
-        pictures[i] = picture
-    return pictures, targets[rows]
+        images[i] = image
+    return images, targets[rows]
 
 
 def _square(path: Path, size: int | None) -> torch.Tensor:
@@ -91,7 +91,7 @@ DATASETS.register(
 )
 DATASETS.register(
     "image-folder",
-    "your own colour pictures: DATA_DIR/train/CLASS/* and DATA_DIR/test/CLASS/*",
+    "your own colour images: DATA_DIR/train/CLASS/* and DATA_DIR/test/CLASS/*",
     kind="image",
     task="classification",
     embedded=False,
@@ -99,6 +99,6 @@ DATASETS.register(
 )(
     Recipe(
         (Layout(_reader(None, "your own images"), ("train", "test|val|validation"), (".",)),),
-        "put pictures into DATA_DIR/train/CLASS/ and DATA_DIR/test/CLASS/ and give that DATA_DIR",
+        "put images into DATA_DIR/train/CLASS/ and DATA_DIR/test/CLASS/ and give that DATA_DIR",
     )
 )

@@ -216,7 +216,7 @@ _register(
 )
 _register(
     "fashion-mnist",
-    "28x28 grey pictures of clothes, ten classes",
+    "28x28 grey images of clothes, ten classes",
     (
         Layout(
             _npz(_FASHION_NAMES, "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), MIT, Zalando SE"),

@@ -34,7 +34,7 @@ def partition(
         scheme: one of ``PARTITIONS``.
         targets: int64 (n,) labels; float (n, 1) regression targets can only be shared out by ``iid``.
         clients: how many clients, each of which gets at least one example.
-        generator: the source of all chance.
+        generator: the source of all randomness.
         groups: int64 (n,) whose example each is, where the data set says so; for ``natural``.
         options: those of the scheme: ``alpha``, ``k``, ``shards_per_client`` or ``m``.
 
@@ -89,8 +89,8 @@ def dirichlet(targets: Tensor, clients: int, generator: Generator, alpha: float 
     rng = np.random.default_rng(seed)
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for rows in _by_class(targets):
-        shares = np.cumsum(rng.dirichlet(np.full(clients, float(alpha))))[:-1]
-        cuts = np.clip(np.round(shares * len(rows)), 0, len(rows)).astype(int)
+        fractions = np.cumsum(rng.dirichlet(np.full(clients, float(alpha))))[:-1]
+        cuts = np.clip(np.round(fractions * len(rows)), 0, len(rows)).astype(int)
         shuffled = rows[torch.randperm(len(rows), generator=generator)]
         for part, piece in zip(parts, torch.tensor_split(shuffled, cuts.tolist()), strict=True):
             part.append(piece)
@@ -122,8 +122,8 @@ def classes_per_client(targets: Tensor, clients: int, generator: Generator, k: i
     _whole("classes-per-client", "k", k, len(groups), "classes")
     order = torch.randperm(len(groups), generator=generator).tolist()
     holders: dict[int, list[int]] = {c: [] for c in order}
-    for turn in range(clients * k):
-        holders[order[turn % len(order)]].append(turn // k)
+    for i in range(clients * k):
+        holders[order[i % len(order)]].append(i // k)
     return _give("classes-per-client", groups, holders, clients, generator)
 
 

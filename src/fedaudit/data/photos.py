@@ -25,11 +25,11 @@ from fedaudit.utils.image_bytes import decode
 Pixels = np.ndarray[Any, Any]
 
 SIDES = (96, 128, 160, 192, 224, 256, 320)  # pixels of the photograph, before the downscaling
-LARGEST = 224  # every photograph has room for such a square on both sides of its line, so nothing is ever upscaled
+LARGEST = 224  # every photograph has space for such a square on both sides of its line, so nothing is ever upscaled
 COUNTS = {"train": 64, "test": 24}
 _OWN_COUNTS = {"train": 8, "test": 4}  # of the user's photographs, of which there are more
 _MIN_CONTRAST = 0.07  # standard deviation of the grey levels in [0, 1]; below it there is nothing to see
-_MAX_OVERLAP = 0.8  # intersection over union; above it a further crop is the same picture again
+_MAX_OVERLAP = 0.8  # intersection over union; above it a further crop is the same image again
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Crop:
 
 
 _SKIMAGE, _SKLEARN = "skimage/data", "sklearn/datasets/images"
-# The colour photographs of scenes that the wheels (scikit-image from 0.24) carry. Left out: the right picture of the
+# The colour photographs of scenes that the wheels (scikit-image from 0.24) carry. Left out: the right image of the
 # motorcycle (the same scene again), hubble_deep_field (black but for specks), retina and ihc (one texture all over).
 PHOTOS = (
     Photo("astronaut", _SKIMAGE, "astronaut.png", "y", 256, "below", (104, 224, 200)),
@@ -75,7 +75,7 @@ PHOTOS = (
 def plan_crops(
     photo: Photo, pixels: Pixels, image_size: int, counts: Mapping[str, int] = COUNTS
 ) -> dict[str, list[Crop]]:
-    """Plan the train and test crops of one photograph, for pictures of ``image_size`` pixels.
+    """Plan the train and test crops of one photograph, for images of ``image_size`` pixels.
 
     The first test crop is the photo's focus. Each further one, of all squares on a grid with enough contrast, is the
     one that overlaps least with those before it (farthest first), until there are enough or the rest would repeat.
@@ -101,16 +101,16 @@ def plan_crops(
     grey = pixels.mean(axis=2) / 255
     plan = {}
     for split, (top, left, bottom, right) in regions.items():
-        room = min(bottom - top, right - left)
-        if image_size > room:
-            raise BadInput(f"photograph '{photo.name}' has no {image_size} px square on each side; use <= {room}")
+        largest = min(bottom - top, right - left)
+        if image_size > largest:
+            raise BadInput(f"photograph '{photo.name}' has no {image_size} px square on each side; use <= {largest}")
         squares = _grid(top, left, bottom, right, image_size)
         contrast = np.array([_contrast(grey, square) for square in squares])
         plenty = len(squares) >= 4 * counts[split]
         worth = np.flatnonzero(contrast >= max(_MIN_CONTRAST, float(np.median(contrast)) if plenty else 0.0))
         crops = [squares[i] for i in worth]
-        row, column, side = photo.focus or ((top + bottom) // 2, (left + right) // 2, room)
-        side = min(max(side, image_size), room)
+        row, column, side = photo.focus or ((top + bottom) // 2, (left + right) // 2, largest)
+        side = min(max(side, image_size), largest)
         first = Crop(_clip(row - side // 2, top, bottom - side), _clip(column - side // 2, left, right - side), side)
         if split == "train":
             first = squares[int(contrast.argmax())]
@@ -135,8 +135,8 @@ def load_photo(photo: Photo) -> Pixels:
 
 
 def _grid(top: int, left: int, bottom: int, right: int, smallest: int) -> list[Crop]:
-    room = min(bottom - top, right - left)
-    sides = [s for s in SIDES if smallest <= s <= room] or [room]
+    largest = min(bottom - top, right - left)
+    sides = [s for s in SIDES if smallest <= s <= largest] or [largest]
     return [
         Crop(row, column, side)
         for side in sides
@@ -195,13 +195,13 @@ def _cut(
             ((rank, label, crop) for label, plan in enumerate(plans) for rank, crop in enumerate(plan[split])),
             key=lambda f: f[:2],
         )
-        pictures, labels = [], []
+        images, labels = [], []
         for _, label, crop in found[: request.limit]:
             square = photos[label][1][crop.top : crop.top + crop.side, crop.left : crop.left + crop.side]
             tensor = torch.from_numpy(np.ascontiguousarray(square)).permute(2, 0, 1).float().div_(255)
-            pictures.append(resize(tensor[None], size))
+            images.append(resize(tensor[None], size))
             labels.append(label)
-        splits[split] = (torch.cat(pictures), np.array(labels))
+        splits[split] = (torch.cat(images), np.array(labels))
     names = [photo.name for photo, _ in photos]
     return image_dataset(
         request, splits["train"], splits["test"], class_names=names, num_classes=len(names), source=source
@@ -247,8 +247,8 @@ def _read_folder(paths: list[Path], request: Request) -> Dataset:
     return _cut_halves([(file.stem, read_image(file)) for file in files], request)
 
 
-def _cut_halves(pictures: list[tuple[str, Pixels]], request: Request) -> Dataset:
-    photos = [(_halves(name, pixels), pixels) for name, pixels in pictures]
+def _cut_halves(files: list[tuple[str, Pixels]], request: Request) -> Dataset:
+    photos = [(_halves(name, pixels), pixels) for name, pixels in files]
     return _cut(
         photos, request, LARGEST, "the photographs in your data folder; see there for their licences", _OWN_COUNTS
     )

@@ -52,7 +52,7 @@ class Aggregator(Plugin, ABC):
     """What the server does with the (n, d) updates of a round. One instance a federation, so it may keep state.
 
     Class attributes beside a plug-in's:
-        coordinatewise: the rule looks at every coordinate on its own, and so is applied to BatchNorm's statistics as
+        coordinatewise: the rule treats every coordinate on its own, and so is applied to BatchNorm's statistics as
             well, where the others use their weights.
         root: it needs the server's own update on root data, and has a setting ``root_examples``.
     """

@@ -16,7 +16,7 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Count, Number, Positive
 
-_SMALL = 10_000_000  # numbers of the matrix
+_SMALL = 10_000_000  # elements of the matrix
 
 
 @register
@@ -105,10 +105,10 @@ class AFA(Aggregator):
             return Aggregate(torch.zeros_like(updates[0]), torch.zeros(n), rejected, "all clients are blocked")
         reputation = torch.tensor([a / (a + b) for a, b in map(posterior, clients)], dtype=torch.float64)
         products = gram(updates)
-        shares = examples * reputation
+        trust = examples * reputation
         xi = self.xi
         while True:
-            cosines = _cosines_to_aggregate(products, shares, good)
+            cosines = _cosines_to_aggregate(products, trust, good)
             middle, spread = _median(cosines), float(cosines.std(correction=0))
             below = float(cosines.mean()) < middle
             unusual = cosines < middle - xi * spread if below else cosines > middle + xi * spread
@@ -128,7 +128,7 @@ class AFA(Aggregator):
             elif i not in blocked:
                 self.dropped[client] = self.dropped.get(client, 0) + 1
         weights = torch.zeros(n, dtype=torch.float64)
-        weights[good] = shares[good] / shares[good].sum()
+        weights[good] = trust[good] / trust[good].sum()
         weights = weights.to(updates.dtype)
         return Aggregate(weighted_sum(updates, weights), weights, rejected)
 
@@ -177,10 +177,10 @@ def _examples(n: int, cohort: Cohort | None, name: str) -> Tensor:
     return torch.tensor(cohort.examples, dtype=torch.float64)
 
 
-def _cosines_to_aggregate(products: Tensor, shares: Tensor, rows: list[int]) -> Tensor:
+def _cosines_to_aggregate(products: Tensor, trust: Tensor, rows: list[int]) -> Tensor:
     """Return the cosine of each of ``rows`` to their weighted mean, from all rows' inner products."""
     inside = products[rows][:, rows]
-    weights = shares[rows] / shares[rows].sum()
+    weights = trust[rows] / trust[rows].sum()
     inner, square = inside @ weights, weights @ inside @ weights
     lengths = inside.diagonal().sqrt() * square.clamp(min=0).sqrt()
     return torch.where(lengths > 0, inner / lengths, 0.0)

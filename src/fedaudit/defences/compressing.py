@@ -24,7 +24,7 @@ def share(ratio: float, whole: int) -> int:
 
 
 def largest(vector: Tensor, ratio: float) -> Tensor:
-    """Return the (d,) mask of the ⌈ratio·d⌉ numbers of ``vector`` that are largest in magnitude."""
+    """Return the (d,) mask of the ⌈ratio·d⌉ elements of ``vector`` that are largest in magnitude."""
     mask = torch.zeros_like(vector, dtype=torch.bool)
     mask[vector.abs().topk(share(ratio, len(vector))).indices] = True
     return mask
@@ -32,18 +32,18 @@ def largest(vector: Tensor, ratio: float) -> Tensor:
 
 @register(frozen=False)
 class TopK(Sanitiser):
-    """Sends the largest numbers of the whole update by magnitude (Aji & Heafield 2017, Section 3).
+    """Sends the largest elements of the whole update by magnitude (Aji & Heafield 2017, Section 3).
 
     What isn't sent is added to the client's next update, as in the paper (``memory``). The threshold is exact; the
     paper estimates it from a sample.
 
     Args:
-        ratio: share of the numbers that is sent.
+        ratio: share of the elements that is sent.
         memory: keep what isn't sent for the next round.
     """
 
     name = "top-k"
-    summary = "sends the largest numbers only, and keeps the rest for later"
+    summary = "sends the largest elements only, and keeps the rest for later"
     paper = "Aji & Heafield 2017"
 
     ratio: Ratio = 0.1
@@ -66,7 +66,7 @@ class Sign(Sanitiser):
     """Sends the signs (Bernstein et al. 2018, Algorithm 1); zero counts as positive.
 
     Args:
-        scale: ``mean``: every tensor's signs are multiplied by the mean magnitude of its numbers (one number more to
+        scale: ``mean``: every tensor's signs are multiplied by the mean magnitude of its elements (one number more to
             send), so that the server's step keeps its length (Karimireddy et al. 2019); ``one``: signs alone, as in the
             paper, for which the learning rate has to be chosen. The mean of signs is one way to aggregate them; the
             other, the majority, is the aggregator ``median``.
@@ -89,7 +89,7 @@ class Sign(Sanitiser):
 
 @register(frozen=False)
 class DeepGradientCompression(Sanitiser):
-    """Sends the largest numbers of each tensor of what has accumulated (Lin et al. 2018, Algorithm 4).
+    """Sends the largest elements of each tensor of what has accumulated (Lin et al. 2018, Algorithm 4).
 
     Momentum correction: u ← m·u + g, v ← v + u, and v is what is chosen from. Momentum factor masking: what is sent is
     deleted from u and v. Local clipping: g is scaled down to ``clip``/√N, N being the clients of a round. Warm-up: the
@@ -98,7 +98,7 @@ class DeepGradientCompression(Sanitiser):
     For FedAvg g is the ΔW of the local training, which the paper doesn't treat. The choice is exact; the paper samples.
 
     Args:
-        ratio: r, the share of each tensor's numbers that is sent after the warm-up.
+        ratio: r, the share of each tensor's elements that is sent after the warm-up.
         momentum: m.
         clip: the norm to which the sum of all clients' updates is held; None doesn't clip.
         warmup: w, in rounds of the client.

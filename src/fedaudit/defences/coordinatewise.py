@@ -1,4 +1,4 @@
-"""Aggregators that look at every coordinate on its own: the median and the trimmed mean."""
+"""Aggregators that treat every coordinate on its own: the median and the trimmed mean."""
 
 from __future__ import annotations
 

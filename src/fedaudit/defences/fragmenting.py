@@ -25,7 +25,7 @@ class Fragmented(Sanitiser):
     the model descends, this sends what corrects the last move: ``direction: literal``. The default, ``aligned``, is a
     departure: it flips the sign, so that layers which go on as before are sent. That feeds back on itself and trains
     badly; what it gives says nothing about the paper's rule. Another departure: a layer is a module with
-    parameters of its own, whose weight, bias and statistics travel together, where the numbers that the paper sends
+    parameters of its own, whose weight, bias and statistics travel together, where the elements that the paper sends
     (its Table 2) fit single tensors.
 
     In a client's first round there is no θᵏ⁻¹, which the paper leaves open: random layers are sent, as well as where

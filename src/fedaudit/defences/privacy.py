@@ -140,7 +140,7 @@ class Account:
     Attributes:
         noise: σ, in units of the clip.
         delta: δ.
-        rate: the chance that the protected one takes part in a step: Poisson sampling is assumed.
+        rate: the probability that the protected one takes part in a step: Poisson sampling is assumed.
         steps: noisy steps in a round that is counted.
     """
 

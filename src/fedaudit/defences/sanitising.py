@@ -73,7 +73,7 @@ def changed(update: Update, tensors: Tensors, how: SanitiserInfo) -> Update:
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return all numbers as one (d,) vector, in the order of the names."""
+    """Return all elements as one (d,) vector, in the order of the names."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
 
 

@@ -68,7 +68,7 @@ class Bulyan(Aggregator):
     that are left, until θ = n − 2f are selected; β = θ − 2f. The median is one of the values, of an even number the
     lower one in the middle; of two values equally far from it the lower one is taken.
 
-    Where so few are left that Krum has no neighbour to look at (n − f − 2 < 1), it looks at one, which the paper leaves
+    Where so few are left that Krum has no neighbour to count (n − f − 2 < 1), it counts one, which the paper leaves
     open. The weights are equal over the selected. It needs n >= 4f + 3.
     """
 

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_BLOCK = 2**21  # numbers in a block, over all rows
+_BLOCK = 2**21  # elements in a block, over all rows
 _NARROWEST = 4096  # columns
 # Of ‖a − b‖² = ‖a‖² + ‖b‖² − 2·a·b no more than this factor may be lost to cancellation.
 _CANCELLATION = 64.0
@@ -118,7 +118,7 @@ def sorted_columns(
         updates: (n, d).
         ranks: which of the sorted values are wanted.
         use: takes one (width,) vector for each rank and returns a (width,) vector.
-        rows: to be looked at; all if None.
+        rows: to be compared; all if None.
 
     Columns are sorted by a network of comparisons of whole rows, which is vectorised over columns, where a sort of
     each column isn't. Comparisons that don't reach a wanted rank are left out.

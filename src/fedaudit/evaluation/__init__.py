@@ -1,6 +1,6 @@
-"""Findings against ground truth: the only room that knows both. A module for each kind of finding."""
+"""Findings against ground truth: the only package that knows both. A module for each finding type."""
 
-# they fill FINDING_TYPES and register ways to evaluate
+# they fill FINDING_TYPES and register their evaluation
 from fedaudit.evaluation import attributes, class_images, images, labels, local_models, membership  # noqa: F401
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate
 from fedaudit.evaluation.scores import (

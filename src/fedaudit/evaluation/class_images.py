@@ -1,4 +1,4 @@
-"""Images that a malicious client drew of a class, against real images of it."""
+"""Images that a malicious client generated of a class, against real images of it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fedaudit.utils.errors import BadInput
 
 RECOGNISED = Metric(
     "recognised",
-    "share of the drawn images that an independent classifier takes for the class; without the attack: of real "
+    "share of the generated images that an independent classifier takes for the class; without the attack: of real "
     "images of the other classes",
 )
 PSNR_BEST = Metric(
     "class_psnr_best",
-    "PSNR of a drawn image to the real image of the class that it is nearest to, mean over the drawn ones; without "
-    "the attack: of real images of the other classes",
+    "PSNR of a generated image to the real image of the class that it is nearest to, mean over the generated ones; "
+    "without the attack: of real images of the other classes",
     unit="dB",
 )
 PSNR_MEAN = Metric(
     "class_psnr",
-    "PSNR of drawn to real images of the class, mean over all pairs; without the attack: of real images of the "
+    "PSNR of generated to real images of the class, mean over all pairs; without the attack: of real images of the "
     "other classes",
     unit="dB",
 )
 SSIM_BEST = Metric("class_ssim_best", "as class_psnr_best, SSIM of the same pairs")
-SSIM_MEAN = Metric("class_ssim", "SSIM of drawn to real images of the class, mean over all pairs")
+SSIM_MEAN = Metric("class_ssim", "SSIM of generated to real images of the class, mean over all pairs")
 LPIPS_BEST = Metric("class_lpips_best", "as class_psnr_best, LPIPS of the same pairs", higher_is_better=False)
 
 _REAL = 100  # real images of the class, at most
 _TRAINED_ON = 5000  # held-out examples that the independent classifier learns from, at most
 _CAPTION = (
-    "What the malicious client drew of the class, by round, and what an independent classifier, which was trained on "
-    "held-out examples and never saw the federation, makes of it."
+    "What the malicious client generated of the class, by round, and what an independent classifier, which was "
+    "trained on held-out examples and never saw the federation, makes of it."
 )
 
 
@@ -49,13 +49,13 @@ _CAPTION = (
 def evaluate_class_images(
     finding: ClassImagesFinding, observation: Observation, truth: Truth, *, seed: int
 ) -> Evaluation:
-    """Compare drawn images with real held-out ones of the class; those of the second half of the attack count.
+    """Compare generated images with real held-out ones of the class; those of the second half of the attack count.
 
     Held out is what no update of a recorded round was made from; where the clients' data are of another split, all of
     the test split.
 
-    Pairs are formed in two ways: every drawn image with the real one of the class that it is nearest to (mean squared
-    error), and every drawn with every real image. The baseline is what as many real images of the other classes
+    Pairs are formed twice: every generated image with the real one of the class that it is nearest to (mean squared
+    error), and every generated with every real image. The baseline is what as many real images of the other classes
     reach. The classifier is a support vector machine on pixels, trained on four fifths of the held-out examples, or
     5,000, to tell the class from all others.
 
@@ -70,17 +70,20 @@ def evaluate_class_images(
     learn, rest = order.tensor_split([min(_TRAINED_ON, len(order) * 4 // 5)])
     known = labels[learn] == target
     if not bool(known.any()) or bool(known.all()) or not bool((labels[rest] != target).any()):
-        raise BadInput(f"class {target} has too few held-out images to judge drawn ones by; load more (data.limit)")
+        raise BadInput(
+            f"class {target} has too few held-out images to compare generated ones with; load more (data.limit)"
+        )
     others = inputs[rest[labels[rest] != target][:count]]
     recognised = _classifier(kind.vectors(inputs[learn]), labels[learn], target)
-    shares = [recognised(kind.vectors(images)) for images in finding.images]
+    recognised_shares = [recognised(kind.vectors(images)) for images in finding.images]
     likenesses = [likeness(images, own) for images in finding.images]
     middle = (finding.rounds[0] + finding.rounds[-1]) / 2
     late = [i for i, number in enumerate(finding.rounds) if number >= middle]
     now = {key: sum(likenesses[i][key] for i in late) / len(late) for key in likenesses[0]}
     without = likeness(others, own)
-    share, rng = sum(shares[i] for i in late) / len(late), recognised(kind.vectors(others))
-    metrics: list[MetricResult] = [RECOGNISED.of(share, rng)]
+    share = sum(recognised_shares[i] for i in late) / len(late)
+    by_others = recognised(kind.vectors(others))
+    metrics: list[MetricResult] = [RECOGNISED.of(share, by_others)]
     for metric, key in (
         (PSNR_BEST, "psnr best"),
         (PSNR_MEAN, "psnr"),
@@ -97,14 +100,14 @@ def evaluate_class_images(
         x_label="round",
         y_label="share recognised",
         lines=[
-            Line(name="drawn", x=rounds, y=shares),
-            Line(name="real, other classes", x=[0.0], y=[rng]),
+            Line(name="generated", x=rounds, y=recognised_shares),
+            Line(name="real, other classes", x=[0.0], y=[by_others]),
         ],
     )
     rows = [("real", own[: finding.images.shape[1]])]
     rows += [
         (f"round {r}: {passed:.0%} recognised, {like['psnr best']:.1f} dB", images)
-        for r, passed, like, images in zip(finding.rounds, shares, likenesses, finding.images, strict=True)
+        for r, passed, like, images in zip(finding.rounds, recognised_shares, likenesses, finding.images, strict=True)
     ]
     names = [f"images/{observation.federation}-{finding.attack}-{i:03d}.png" for i in range(len(rows))]
     result = done(
@@ -113,7 +116,7 @@ def evaluate_class_images(
         metrics=metrics,
         charts=[chart],
         sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
-        leak=share >= 0.5 and share > rng,
+        leak=share >= 0.5 and share > by_others,
     )
     return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, rows, strict=True)})
 
@@ -135,27 +138,27 @@ def _classifier(vectors: Tensor, labels: Tensor, target: int) -> Callable[[Tenso
     return lambda vectors: float(machine.predict(vectors.numpy()).mean())
 
 
-def likeness(drawn: Tensor, real: Tensor) -> dict[str, float]:
-    """Return how like the (r, C, H, W) real images the (k, C, H, W) drawn ones are, over best and over all pairs."""
-    pairs = [(drawn[i].expand_as(real), real) for i in range(len(drawn))]
+def likeness(generated: Tensor, real: Tensor) -> dict[str, float]:
+    """Return how like (r, C, H, W) real images (k, C, H, W) generated ones are, over best and over all pairs."""
+    pairs = [(generated[i].expand_as(real), real) for i in range(len(generated))]
     errors = torch.stack([mse(a, b) for a, b in pairs])
     structure = torch.stack([ssim(a, b) for a, b in pairs])
     nearest = errors.argmin(dim=1)
-    rows = torch.arange(len(drawn))
+    rows = torch.arange(len(generated))
     found = {
         "psnr best": float(psnr(errors[rows, nearest]).mean()),
         "psnr": float(psnr(errors).mean()),
         "ssim best": float(structure[rows, nearest].mean()),
         "ssim": float(structure.mean()),
     }
-    perceived = lpips(drawn, real[nearest])
+    perceived = lpips(generated, real[nearest])
     return found if perceived is None else {**found, "lpips best": float(perceived.mean())}
 
 
 FINDING_TYPES["class-images"] = FindingType(
-    verdict=by_leaks("in {} of {} federations a malicious client drew images that pass for the class"),
+    verdict=by_leaks("in {} of {} federations a malicious client generated images that pass for the class"),
     rules=(
-        "A class counts as drawn when an independent classifier takes at least half of the images of the "
+        "A class counts as stolen when an independent classifier takes at least half of the images of the "
         "attack's second half for it, and more than of other classes' real images.",
     ),
     metrics=(RECOGNISED, PSNR_BEST, PSNR_MEAN, SSIM_BEST, SSIM_MEAN, LPIPS_BEST),

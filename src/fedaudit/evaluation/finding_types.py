@@ -1,4 +1,4 @@
-"""The kinds of findings: how each is judged, and the words and metrics that belong to it."""
+"""The finding types: how each is evaluated, and the words and metrics that belong to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedaudit.threat import Observation
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by which findings that aren't images are judged.
+    """A number by which findings that aren't images are evaluated.
 
     Attributes:
         name: as in ``results.json`` and ``--fail-above``.
@@ -44,7 +44,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class FindingType:
-    """How the findings of one kind are judged together.
+    """How the findings of one type are evaluated together.
 
     Attributes:
         verdict: of all findings of one attack on one federation, and a sentence that says it.
@@ -76,7 +76,7 @@ class Evaluation:
 
 @singledispatch
 def evaluate(finding: Finding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
-    """Compare a finding with the truth. Each kind registers its own way: ``@evaluate.register``.
+    """Compare a finding with the truth. Each finding type registers its own: ``@evaluate.register``.
 
     Args:
         finding: of one run of an attack.
@@ -85,7 +85,7 @@ def evaluate(finding: Finding, observation: Observation, truth: Truth, *, seed: 
         seed: for random baselines.
 
     Raises:
-        TypeError: nothing is registered for this kind.
+        TypeError: nothing is registered for this type.
     """
     raise TypeError(f"no evaluation is registered for {type(finding).__name__}")
 
@@ -109,7 +109,7 @@ def by_leaks(what: str) -> Callable[[Sequence[FindingResult]], tuple[Verdict, st
 
 
 def entry(attack: str, observation: Observation, **rest: Any) -> FindingResult:
-    """Return the result of one run: what it looked at is filled in, ``rest`` is what came of it."""
+    """Return the result of one run: what it received is filled in, ``rest`` is what came of it."""
     messages = observation.messages
     rounds = list(dict.fromkeys(m.round for m in messages))
     clients = {m.client for m in messages}
@@ -126,7 +126,7 @@ def entry(attack: str, observation: Observation, **rest: Any) -> FindingResult:
 
 
 def done(finding: Finding, observation: Observation, **rest: Any) -> FindingResult:
-    """Return the result of a run that was played; ``rest`` is how it was judged."""
+    """Return the result of a run that was done; ``rest`` is its evaluation."""
     return entry(
         finding.attack,
         observation,

@@ -29,7 +29,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     """Compare recovered images with what the clients really trained on.
 
     In every round that images were recovered of, recovered and true ones are paired by the assignment of least total
-    squared error. An example that was used several times (local epochs, rounds) is judged once, by the first of its
+    squared error. An example that was used several times (local epochs, rounds) is evaluated once, by the first of its
     recoveries.
     """
     federation, kind = observation.federation, observation.task_info.example_kind
@@ -106,13 +106,13 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     return Evaluation(result, image_files)
 
 
-def _rows(finding: ImageFinding, message: Message, looked_at: int) -> Tensor:
-    """Return which of the finding's images belong to ``message``, one of ``looked_at``.
+def _rows(finding: ImageFinding, message: Message, received: int) -> Tensor:
+    """Return which of the finding's images belong to ``message``, one of ``received``.
 
     Raises:
         ValueError: some, but not as many as the update has examples.
     """
-    if looked_at == 1:
+    if received == 1:
         return torch.arange(len(finding.images))
     rows = [i for i, rounds in enumerate(finding.rounds) if message.round in rounds]
     if rows and len(rows) != message.update.num_examples:
@@ -180,7 +180,7 @@ def _same_class(true: Tensor, label: int, truth: Truth, rng: np.random.Generator
     return truth.candidates[int(rng.choice(rows))] if rows else None
 
 
-def judge(images: Sequence[ImageResult]) -> tuple[Verdict, str]:
+def verdict_of(images: Sequence[ImageResult]) -> tuple[Verdict, str]:
     """Return the verdict on an attack's images and a sentence that says it, by the rules of its kind."""
     n = len(images)
     recognisable = sum(i.rank == 1 and i.ssim >= RECOGNISABLE_SSIM for i in images)
@@ -196,7 +196,7 @@ def judge(images: Sequence[ImageResult]) -> tuple[Verdict, str]:
 
 
 def guessing(images: Sequence[ImageResult]) -> float:
-    """Return with what chance at least as many images are identified by naming candidates at random (binomial).
+    """Return the probability that at least as many images are identified by naming candidates at random (binomial).
 
     Candidates that are equal are one: an image among 20 equal ones is identified by anything.
     """
@@ -206,14 +206,14 @@ def guessing(images: Sequence[ImageResult]) -> float:
 
 
 FINDING_TYPES["images"] = FindingType(
-    verdict=lambda findings: judge([image for finding in findings for image in finding.images]),
+    verdict=lambda findings: verdict_of([image for finding in findings for image in finding.images]),
     rules=(
         "An image counts as recognisable when its reconstruction is nearer (mean squared error) to it than to any "
         f"other candidate, and its SSIM is at least {RECOGNISABLE_SSIM}. The candidates are the victims and every "
         "held-out example of the data set.",
         "'recognisable': this holds for at least half of the images.",
         "'partly recognisable': it holds for at least one image, or at least half of the images are identified among "
-        "the candidates and guessing would identify as many with a chance below "
+        "the candidates and guessing would identify as many with a probability below "
         f"{100 * BY_CHANCE:g} % (one-sided binomial test; candidates that are equal count once).",
     ),
 )

@@ -1,4 +1,4 @@
-"""A rebuilt local model against the one that the client would really have trained alone."""
+"""A reconstructed local model against the one that the client would really have trained alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedaudit.threat import Observation
 
 GAP_CLOSED = Metric(
     "gap_closed",
-    "share of the loss, on the client's data, between the last model it returned and its own optimum, that the rebuilt "
-    "model makes up",
+    "share of the loss, on the client's data, between the last model it returned and its own optimum, that the "
+    "reconstructed model makes up",
 )
 LOCAL_ACCURACY = Metric(
     "local_accuracy", "accuracy on the client's own data; without the attack: the last returned model"
@@ -84,7 +84,7 @@ def evaluate_local_model(
     *,
     seed: int,  # noqa: ARG001
 ) -> Evaluation:
-    """Compare a rebuilt model with the client's own optimum, the last model that it returned, and the global model.
+    """Compare a reconstructed model with the client's own optimum, the last model it returned, and the global model.
 
     The optimum is the least loss over all examples that the client's updates used, found by L-BFGS in float64 from the
     last returned model; for networks it is a local one. Where no finite optimum is reached (classes that can be told
@@ -121,7 +121,7 @@ def evaluate_local_model(
         apart = [float((_flat(s) - own).norm()) / norm for s in (rebuilt, returned)]
         metrics.append(DISTANCE.of(apart[0], apart[1]))
         if observation.task_info.num_classes is None:
-            leak = leak and apart[0] * norm < min(float((v - own).norm()) for v in _travelled(observation, names))
+            leak = leak and apart[0] * norm < min(float((v - own).norm()) for v in _exchanged(observation, names))
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
     return Evaluation(
@@ -176,7 +176,7 @@ def _local(observation: Observation, truth: Truth, client: int, buffers: dict[st
     return Local(module, observation.loss, observation.task_info.normalise(inputs).double(), targets, buffers)
 
 
-def _travelled(observation: Observation, names: list[str]) -> list[Tensor]:
+def _exchanged(observation: Observation, names: list[str]) -> list[Tensor]:
     """Return the parameters of every model that the client was sent or returned."""
     models = []
     for m in observation.messages:
@@ -199,7 +199,7 @@ def _chart(observation: Observation, rebuilt: dict[str, Tensor], optimum: dict[s
             [m.update.tensors[n].double().norm() for n in names if n in m.update.tensors] for m in observation.messages
         ]
         lines.append(Line(name="what it returned", x=rounds, y=[float(torch.stack(step).norm()) for step in steps]))
-    for name, state in (("its own optimum", optimum), ("rebuilt by the attack", rebuilt)):
+    for name, state in (("its own optimum", optimum), ("reconstructed by the attack", rebuilt)):
         if state is not None:
             lines.append(Line(name=name, x=rounds, y=[float((_flat(state) - s).norm()) for s in sent]))
     return Chart(
@@ -216,12 +216,12 @@ def _flat(state: dict[str, Tensor]) -> Tensor:
 
 
 FINDING_TYPES["local-model"] = FindingType(
-    verdict=by_leaks("{} of {} clients' own models were rebuilt"),
+    verdict=by_leaks("{} of {} clients' own models were reconstructed"),
     rules=(
-        "A client's own model counts as rebuilt when it serves the client's data better than what travelled: for "
+        "A client's own model counts as reconstructed when it serves the client's data better than what was sent: for "
         "classifiers, when its accuracy on them is above that of the last model that the client returned and of the "
         "global model; for regression, when it makes up at least half of the loss between the last returned model and "
-        "the client's own optimum, and lies nearer to that than any model that travelled.",
+        "the client's own optimum, and lies nearer to that than any model that was sent.",
         "'demonstrated': this holds for at least half of the clients. 'partly demonstrated': for at least one.",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),

@@ -23,11 +23,11 @@ from fedaudit.results import Chart, Line
 from fedaudit.threat import Observation
 
 ACCURACY = Metric("membership_accuracy", "share of the records that are rightly called members or not")
-AUC = Metric("membership_auc", "chance that a member's score is above another record's")
+AUC = Metric("membership_auc", "probability that a member's score is above another record's")
 TPR = Metric("membership_tpr", "share of the members that are found where 1 % of the others are taken for members")
 
 LOW = 0.01  # false positives, for TPR
-_SURE = 0.01  # chance at which guessing would pass for a leak
+_SURE = 0.01  # greatest p-value that counts as a leak
 _CAPTION = (
     "The share of the members that the attack finds, against the share of the others that it takes for members, at "
     "every threshold. An attack that knows nothing stays on the diagonal."
@@ -39,8 +39,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     """Compare an attack's scores and decisions with whose the records are.
 
     Members and others are compared in pairs, as they were drawn, so that both are alike in class. Pairs whose member no
-    update used are left out; where the attack looked at one client's model, so are the pairs of other clients' members.
-    An attack counts as a leak where guessing would reach its AUC with a chance of 1 % at most, by the one-sided
+    update used are left out; where the attack queried one client's model, so are the pairs of other clients' members.
+    An attack counts as a leak where guessing would reach its AUC with a probability of 1 % at most, by the one-sided
     Mann-Whitney test: it asks nothing of the scores' distribution, and is exact for few records.
     """
     clients = {m.client for m in observation.messages}
@@ -55,8 +55,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     scores, said = finding.scores[rows], finding.members[rows]
     false, true = roc(scores[member], scores[~member])
     area = auc(scores[member], scores[~member])
-    rng = float(mannwhitneyu(scores[member], scores[~member], alternative="greater").pvalue)
-    notes = [f"AUC {area:.3f} over {int(member.sum())} members and as many others; by guessing with p = {rng:.2g}"]
+    p_value = float(mannwhitneyu(scores[member], scores[~member], alternative="greater").pvalue)
+    notes = [f"AUC {area:.3f} over {int(member.sum())} members and as many others; by guessing with p = {p_value:.2g}"]
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
     if len(rows) < 2 / LOW:
@@ -81,13 +81,13 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
                 ],
             )
         ],
-        leak=rng <= _SURE,
+        leak=p_value <= _SURE,
     )
     return Evaluation(result.model_copy(update={"notes": [*result.notes, *notes]}))
 
 
 def evaluated(truth: Truth, client: int | None) -> Tensor:
-    """Return the records (k,) that count: used members, of ``client`` if one is given, and their twins."""
+    """Return the records (k,) that count: used members, of ``client`` if given, and their matched non-members."""
     counts = truth.owners > UNUSED
     counts &= truth.owners != NOBODY
     if client is not None:
@@ -111,7 +111,7 @@ def roc(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def auc(members: Tensor, others: Tensor) -> float:
-    """Return the area under the ROC curve: the chance that a member's score is higher, ties counted half."""
+    """Return the area under the ROC curve: the probability that a member's score is higher, ties counted half."""
     false, true = roc(members, others)
     return float(torch.trapezoid(true, false))
 
@@ -126,7 +126,7 @@ FINDING_TYPES["membership"] = FindingType(
     verdict=by_leaks("in {} of {} runs the attack told members from other records better than guessing"),
     rules=(
         "Membership counts as leaked when members score above other records, and guessing would reach that AUC with a "
-        "chance of at most 1 % (one-sided Mann-Whitney test).",
+        "probability of at most 1 % (one-sided Mann-Whitney test).",
     ),
     metrics=(AUC, ACCURACY, TPR),
 )

@@ -28,7 +28,7 @@ Over = Callable[[Sequence[float]], Interval | None]
 
 _COMMON_RULES = (
     "'not demonstrated': otherwise. This attack, with these settings, did not show a leak; another might.",
-    "'not applicable': the attack could not be played under this threat model; the reason is given.",
+    "'not applicable': the attack could not be run under this threat model; the reason is given.",
 )
 
 # Scores of images that a user may set a limit for; for each, higher means more leakage.
@@ -42,7 +42,7 @@ def limitable() -> list[str]:
 
 
 def verdict_rules(findings: Sequence[FindingResult]) -> list[str]:
-    """Return the rules by which ``findings`` were judged, in words."""
+    """Return the rules by which ``findings`` were evaluated, in words."""
     kinds = dict.fromkeys(f.kind for f in findings if f.kind) or {"images": None}
     return [*(rule for kind in kinds for rule in FINDING_TYPES[kind].rules), *_COMMON_RULES]
 
@@ -86,7 +86,7 @@ def summarise(findings: Sequence[FindingResult], *, resamples: int, seed: int) -
             "images": len(images),
         }
         if not done:
-            text = f"{attack} could not be played: {group[0].reason}"
+            text = f"{attack} could not be run: {group[0].reason}"
             rows.append(AttackSummary(verdict="not applicable", verdict_text=text, **common))
             continue
         verdict, text = FINDING_TYPES[kind].verdict(done)
@@ -128,13 +128,13 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
     rows = []
     for name in dict.fromkeys(m.name for f in done for m in f.metrics):
         found = [m for f in done for m in f.metrics if m.name == name]
-        training = metric(name)
+        known = metric(name)
         mean = over([m.value for m in found])
         assert mean is not None  # there is one value at least
         rows.append(
             MetricSummary(
                 name=name,
-                summary=training.summary if training else name,
+                summary=known.summary if known else name,
                 unit=found[0].unit,
                 higher_is_better=found[0].higher_is_better,
                 value=mean,
@@ -145,7 +145,7 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
 
 
 def compare(findings: Sequence[FindingResult]) -> list[Comparison]:
-    """Return the paired comparisons of all pairs of attacks that were played on the same images, updates or clients.
+    """Return the paired comparisons of all pairs of attacks that ran on the same images, updates or clients.
 
     By PSNR for images, by the first metric of their kind for other findings. Undecided where the 95 % interval of the
     mean difference holds zero, or where there are fewer than two pairs.
@@ -153,17 +153,17 @@ def compare(findings: Sequence[FindingResult]) -> list[Comparison]:
     rows = []
     for federation in dict.fromkeys(f.federation for f in findings):
         scores: dict[str, dict[str, dict[Any, float]]] = {}
-        training = {"psnr": (True, "dB")}  # metric to whether higher is better, and its unit
+        scales = {"psnr": (True, "dB")}  # metric to whether higher is better, and its unit
         for f in findings:
             if f.federation == federation and f.images:
                 own = scores.setdefault("psnr", {}).setdefault(f.attack, {})
                 own.update({(f.round, f.client, i): image.psnr for i, image in enumerate(f.images)})
             elif f.federation == federation and f.metrics:
                 first = f.metrics[0]
-                training[first.name] = (first.higher_is_better, first.unit)
+                scales[first.name] = (first.higher_is_better, first.unit)
                 scores.setdefault(first.name, {}).setdefault(f.attack, {})[f.round, f.client] = first.value
         for name, by_attack in scores.items():
-            higher, unit = training[name]
+            higher, unit = scales[name]
             for b, a in itertools.combinations(by_attack, 2):
                 shared = [key for key in by_attack[a] if key in by_attack[b]]
                 if not shared:
@@ -195,8 +195,8 @@ def check_limits(limits: dict[str, float]) -> None:
         raise BadInput(f"limits are a mapping of metrics to numbers, such as {{'psnr': 20}}, not {limits!r}")
     for name, limit in limits.items():
         if name not in limitable():
-            training = metric(name)
-            why = f"there is no limit for '{name}'" if training is None else f"of '{name}' less is more leakage"
+            known = metric(name)
+            why = f"there is no limit for '{name}'" if known is None else f"of '{name}' less is more leakage"
             raise BadInput(f"{why}; known: {', '.join(limitable())}")
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
             raise BadInput(f"the limit for '{name}' is {limit!r}; give a number")
@@ -228,10 +228,10 @@ def _limited(
         rates = [(s.identification_rate, f"{s.attack} on {s.federation}") for s in summaries]
         values += [(rate, where) for rate, where in rates if rate is not None]
     elif name == "label_accuracy":
-        pictured = [f for f in findings if f.images and f.label_source != "given"]
-        for (federation, attack), group in _grouped(pictured).items():
-            shares = [f.label_accuracy for f in group if f.label_accuracy is not None]
-            values += [(sum(shares) / len(shares), f"{attack} on {federation}")] if shares else []
+        with_images = [f for f in findings if f.images and f.label_source != "given"]
+        for (federation, attack), group in _grouped(with_images).items():
+            right = [f.label_accuracy for f in group if f.label_accuracy is not None]
+            values += [(sum(right) / len(right), f"{attack} on {federation}")] if right else []
     return values
 
 

@@ -53,7 +53,7 @@ class ExampleKind:
         """Whether one example can have this shape."""
         return len(shape) == len(self.axes) and min(shape) >= 1
 
-    def channels(self, shape: tuple[int, ...]) -> int:  # noqa: ARG002 (images look at it)
+    def channels(self, shape: tuple[int, ...]) -> int:  # noqa: ARG002 (images use it)
         """Return how many values the mean and the standard deviation of examples of this shape have."""
         return 1
 

@@ -1,4 +1,4 @@
-"""What a client does in its turn, where it isn't honest: a part of the simulator that can be replaced."""
+"""What a client does in its round, where it isn't honest: a part of the simulator that can be replaced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HonestTraining(Protocol):
 
 @dataclass(frozen=True)
 class ClientStep:
-    """All that a client has in its hands in one round: what every client has, and nothing of another's.
+    """All that a client holds in one round: what every client has, and nothing of another's.
 
     Attributes:
         round: from 0.
@@ -75,12 +75,12 @@ class Behaviour(Plugin, ABC):
 
         Args:
             task_info: what everybody knows.
-            records: whether its turns will have the adversary's records.
+            records: whether its steps will have the adversary's records.
 
         Raises:
             BadInput: it can't; the message gives the reason and the remedy.
         """
 
     def adversary_log(self) -> Tensors:
-        """Return what the adversary has brought home so far, by name."""
+        """Return the adversary log so far: what it has recorded, by name."""
         return {}

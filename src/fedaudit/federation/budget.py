@@ -16,7 +16,9 @@ from fedaudit.utils.registry import make
 class PrivacyBudget:
     """Who may still send, where the updates have differential privacy."""
 
-    def __init__(self, spec: FederationSpec, defences: DefencesSpec, shares: list[Split], history: History) -> None:
+    def __init__(
+        self, spec: FederationSpec, defences: DefencesSpec, client_data: list[Split], history: History
+    ) -> None:
         self.history = history
         self.account: Account | None = None
         self.central_noise = 0.0
@@ -25,9 +27,9 @@ class PrivacyBudget:
         dp = make(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
         if not isinstance(dp, DifferentialPrivacy):
             return
-        fewest = min(map(len, shares))
+        fewest = min(map(len, client_data))
         batch = min(spec.batch_size, fewest)
-        epoch = math.ceil(max(map(len, shares)) / batch)
+        epoch = math.ceil(max(map(len, client_data)) / batch)
         steps = spec.local_steps or (spec.local_epochs or 0) * epoch or 1
         per_round = spec.clients_per_round or spec.clients
         self.central = dp.where == "central"

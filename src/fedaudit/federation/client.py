@@ -52,7 +52,7 @@ class Federation:
         loss: mean over a batch.
         reveal_labels: whether updates carry their labels, for threat models that grant them.
         wanted: the examples that the threat model grants the adversary.
-        shares: what each client holds.
+        client_data: what each client holds.
         drawn: the adversary's records, and on what accuracy is measured.
         aggregator: of the server.
         behaviour: of the malicious clients, as they begin; None where there are none.
@@ -71,7 +71,7 @@ class Federation:
     loss: Loss
     reveal_labels: bool
     wanted: RecordsSpec
-    shares: list[Split]
+    client_data: list[Split]
     drawn: RecordDraw
     aggregator: Aggregator
     behaviour: Behaviour | None = None
@@ -107,7 +107,7 @@ class Client:
         self.behaviour = behaviour
         self.records = records
         self.used = torch.zeros(len(data), dtype=torch.bool)  # which of its examples an update was made from
-        self.draws = generator(seed, spec.name, "behaviour", number)
+        self.behaviour_rng = generator(seed, spec.name, "behaviour", number)
         self.gradients: Gradients | None = None
         if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
             self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
@@ -118,7 +118,7 @@ class Client:
         return {
             "order": self.order.get_state(),
             "noise": self.noise.get_state(),
-            "draws": self.draws.get_state(),
+            "draws": self.behaviour_rng.get_state(),
             "pending": self.pending,
             "used": self.used,
             "sanitiser": self.sanitiser.state_dict(),
@@ -128,7 +128,7 @@ class Client:
         """Go on from what :meth:`state_dict` returned."""
         self.order.set_state(state["order"])
         self.noise.set_state(state["noise"])
-        self.draws.set_state(state["draws"])
+        self.behaviour_rng.set_state(state["draws"])
         self.pending = list(state["pending"])
         self.used = state["used"]
         self.sanitiser.load_state_dict(state["sanitiser"])
@@ -165,7 +165,9 @@ class Client:
             if self.behaviour is None:
                 return honest(batches), rows
             held = (task_info.normalise(self.records.inputs), self.records.labels) if self.records else None
-            step = ClientStep(index, self.number, model, start, batches, honest, task_info, loss, self.draws, held)
+            step = ClientStep(
+                index, self.number, model, start, batches, honest, task_info, loss, self.behaviour_rng, held
+            )
             return self.behaviour(step), rows
 
     def _honest(

@@ -21,7 +21,7 @@ def encode(tensors: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
     """Return ``tensors`` as bytes; both sides know the model, so names and shapes needn't travel.
 
     A tensor is written as it is; or as the positions (4 bytes each, or a bitmap) and values of what isn't zero; or,
-    where all its numbers are ±a, as a and one bit each. Without loss, whichever is shortest.
+    where all its elements are ±a, as a and one bit each. Without loss, whichever is shortest.
 
     Args:
         tensors: some of the model's.

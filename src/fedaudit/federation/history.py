@@ -24,7 +24,7 @@ class History:
         accuracy: share of held-out examples classified correctly, at each.
         per_client: at each, every client's accuracy on held-out examples, weighted as its own classes are.
         bytes: of each update as it was sent, statistics included.
-        parameters: numbers of each update that were sent: tensors that travelled, without a sparse update's zeros.
+        parameters: elements of each update that were sent: those of the tensors sent, without a sparse update's zeros.
         training_seconds: of all local training.
         sanitising_seconds: of all sanitisers.
         epsilon: after each round, where there is differential privacy (Rényi).
@@ -52,23 +52,29 @@ class History:
     sent: list[list[int]] = field(default_factory=list)
     rejected: list[list[int]] = field(default_factory=list)
 
-    def add(self, turn: History) -> None:
-        """Add what one client's turn cost, which was told to a course of its own."""
-        self.bytes += turn.bytes
-        self.parameters += turn.parameters
-        self.training_seconds += turn.training_seconds
-        self.sanitising_seconds += turn.sanitising_seconds
+    def add(self, step: History) -> None:
+        """Add what one client's round cost, which a history of its own recorded."""
+        self.bytes += step.bytes
+        self.parameters += step.parameters
+        self.training_seconds += step.training_seconds
+        self.sanitising_seconds += step.sanitising_seconds
 
     def accepted(self, clients: range) -> list[float | None]:
         """Return, for each round, the share of the updates of ``clients`` that were taken; None: they sent none."""
-        shares: list[float | None] = []
+        accepted: list[float | None] = []
         for sent, rejected in zip(self.sent, self.rejected, strict=True):
             own = [client for client in sent if client in clients]
-            shares.append(sum(c not in rejected for c in own) / len(own) if own else None)
-        return shares
+            accepted.append(sum(c not in rejected for c in own) / len(own) if own else None)
+        return accepted
 
     def measure(
-        self, model: nn.Module, task_info: TaskInfo, held_out: Split, shares: Sequence[Split], finished: int, last: bool
+        self,
+        model: nn.Module,
+        task_info: TaskInfo,
+        held_out: Split,
+        client_data: Sequence[Split],
+        finished: int,
+        last: bool,
     ) -> None:
         """Measure the model's accuracy if it is time; its mode and buffers stay as they were.
 
@@ -76,7 +82,7 @@ class History:
             model: global.
             task_info: its preprocessing.
             held_out: examples that no client holds.
-            shares: what each client holds; only its classes count.
+            client_data: what each client holds; only its classes count.
             finished: rounds.
             last: no more rounds follow.
         """
@@ -89,15 +95,15 @@ class History:
         self.rounds.append(finished)
         self.accuracy.append(float(right[1].sum() / total.sum()))
         per_client = []
-        for share in shares:
-            held = torch.bincount(share.targets, minlength=task_info.num_classes).double()
+        for data in client_data:
+            held = torch.bincount(data.targets, minlength=task_info.num_classes).double()
             held *= total > 0
             per_client.append(float((by_class * held).sum() / held.sum().clamp(min=1)))
         self.per_client.append(per_client)
 
 
 def _right(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
-    """Return (2, classes) numbers of wrong and right answers."""
+    """Return (2, classes) counts of wrong and right answers."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
     counts = torch.zeros(2, task_info.outputs, dtype=torch.float64)

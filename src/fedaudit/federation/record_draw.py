@@ -46,7 +46,7 @@ class RecordDraw:
 
 def draw(
     wanted: RecordsSpec,
-    shares: Sequence[Split],
+    client_data: Sequence[Split],
     honest: int,
     rest: Split,
     held_out: Split,
@@ -56,7 +56,7 @@ def draw(
 ) -> RecordDraw:
     """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
 
-    Every member has a twin among the others: of its class and of its group (whose data it is like, where the data set
+    Every member has a matched non-member: of its class and of its group (whose data it is like, where the data set
     knows) as far as there is one, so that a record isn't given away by what it is of. Equal examples are drawn once,
     nothing that a malicious client holds is drawn, and nothing that any client holds passes for an example that nobody
     trained on. These come from ``rest`` first, which is of the clients' own split, and then from ``held_out``. Accuracy
@@ -64,7 +64,7 @@ def draw(
 
     Args:
         wanted: how many.
-        shares: what each client holds; the honest ones first.
+        client_data: what each client holds; the honest ones first.
         honest: how many of them there are.
         rest: examples of the split that the clients hold, held or not; they may be theirs.
         held_out: the other split.
@@ -76,10 +76,12 @@ def draw(
     """
     nothing = torch.zeros(0, dtype=torch.int64)
     if not wanted.records:
-        return RecordDraw(None, nothing, nothing, nothing, held_out if len(held_out) else _nobodys(rest, shares, set()))
+        return RecordDraw(
+            None, nothing, nothing, nothing, held_out if len(held_out) else _unheld(rest, client_data, set())
+        )
     half = wanted.records // 2
-    theirs = _joined(shares[:honest])
-    marks = [_digests(share) for share in shares]
+    theirs = _joined(client_data[:honest])
+    marks = [_digests(data) for data in client_data]
     malicious = {mark for share in marks[honest:] for mark in share}
     own = [mark for share in marks[:honest] for mark in share]
     members = _distinct(torch.randperm(len(theirs), generator=generator).tolist(), own, malicious)[:half]
@@ -99,18 +101,18 @@ def draw(
             f"there are {max(0, len(non_members) - 1)}; lower them, or let the clients hold less "
             "(federations.*.examples)"
         )
-    others = _matched(_kinds(theirs, members), non_members, _kinds(free, non_members))
+    others = _matched(_strata(theirs, members), non_members, _strata(free, non_members))
     gone = set(others)
     public = [row for row in non_members if row not in gone][: wanted.public]
     taken = {row - len(rest) for row in [*others, *public]}
     left = held_out[[row for row in range(len(held_out)) if row not in taken]]
     if not len(held_out):
-        left = _nobodys(rest, shares, {*others, *public})
+        left = _unheld(rest, client_data, {*others, *public})
     elif not len(left):
         raise BadInput("threat.records and public_examples leave nothing to measure accuracy on; lower them")
     shuffle = torch.randperm(2 * half, generator=generator)
     place = torch.argsort(shuffle)
-    lengths = torch.tensor([len(share) for share in shares[:honest]])
+    lengths = torch.tensor([len(data) for data in client_data[:honest]])
     owners = torch.repeat_interleave(torch.arange(honest), lengths)[members]
     positions = torch.tensor(members) - (lengths.cumsum(0) - lengths)[owners]
     none = torch.full((half,), NOBODY)
@@ -139,9 +141,9 @@ def draw(
     )
 
 
-def _nobodys(rest: Split, shares: Sequence[Split], taken: set[int]) -> Split:
+def _unheld(rest: Split, client_data: Sequence[Split], taken: set[int]) -> Split:
     """Return the examples of ``rest`` that no client holds, without the rows in ``taken``."""
-    held = {mark for share in shares for mark in _digests(share)}
+    held = {mark for data in client_data for mark in _digests(data)}
     return rest[[row for row, mark in enumerate(_digests(rest)) if mark not in held and row not in taken]]
 
 
@@ -165,7 +167,7 @@ def _distinct(order: Sequence[int], marks: Sequence[bytes], excluded: set[bytes]
     return list(first.values())
 
 
-def _kinds(split: Split, rows: Sequence[int]) -> list[tuple[int, int]]:
+def _strata(split: Split, rows: Sequence[int]) -> list[tuple[int, int]]:
     """Return group and class of each row; real-valued targets are all of one class."""
     assert split.groups is not None
     classes = torch.zeros(len(split)) if split.targets.is_floating_point() else split.targets

@@ -50,7 +50,7 @@ class Server:
         as they are. The aggregate is then that of the tensors that most clients sent.
 
         BatchNorm's running statistics are averaged with the weights that it gives the clients, or by the rule itself
-        where it looks at every coordinate on its own; counters are the largest of those who weren't left out.
+        where it treats every coordinate on its own; counters are the largest of those who weren't left out.
 
         Args:
             weights: the global model's state that the clients started from.
@@ -84,11 +84,11 @@ class Server:
             whole = Aggregate(torch.zeros(0), nobody, {}, too_few[0])
         else:
             senders, whole = next(iter(parts.items()))
-            shares = torch.zeros(len(updates), dtype=whole.weights.dtype)
-            shares[list(senders)] = whole.weights.cpu()
+            of_all = torch.zeros(len(updates), dtype=whole.weights.dtype)
+            of_all[list(senders)] = whole.weights.cpu()
             rejected = {senders[row]: reason for row, reason in whole.rejected.items()}
             fallback = whole.fallback or (f"some layers stayed as they were: {too_few[0]}" if too_few else None)
-            whole = replace(whole, weights=shares, rejected=rejected, fallback=fallback)
+            whole = replace(whole, weights=of_all, rejected=rejected, fallback=fallback)
         state |= self._statistics(weights, updates, whole)
         return state, whole
 
@@ -117,15 +117,15 @@ class Server:
                 state[name] = stack.amax(dim=0)
                 continue
             matrix = stack.flatten(1)
-            shares = aggregate.weights[rows].to(matrix)
+            given = aggregate.weights[rows].to(matrix)
             if self.aggregator.coordinatewise:
                 try:
                     vector = self.aggregator.anew()(matrix).vector
                 except BadInput:  # too few sent this layer
                     continue
             else:
-                equal = torch.full_like(shares, 1 / len(rows))
-                vector = (shares / shares.sum() if bool(shares.sum() > 0) else equal) @ matrix
+                equal = torch.full_like(given, 1 / len(rows))
+                vector = (given / given.sum() if bool(given.sum() > 0) else equal) @ matrix
             state[name] = vector.view_as(weights[name])
         return state
 

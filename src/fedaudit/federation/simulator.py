@@ -80,7 +80,7 @@ def simulate(
         BadInput: a client's training or a rule fails on what the rounds bring.
     """
     spec, defences, seed = federation.spec, federation.defences, federation.seed
-    shares, drawn = federation.shares, federation.drawn
+    client_data, drawn = federation.client_data, federation.drawn
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
     behaviour, aggregator = copy.deepcopy((federation.behaviour, federation.aggregator))  # they may remember
@@ -88,14 +88,14 @@ def simulate(
     during_training = drawn.records if federation.wanted.during_training else None
     clients = [
         Client(
-            i, share, federation, spec, defences, seed, layers, *((behaviour, during_training) if i >= honest else ())
+            i, data, federation, spec, defences, seed, layers, *((behaviour, during_training) if i >= honest else ())
         )
-        for i, share in enumerate(shares)
+        for i, data in enumerate(client_data)
     ]
     root = _root(federation)
     history = History(federation.accuracy_every, federation.accuracy_examples)
     per_round = spec.clients_per_round or spec.clients
-    budget = PrivacyBudget(spec, defences, shares, history)
+    budget = PrivacyBudget(spec, defences, client_data, history)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
     sampler = _sampler(spec, seed)
@@ -134,9 +134,9 @@ def simulate(
         rounds, rows = unpack(saved["rounds"]), saved["rows"]
     pool = WorkerPool(clients, workers, spec.rounds - begin)
 
-    def tell(before: int, turns: int) -> None:
+    def tell(before: int, steps: int) -> None:
         if report:
-            report(before + turns)
+            report(before + steps)
 
     for index in range(begin, spec.rounds):
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -145,10 +145,10 @@ def simulate(
             history.stopped, history.why = index, why
             break
         kept = spec.record is None or index in spec.record
-        turns = pool.run_round(model, index, weights, chosen, history, partial(tell, index * per_round))
-        updates = [update for update, _ in turns]
+        results = pool.run_round(model, index, weights, chosen, history, partial(tell, index * per_round))
+        updates = [update for update, _ in results]
         if kept:
-            rows |= {(index, number): used for number, (_, used) in zip(chosen, turns, strict=True)}
+            rows |= {(index, number): used for number, (_, used) in zip(chosen, results, strict=True)}
         model.load_state_dict(weights)
         own = root.train(model, index)[0] if root else None
         after, aggregate = server.apply(weights, updates, own)
@@ -160,11 +160,11 @@ def simulate(
             rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
         budget.close(chosen)
         last = index + 1 == spec.rounds
-        history.measure(model, federation.task_info, drawn.held_out, shares, index + 1, last)
+        history.measure(model, federation.task_info, drawn.held_out, client_data, index + 1, last)
         if checkpoint:
             checkpoint.save(key, state, last)
     if history.stopped is not None and history.rounds[-1:] != [history.stopped]:
-        history.measure(model, federation.task_info, drawn.held_out, shares, history.stopped, True)
+        history.measure(model, federation.task_info, drawn.held_out, client_data, history.stopped, True)
     budget.end()
     transcript = Transcript(
         federation.name,
@@ -215,13 +215,13 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     try:
         held = pool[_held_examples(pool, spec.examples)]
         if len(held) < spec.clients:
-            raise BadInput(f"{len(held)} examples can't be spread over {spec.clients} clients")
+            raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
         options = spec.partition.options()
         rows = partition(spec.partition.scheme, held.targets, spec.clients, rng, groups=held.groups, **options)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
-    shares = [held[share] for share in rows]
+    client_data = [held[own] for own in rows]
     if spec.malicious and spec.malicious.lacks:
         if dataset.num_classes is None:
             raise BadInput(
@@ -229,12 +229,12 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
             )
         first = spec.clients - spec.malicious.clients
         without = torch.tensor(spec.malicious.lacks)
-        shares[first:] = [share[~torch.isin(share.targets, without)] for share in shares[first:]]
-        if not all(map(len, shares)):
+        client_data[first:] = [data[~torch.isin(data.targets, without)] for data in client_data[first:]]
+        if not all(map(len, client_data)):
             raise BadInput(
                 f"federation '{spec.name}': without the classes that they lack a malicious client has nothing left"
             )
-    return shares
+    return client_data
 
 
 def draw_records(
@@ -242,7 +242,7 @@ def draw_records(
     split: str,
     wanted: RecordsSpec,
     spec: FederationSpec,
-    shares: list[Split],
+    client_data: list[Split],
     *,
     seed: int,
     measured: bool = False,
@@ -256,7 +256,7 @@ def draw_records(
         split: train or test.
         wanted: of these data.
         spec: of the federation.
-        shares: what each client holds.
+        client_data: what each client holds.
         seed: of the scenario; the same records under every defence.
         measured: whether accuracy will be.
 
@@ -272,10 +272,10 @@ def draw_records(
     honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
     try:
         if not wanted.pretrained:
-            return draw(wanted, shares, honest, pool, held_out, generator=rng, hidden=hidden)
+            return draw(wanted, client_data, honest, pool, held_out, generator=rng, hidden=hidden)
         if split == "train":  # all of it was trained on
-            return draw(wanted, shares, honest, pool[:0], held_out, generator=rng, hidden=hidden)
-        drawn = draw(wanted, shares, honest, pool, held_out[:0], generator=rng, hidden=hidden)
+            return draw(wanted, client_data, honest, pool[:0], held_out, generator=rng, hidden=hidden)
+        drawn = draw(wanted, client_data, honest, pool, held_out[:0], generator=rng, hidden=hidden)
         classes = data.num_classes
         if measured and classes is not None and len(drawn.held_out) < classes:
             raise BadInput(
@@ -288,7 +288,7 @@ def draw_records(
 
 
 def check(federation: Federation) -> None:
-    """Refuse what can't work before anything is simulated, not when its turn comes.
+    """Refuse what can't work before anything is simulated, not when it is reached.
 
     Raises:
         BadInput: a defence, a behaviour, the budget or this machine's memory doesn't fit; the message says what to do.
@@ -296,7 +296,7 @@ def check(federation: Federation) -> None:
     spec = federation.spec
     try:
         _check_size(federation)
-        held = sum(map(len, federation.shares))
+        held = sum(map(len, federation.client_data))
         if (wanted := federation.aggregator.settings().get("root_examples", 0)) > held:
             raise BadInput(
                 f"root_examples is {wanted}, but the clients hold {held} examples together; "
@@ -306,8 +306,8 @@ def check(federation: Federation) -> None:
         if sample_level and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
         if federation.behaviour:
-            turns_have_records = bool(federation.wanted.records and federation.wanted.during_training)
-            federation.behaviour.check(federation.task_info, turns_have_records)
+            given_records = bool(federation.wanted.records and federation.wanted.during_training)
+            federation.behaviour.check(federation.task_info, given_records)
         _check_budget(federation)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
@@ -316,7 +316,7 @@ def check(federation: Federation) -> None:
 def _check_budget(federation: Federation) -> None:
     """Refuse a privacy budget that ends the federation before the first recorded round."""
     spec = federation.spec
-    budget = PrivacyBudget(spec, federation.defences, federation.shares, History())
+    budget = PrivacyBudget(spec, federation.defences, federation.client_data, History())
     first = min(spec.record or [0])
     if budget.account is None or budget.allowed > first:  # nobody has sent so often by then
         return
@@ -345,11 +345,16 @@ def _check_size(federation: Federation) -> None:
 
 def _root(federation: Federation) -> Client | None:
     """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
-    aggregator, shares, spec, seed = federation.aggregator, federation.shares, federation.spec, federation.seed
+    aggregator, client_data, spec, seed = (
+        federation.aggregator,
+        federation.client_data,
+        federation.spec,
+        federation.seed,
+    )
     if not aggregator.root:
         return None
     wanted = aggregator.settings()["root_examples"]
-    owned = Split(torch.cat([s.inputs for s in shares]), torch.cat([s.targets for s in shares]))
+    owned = Split(torch.cat([s.inputs for s in client_data]), torch.cat([s.targets for s in client_data]))
     rows = torch.randperm(len(owned), generator=generator(seed, spec.name, "root"))[:wanted]
     return Client(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())
 
@@ -374,11 +379,11 @@ def _held_examples(pool: Split, examples: int | None) -> Tensor:
     if pool.targets.is_floating_point():
         return torch.arange(examples)
     seen: dict[int, int] = {}
-    turns = []
+    order = []
     for row, label in enumerate(pool.targets.tolist()):
         seen[label] = seen.get(label, 0) + 1
-        turns.append((seen[label], label, row))
-    return torch.tensor([row for _, _, row in sorted(turns)[:examples]])
+        order.append((seen[label], label, row))
+    return torch.tensor([row for _, _, row in sorted(order)[:examples]])
 
 
 def _candidates(
@@ -392,7 +397,7 @@ def _candidates(
     if federation.split == "test":
         return test
     seen: dict[bytes, tuple[Tensor, Tensor]] = {}
-    used: set[tuple[int, int]] = set()  # (client, row): looking at numbers is quicker than at examples
+    used: set[tuple[int, int]] = set()  # (client, row): comparing row numbers is quicker than comparing examples
     for key, batch in inputs.items():
         for i, row in enumerate(rows[key].tolist()):
             if (key[1], row) not in used:

@@ -90,7 +90,7 @@ class FederationSpec(Spec):
         if self.record is not None and not 0 <= max(self.record) < self.rounds:
             raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
         if self.examples is not None and self.examples < self.clients:
-            raise ValueError(f"{self.examples} examples can't be spread over {self.clients} clients")
+            raise ValueError(f"{self.examples} examples can't be partitioned over {self.clients} clients")
         return self
 
 

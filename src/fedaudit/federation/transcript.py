@@ -72,7 +72,7 @@ class Transcript:
         module: the architecture (its own weights mean nothing; every round has the ones that travelled).
         loss: mean over a batch, (outputs, targets) to a scalar.
         rounds: in order.
-        adversary_log: what malicious clients brought home, by name; only they have it.
+        adversary_log: what malicious clients recorded, by name; only they have it.
         records: the examples that the adversary holds, if any.
     """
 
@@ -306,7 +306,7 @@ class _Header(BaseModel):
 
 
 def _check_version(path: Path, text: str) -> None:
-    """Look at format and version first: what another version's index holds isn't known here."""
+    """Read format and version first: what another version's index holds isn't known here."""
     header = _Header.model_validate_json(text)
     if header.format != FORMAT:
         raise CorruptTranscript(f"{path}: format is '{header.format}', not '{FORMAT}'")

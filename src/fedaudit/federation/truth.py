@@ -23,7 +23,7 @@ FILE = "truth.safetensors"
 
 @dataclass(frozen=True)
 class Truth:
-    """What the clients trained on, and the pictures that a recovered one could be mistaken for.
+    """What the clients trained on, and the images that a recovered one could be mistaken for.
 
     Attributes:
         inputs: (round, client) to (n, C, H, W) pixels in [0, 1], or (n, d) rows, in the order of use.

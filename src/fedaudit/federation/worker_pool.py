@@ -1,4 +1,4 @@
-"""Who computes a round's turns: this process, or worker processes where that is quicker. The bits are the same."""
+"""Runs a round's client steps in this process, or in worker processes where that is quicker. The bits are the same."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _WORTH = 10.0  # seconds that are left, below which starting processes doesn't p
 
 
 class WorkerPool:
-    """Lets the clients of a round take their turns.
+    """Runs the clients of a round.
 
-    The first round is played in this process and timed; if more than ten seconds are left, worker processes take the
-    honest clients' turns from then on. Malicious clients collude, so theirs are taken here, one after the other.
+    The first round runs in this process and is timed; if more than ten seconds are left, worker processes run the
+    honest clients from then on. Malicious clients collude, so they run here, one after the other.
     """
 
     def __init__(self, clients: Sequence[Client], workers: int, rounds: int) -> None:
         self.clients = clients
         self.workers = workers
         self.left = rounds
-        self.seconds = 0.0  # of the last round that was played here
+        self.seconds = 0.0  # of the last round that ran here
 
     def run_round(
         self,
@@ -49,7 +49,7 @@ class WorkerPool:
             weights: of the round.
             chosen: numbers of the clients.
             history: is told what it cost.
-            report: called with the turns of this round that have been taken.
+            report: called with the clients of this round that are done.
 
         Raises:
             FedAuditError: a client's worker process died twice.
@@ -115,7 +115,7 @@ def _step(client: Client, model: nn.Module, index: int, weights: Tensors, histor
 
 
 def _work(task: tuple[Client, nn.Module, int, Tensors]) -> tuple[StepResult, State, History]:
-    """Run in a worker: one turn, what the client remembers of it, and what it cost."""
+    """Run in a worker: one client step, the state of the client after it, and what it cost."""
     history = History()
     client = task[0]
     with one_thread():

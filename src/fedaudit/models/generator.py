@@ -27,7 +27,7 @@ class GeneratorSpec:
 
     Attributes:
         input_shape: of its images, (C, H, W), at least 4 by 4 pixels.
-        latent: numbers in a code.
+        latent: elements of a latent code.
         width: channels at the image's own size; doubled at every halving of it.
     """
 

@@ -1,1 +1,1 @@
-"""From a scenario to a finished audit: prepare, simulate, attack, judge."""
+"""From a scenario to a finished audit: prepare, simulate, attack, evaluate."""

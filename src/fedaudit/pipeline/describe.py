@@ -1,4 +1,4 @@
-"""What a federation was like: its facts, its defences in words, what its rounds brought and cost."""
+"""What a federation was like: its settings, its defences in words, what its rounds brought and cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedaudit.utils.validation import NamedSpec
 
 
 def federation_record(transcript: Transcript, history: History | None, scenario: Scenario) -> FederationRecord:
-    """Return the facts of one of the scenario's federations; ``history``: None where it was read from disk."""
+    """Return the settings of one of the scenario's federations; ``history``: None where it was read from disk."""
     name, spec, placed = next(run for run in scenario.runs() if run[0] == transcript.name)
     examples = sorted({u.num_examples for r in transcript.rounds for u in r.updates})
     sizes = " or ".join(map(str, examples)) + (" example" if examples == [1] else " examples")
@@ -111,5 +111,5 @@ def _stopped(transcript: Transcript, history: History | None, spec: FederationSp
     """Return after how many rounds the privacy budget ended the federation, if it did and that is known."""
     if history is not None:
         return history.stopped
-    played = len(transcript.rounds)
-    return played if spec.record is None and played < spec.rounds else None
+    recorded = len(transcript.rounds)
+    return recorded if spec.record is None and recorded < spec.rounds else None

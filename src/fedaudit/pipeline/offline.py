@@ -91,7 +91,7 @@ def attack_transcript(
     if truth is None and isinstance(source, Path) and (source / FILE).exists():
         truth = source / FILE
     if limits and truth is None:
-        raise BadInput("--fail-above needs the ground truth to judge by, and there is none beside the transcript")
+        raise BadInput("--fail-above needs the ground truth to evaluate by, and there is none beside the transcript")
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         recorded = _open_truth(truth, transcript)[1].seed
         seed = recorded if seed is None else seed

@@ -234,8 +234,8 @@ def _federations(
     split, seed, measured = scenario.data.split, scenario.seed, scenario.evaluation.accuracy_every
     federations = []
     for spec, behaviour in zip(scenario.federations, behaviours, strict=True):
-        shares = partition_clients(dataset, split, spec, seed=seed)
-        drawn = draw_records(dataset, split, wanted, spec, shares, seed=seed, measured=measured is not None)
+        client_data = partition_clients(dataset, split, spec, seed=seed)
+        drawn = draw_records(dataset, split, wanted, spec, client_data, seed=seed, measured=measured is not None)
         for defences, aggregator in zip((scenario.defences, *scenario.other_defences), aggregators, strict=True):
             federation = Federation(
                 name=next(names),
@@ -249,7 +249,7 @@ def _federations(
                 loss=loss,
                 reveal_labels=scenario.threat.knows_labels,
                 wanted=wanted,
-                shares=shares,
+                client_data=client_data,
                 drawn=drawn,
                 aggregator=aggregator,
                 behaviour=behaviour,

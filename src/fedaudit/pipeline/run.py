@@ -48,7 +48,7 @@ from fedaudit.utils.version import __version__
 
 @dataclass(frozen=True)
 class Audit:
-    """A finished audit: the result and the pictures that it refers to.
+    """A finished audit: the result and the images that it refers to.
 
     Attributes:
         result: JSON-serialisable.
@@ -69,7 +69,7 @@ class Audit:
         return any(threshold.exceeded for threshold in self.result.thresholds)
 
     def save(self, folder: Path | str) -> Path:
-        """Write results.json, report.html, scenario.yaml and the pictures to ``folder``; return the report's path.
+        """Write results.json, report.html, scenario.yaml and the images to ``folder``; return the report's path.
 
         Raises:
             BadInput: the folder can't be written, or a name leads out of it.
@@ -220,7 +220,7 @@ def plan(
     seed: int = 0,
     device: str = "cpu",
 ) -> list[Trial]:
-    """Return every attack on all that it looks at, checked beforehand; one that doesn't apply has its outcome already.
+    """Return every attack on all in its scope, checked beforehand; one that does not apply has its outcome already.
 
     That is every update that the adversary sees, every client that it sees updates of (or as many of the first as
     ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the
@@ -262,7 +262,7 @@ def assess(
     started: float,
     repeat: str | None = None,
 ) -> Audit:
-    """Open the truth, now that every attack has been run, and judge."""
+    """Open the truth, now that every attack has been run, and evaluate."""
     scenario, attacks = resolved.scenario, resolved.attacks
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
@@ -313,12 +313,12 @@ def assess(
 
 
 def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
-    played = {attack.name for attack in attacks}
-    others = [name for name in ATTACKS.names() if name not in played]
+    named = {attack.name for attack in attacks}
+    others = [name for name in ATTACKS.names() if name not in named]
     threat: ThreatModel = scenario.threat
     lines = [f"other adversaries than this one: {threat.summary}"]
     if others:
-        lines.append(f"attacks that fedaudit has and this audit did not play: {', '.join(others)}")
+        lines.append(f"attacks that fedaudit has and this audit did not run: {', '.join(others)}")
     acts = any(f.malicious for f in scenario.federations)
     lines += [
         "a server that sends altered models, and clients that poison the training"
@@ -342,7 +342,7 @@ def _how_to_repeat(scenario: Scenario) -> str:
 
 
 def environment(device: str) -> dict[str, str]:
-    """Return what the numbers were computed with."""
+    """Return what the results were computed with."""
     return {
         "fedaudit": __version__,
         "python": platform.python_version(),

@@ -73,7 +73,7 @@ def public_examples(dataset: Dataset) -> Tensor:
     """Return the train split's images without those that are in the test split, too, (n, C, H, W).
 
     The clients of a scenario hold the test split (or the audit refuses the generator), so the adversary's public data
-    and the victims have no picture in common.
+    and the victims have no image in common.
 
     Raises:
         BadInput: these aren't images, or none is left.
@@ -107,7 +107,7 @@ def train_generator(
     Args:
         dataset: of the victims' domain.
         out: a .safetensors file.
-        latent: numbers in a code.
+        latent: elements of a latent code.
         width: channels at the image's own size.
         plan: how.
         again: train in any case, and write over what ``out`` holds.
@@ -205,11 +205,11 @@ class _Run:
         return torch.randn((self.plan.batch_size, self.spec.latent), generator=self.draw)
 
     def _adversarial(self, real: Tensor) -> None:
-        made, judge = self.generator, self.other
+        made, critic = self.generator, self.other
         with torch.no_grad():
             fake = made(self._codes())
-        _descend(self.optimisers[1], F.softplus(-judge(real)).mean() + F.softplus(judge(fake)).mean())
-        _descend(self.optimisers[0], F.softplus(-judge(made(self._codes()))).mean())
+        _descend(self.optimisers[1], F.softplus(-critic(real)).mean() + F.softplus(critic(fake)).mean())
+        _descend(self.optimisers[0], F.softplus(-critic(made(self._codes()))).mean())
         with torch.no_grad():
             for mean, now in zip(self.average.parameters(), made.parameters(), strict=True):
                 mean.lerp_(now, 1 - min(_AVERAGE, (self.done + 1) / (self.done + 10)))
@@ -275,7 +275,7 @@ def _descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def sample_sheet(trained: TrainedGenerator, *, count: int = 64, seed: int = 0) -> Tensor:
-    """Return ``count`` images of random codes as one picture, (C, H', W') in [0, 1], eight in a row."""
+    """Return ``count`` images of random codes as one image, (C, H', W') in [0, 1], eight in a row."""
     codes = torch.randn((count, trained.network.spec.latent), generator=generator(seed, "generator", "samples"))
     with torch.no_grad():
         images = trained.network(codes)

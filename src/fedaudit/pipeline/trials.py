@@ -25,7 +25,7 @@ class Trial:
 
     Attributes:
         attack: what to run.
-        observation: what the attack looks at: one update, one client, or the federation.
+        observation: what the attack receives: one update, one client, or the federation.
         seed: of the scenario; the attack's generator derives from it and from *what* is attacked, so that all attacks
             start from the same dummy image.
         device: where to compute.
@@ -122,7 +122,7 @@ def run_trials(
     if workers <= 1 or len(todo) <= 1:
         with one_thread():
             for i in todo:
-                outcomes[i] = _play(trials[i], paths[i], _shifted(report, done))
+                outcomes[i] = _run_and_keep(trials[i], paths[i], _shifted(report, done))
                 done += trials[i].work
     else:
         began, parts, died = done, dict.fromkeys(todo, 0.0), None
@@ -149,7 +149,7 @@ def run_trials(
     return [replace(trial, outcome=outcome) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 
-def _play(trial: Trial, path: Path | None, report: Report | None) -> Finding | NotApplicable:
+def _run_and_keep(trial: Trial, path: Path | None, report: Report | None) -> Finding | NotApplicable:
     outcome = trial.run(report)
     if path and isinstance(outcome, Finding):
         try:
@@ -166,7 +166,7 @@ def _shifted(report: Report | None, before: float) -> Report | None:
 def _work(task: tuple[Trial, Path | None]) -> Finding | NotApplicable:
     """Run in a worker: one thread."""
     with one_thread():
-        return _play(*task, tell)
+        return _run_and_keep(*task, tell)
 
 
 def _make_folder(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report room: an AuditResult in, one self-contained HTML page out."""
+"""The report package: an AuditResult in, one self-contained HTML page out."""
 
 from fedaudit.report.page import render_report, write_report
 

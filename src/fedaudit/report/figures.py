@@ -59,7 +59,7 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a figure: an attack's progress, averaged over the updates that it was played against."""
+    """One line of a figure: an attack's progress, averaged over the updates that it ran against."""
 
     attack: str
     style: int
@@ -86,8 +86,8 @@ class Spread:
 def attack_names(result: AuditResult) -> list[str]:
     """Return every attack's name once, in the order that fixes its colour, line and marker throughout the page."""
     listed = [a.name for a in result.attacks]
-    played = [s.attack for s in result.summaries] + [f.attack for f in result.findings]
-    return list(dict.fromkeys(listed + played))
+    ran = [s.attack for s in result.summaries] + [f.attack for f in result.findings]
+    return list(dict.fromkeys(listed + ran))
 
 
 def curve_series(result: AuditResult, federation: str, quantity: Quantity) -> list[Series]:

@@ -138,8 +138,8 @@ def prices(result: AuditResult) -> list[Price]:
     """Return a row for every federation that was simulated here, sorted as the scenario says, unknown values last."""
     by, rows = scale(result), []
     for record in result.federations:
-        course = record.course
-        if course is None:
+        history = record.course
+        if history is None:
             continue
         own = [s for s in result.summaries if s.federation == record.name]
         worst = max((s for s in own if by.of(s)), key=lambda s: strength(s, [by]), default=None)
@@ -150,12 +150,12 @@ def prices(result: AuditResult) -> list[Price]:
                 without=_without(own, by),
                 leak=by.of(worst) if worst else None,
                 identified=worst.identification_rate if worst else None,
-                accuracy=course.accuracy[-1] if course.accuracy else None,
-                worst_client=min(course.per_client[-1]) if course.per_client else None,
-                bytes=course.bytes,
-                parameters=course.parameters,
-                overhead=course.timing.sanitising / course.timing.training if course.timing.training else 0.0,
-                epsilon=course.epsilon[-1] if course.epsilon else None,
+                accuracy=history.accuracy[-1] if history.accuracy else None,
+                worst_client=min(history.per_client[-1]) if history.per_client else None,
+                bytes=history.bytes,
+                parameters=history.parameters,
+                overhead=history.timing.sanitising / history.timing.training if history.timing.training else 0.0,
+                epsilon=history.epsilon[-1] if history.epsilon else None,
             )
         )
     key, _ = ORDERS[order(result)]
@@ -167,8 +167,8 @@ def _without(summaries: Sequence[AttackSummary], by: Scale) -> str:
     """Return why none of a federation's attacks is on the scale."""
     if not summaries:
         return "not attacked"
-    played = any(s.verdict != "not applicable" for s in summaries)
-    return f"none is measured by {by.name.replace('_', ' ')}" if played else "none could be played"
+    ran = any(s.verdict != "not applicable" for s in summaries)
+    return f"none is measured by {by.name.replace('_', ' ')}" if ran else "none could be run"
 
 
 def draw(rows: list[Price], by: Scale) -> Figure | None:

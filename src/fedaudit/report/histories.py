@@ -31,12 +31,12 @@ def taken(result: AuditResult) -> list[Chart]:
 
 
 def _taken(federation: FederationRecord) -> list[Line]:
-    course = federation.course
-    if course is None:
+    history = federation.course
+    if history is None:
         return []
-    both = {"honest clients": course.honest_accepted, "malicious clients": course.malicious_accepted}
-    malicious = any(share is not None for share in course.malicious_accepted)
-    if not malicious and all(share in (None, 1.0) for share in course.honest_accepted):
+    both = {"honest clients": history.honest_accepted, "malicious clients": history.malicious_accepted}
+    malicious = any(share is not None for share in history.malicious_accepted)
+    if not malicious and all(share in (None, 1.0) for share in history.honest_accepted):
         return []
     return [line for name, shares in both.items() if (line := _averaged(name, shares)).x]
 

@@ -29,7 +29,7 @@ from fedaudit.results import (
     Interval,
     Threshold,
     Verdict,
-    pictured,
+    with_images,
 )
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.folders import inside
@@ -53,8 +53,8 @@ _UNITS = {"psnr": " dB"}
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image that travels inside the page."""
+class PageImage:
+    """An image embedded in the page."""
 
     uri: str
     width: int
@@ -73,45 +73,45 @@ class Picture:
 
 
 @dataclass
-class Album:
+class ImageReader:
     """Reads the images below one folder, each once."""
 
     folder: Path
-    _pictures: dict[str, Picture] = field(default_factory=dict)
+    _read: dict[str, PageImage] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Picture:
+    def __getitem__(self, name: str) -> PageImage:
         """Return the image at ``name``, relative to the folder.
 
         Raises:
             BadInput: the path leaves the folder, or the file is no PNG.
             MissingData: there is no such file.
         """
-        if name not in self._pictures:
-            self._pictures[name] = _read_picture(self.folder, name)
-        return self._pictures[name]
+        if name not in self._read:
+            self._read[name] = _read_image(self.folder, name)
+        return self._read[name]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Reconstruction:
     """One attack's reconstruction of one victim."""
 
     attack: str
-    picture: Picture
-    image: ImageResult
+    image: PageImage
+    scores: ImageResult
     alt: str
 
 
 @dataclass
 class Victim:
-    """One row of images: the truth, then what each attack made of it (None: it was not played here)."""
+    """One row of images: the truth, then what each attack reconstructed (None: it was not run here)."""
 
     number: int
     round: str
     client: int | None
     label: str
-    picture: Picture
+    image: PageImage
     alt: str
-    cells: dict[str, Cell | None]
+    reconstructions: dict[str, Reconstruction | None]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Chapter:
     record: FederationRecord
     summaries: list[AttackSummary]
     strongest: AttackSummary | None
-    typical: tuple[Victim, Cell] | None
+    typical: tuple[Victim, Reconstruction] | None
     columns: list[str]
     victims: list[Victim]
     hidden: int
@@ -131,7 +131,7 @@ class Chapter:
     legend: list[tuple[str, str]]
     banded: bool
     spread: str | None
-    sheets: list[tuple[str, Picture]]
+    image_rows: list[tuple[str, PageImage]]
     charts: list[tuple[str, str]]
     chart_lines: list[tuple[str, str]]
     more_charts: int
@@ -172,12 +172,12 @@ def write_report(result: AuditResult, folder: Path, path: Path) -> None:
 
 def render_report(result: AuditResult, folder: Path) -> str:
     """Return the page that ``write_report`` writes, with the same arguments and errors."""
-    album = Album(folder)
+    images = ImageReader(folder)
     named = [s.federation for s in result.summaries] + [f.federation for f in result.findings]
     for name in named + [c.federation for c in result.comparisons]:
         if name not in {f.name for f in result.federations}:
             raise BadInput(f"results: federation '{name}' is not among the federations; repeat the audit")
-    chapters = [_chapter(result, record, album, i) for i, record in enumerate(result.federations, start=1)]
+    chapters = [_chapter(result, record, images, i) for i, record in enumerate(result.federations, start=1)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedaudit.report"),
         autoescape=True,
@@ -194,12 +194,12 @@ def render_report(result: AuditResult, folder: Path) -> str:
         exceeded=[t for t in result.thresholds if t.exceeded],
         threshold_text=threshold_text,
         kinds=_UPDATE,
-        copies=any(v.picture.uri.startswith("data:image/jpeg") for c in chapters for v in c.victims),
+        copies=any(v.image.uri.startswith("data:image/jpeg") for c in chapters for v in c.victims),
         measured=any(s.psnr for s in result.summaries),
         identified=identified,
         rounds_of=rounds_of,
-        pictured=pictured(result.summaries)[0],
-        others=pictured(result.summaries)[1],
+        with_images=with_images(result.summaries)[0],
+        others=with_images(result.summaries)[1],
         given={(f.federation, f.attack) for f in result.findings if f.label_source == "given"},
         label_of=lambda label: _label(result, label),
         who=_who(result),
@@ -245,26 +245,26 @@ def _plots(charts: list[Chart], prefix: str) -> Plots:
 def headline(result: AuditResult) -> Headline:
     """Return the answer to 'what leaks, to whom, how badly', drawn from the verdicts of all attacks."""
     who, things = _who(result), _kind(result).plural
-    played = [s for s in result.summaries if s.verdict != "not applicable"]
-    if not played:
+    ran = [s for s in result.summaries if s.verdict != "not applicable"]
+    if not ran:
         detail = (
             "Every attack was refused before it began; the reasons are listed under “What was not tested”."
             if result.summaries
             else "The scenario named no attack, or nothing was observed."
         )
-        return Headline("No attack could be played, so this audit gives no answer.", detail, "not applicable")
-    worst = strongest(result, played)
-    assert worst is not None  # one was played
+        return Headline("No attack could be run, so this audit gives no answer.", detail, "not applicable")
+    worst = strongest(result, ran)
+    assert worst is not None  # one ran
     titles: dict[Verdict, str] = {
-        "recognisable": f"{who} can rebuild training {things} well enough to recognise them.",
-        "partly recognisable": f"{who} can rebuild training {things} in part.",
-        "not demonstrated": f"{who} could not rebuild any recognisable training {things} with the attacks played here.",
+        "recognisable": f"{who} can reconstruct training {things} well enough to recognise them.",
+        "partly recognisable": f"{who} can reconstruct training {things} in part.",
+        "not demonstrated": f"{who} could not reconstruct recognisable training {things} with the attacks run here.",
     }
     if worst.metrics:
         titles[worst.verdict] = f"{who} attacked with {worst.attack}: {worst.verdict_text}."
     kinds = {f.name: f"{_UPDATE[f.update_kind]} ({f.name})" for f in result.federations}
     detail = _strongest(worst, kinds[worst.federation])
-    others = {f: strongest(result, [s for s in played if s.federation == f]) for f in kinds}
+    others = {f: strongest(result, [s for s in ran if s.federation == f]) for f in kinds}
     rest = [f"from {kinds[f]}: {s.verdict}" for f, s in others.items() if s and f != worst.federation]
     if rest:
         text = "; ".join(rest)
@@ -343,14 +343,14 @@ def _strongest(summary: AttackSummary, federation: str) -> str:
     return f"The strongest attack, {summary.attack} on {federation}, {' and '.join(parts)}."
 
 
-def _chapter(result: AuditResult, record: FederationRecord, album: Album, index: int) -> Chapter:
+def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader, index: int) -> Chapter:
     summaries = [s for s in result.summaries if s.federation == record.name]
     findings = [f for f in result.findings if f.federation == record.name]
     best = strongest(result, summaries)
     columns = [a for a in figures.attack_names(result) if any(f.images for f in findings if f.attack == a)]
-    victims = _victims(result, findings, columns, album)
-    cells = [(v, c) for v in victims if best and (c := v.cells.get(best.attack))]
-    cells.sort(key=lambda pair: pair[1].image.psnr)
+    victims = _victims(result, findings, columns, images)
+    reconstructions = [(v, c) for v in victims if best and (c := v.reconstructions.get(best.attack))]
+    reconstructions.sort(key=lambda pair: pair[1].scores.psnr)
     candidates = [i.candidates for f in findings for i in f.images]
     spread_rows = figures.spreads(result, record.name)
     charts = [c.model_copy(update={"title": f"{f.attack}, {c.title}"}) for f in findings for c in f.charts]
@@ -371,7 +371,7 @@ def _chapter(result: AuditResult, record: FederationRecord, album: Album, index:
         record=record,
         summaries=summaries,
         strongest=best,
-        typical=cells[(len(cells) - 1) // 2] if cells else None,
+        typical=reconstructions[(len(reconstructions) - 1) // 2] if reconstructions else None,
         columns=columns,
         victims=victims[:SHOWN],
         hidden=max(0, len(victims) - SHOWN),
@@ -383,7 +383,7 @@ def _chapter(result: AuditResult, record: FederationRecord, album: Album, index:
         spread=figures.to_svg(figures.draw_spread(spread_rows), f"f{index}-spread-", _spread_alt(spread_rows))
         if spread_rows
         else None,
-        sheets=[(f"{f.attack}, {s.title}", album[s.path]) for f in findings for s in f.sheets],
+        image_rows=[(f"{f.attack}, {s.title}", images[s.path]) for f in findings for s in f.sheets],
         charts=plots.drawn,
         captions=list(dict.fromkeys(c.caption for c in charts[:CHARTS])),
         chart_lines=plots.legend,
@@ -400,28 +400,32 @@ def _chart_alt(chart: Chart) -> str:
     return f"{chart.title}: {chart.y_label}: {'; '.join(parts)}."
 
 
-def _victims(result: AuditResult, findings: list[FindingResult], columns: list[str], album: Album) -> list[Victim]:
+def _victims(
+    result: AuditResult, findings: list[FindingResult], columns: list[str], images: ImageReader
+) -> list[Victim]:
     # The same victim is known by its update and its pixels, whatever each attack's copy of the file is called; two
     # equal images in one update are told apart by their order.
     victims: dict[tuple[int | None, int | None, bytes, int], Victim] = {}
     for finding in findings:
         seen: Counter[bytes] = Counter()
         for image in finding.images:
-            truth = album[image.true_image]
+            truth = images[image.true_image]
             key = (finding.round, finding.client, truth.digest, seen[truth.digest])
             seen[truth.digest] += 1
             if key not in victims:
                 n, label = len(victims) + 1, _label(result, image.true_label)
                 alt = f"True image of victim {n}, {label}."
                 victims[key] = Victim(
-                    n, rounds_of(finding), finding.client, label, truth, alt, cells=dict.fromkeys(columns)
+                    n, rounds_of(finding), finding.client, label, truth, alt, reconstructions=dict.fromkeys(columns)
                 )
             victim = victims[key]
             alt = (
                 f"Reconstruction of victim {victim.number} by {finding.attack}: PSNR {number(image.psnr, 1)} dB, "
                 f"{identified(image)}."
             )
-            victim.cells[finding.attack] = Cell(finding.attack, album[image.reconstruction], image, alt)
+            victim.reconstructions[finding.attack] = Reconstruction(
+                finding.attack, images[image.reconstruction], image, alt
+            )
     return list(victims.values())
 
 
@@ -469,7 +473,7 @@ def _command(repeat: str, thresholds: list[Threshold]) -> str:
     return repeat + "".join(limits)
 
 
-def _read_picture(folder: Path, name: str) -> Picture:
+def _read_image(folder: Path, name: str) -> PageImage:
     path = inside(folder, name)
     if not path.is_file():
         raise MissingData(f"image '{name}' is not in {folder}; keep the images beside results.json")
@@ -486,4 +490,4 @@ def _read_picture(folder: Path, name: str) -> Picture:
     except BadInput:
         raise BadInput(f"image '{path}' is no whole PNG; repeat the audit") from None
     uri = f"data:image/{kind};base64,{base64.b64encode(shown).decode()}"
-    return Picture(uri, width, height, hashlib.sha256(data).digest())
+    return PageImage(uri, width, height, hashlib.sha256(data).digest())

@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
-from fedaudit.results import AuditResult, Interval, pictured
+from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
 
@@ -14,7 +14,7 @@ def print_summary(result: AuditResult) -> None:
     """Print a row per attack and federation; another table for findings that aren't images."""
     console = wide_console()
     title = escape(f"{result.name}: {result.adversary.adversary}")
-    images, others = pictured(result.summaries)
+    images, others = with_images(result.summaries)
     if images or not others:
         table = _table(title, ["federation", "attack", "verdict"], ["PSNR dB [95 %]", "SSIM", "identified", "n"])
         for row in images:
@@ -49,7 +49,7 @@ def print_summary(result: AuditResult) -> None:
     for f in result.federations:
         if f.course and f.course.stopped is not None:
             why = f.course.why_stopped or "the privacy budget was spent"
-            print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds were played, then {why}")
+            print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds ran, then {why}")
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
             print(row.verdict_text)

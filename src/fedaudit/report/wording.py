@@ -63,7 +63,7 @@ def sentence(text: str) -> str:
 
 
 def rounds_of(finding: FindingResult) -> str:
-    """Return the rounds that an attack looked at: "3", "0 to 9", or a dash for none."""
+    """Return the rounds that an attack received: "3", "0 to 9", or a dash for none."""
     rounds = finding.rounds or ([] if finding.round is None else [finding.round])
     if len(rounds) < 2:
         return str(rounds[0]) if rounds else "–"

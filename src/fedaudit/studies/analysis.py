@@ -15,7 +15,7 @@ from fedaudit.studies.store import Row
 _RESAMPLES = 2000
 
 Outcome = Literal["holds", "doesn't hold", "undecided", "not measured"]
-# (repetition, federation, round, client): what one run of the attack looked at, independent of the others
+# (repetition, federation, round, client): what one run of the attack received, independent of the others
 Unit = tuple[int, str, int | None, int | None]
 
 
@@ -137,17 +137,17 @@ def _by_combination(rows: Sequence[Row]) -> dict[str, list[int]]:
 
 
 def values(metric: str, rows: Sequence[Row]) -> dict[Unit, float]:
-    """Return ``metric`` of every update of ``rows``: of pictures the mean over them, of other findings their own.
+    """Return ``metric`` of every update of ``rows``: of images the mean over them, of other findings their own.
 
     What belongs to a federation is that of those that aren't attacked but only train, if there are such.
     """
     found: dict[Unit, float] = {}
     for row in rows:
         if key := OF_FEDERATIONS.get(metric):
-            courses = (row.outcome or {}).get("courses", [])
-            for course in [c for c in courses if not c["attacked"]] or courses:
-                if course[key] is not None:
-                    found[row.repetition, course["federation"], -1, -1] = course[key]
+            histories = (row.outcome or {}).get("courses", [])
+            for history in [h for h in histories if not h["attacked"]] or histories:
+                if history[key] is not None:
+                    found[row.repetition, history["federation"], -1, -1] = history[key]
             continue
         for update in (row.outcome or {}).get("updates", []):
             numbers = [image[metric] for image in update["images"] if image.get(metric) is not None]
@@ -186,7 +186,7 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
 
 
 def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Claim]:
-    """Judge a claim at every combination of the axes that neither side fixes, as far as it was run."""
+    """Decide a claim at every combination of the axes that neither side fixes, as far as it was run."""
     text, better, worse = claim.text, claim.better, claim.worse
     name = claim.metric or study.metric
     metric = measure(name)
@@ -205,7 +205,7 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
                 claims.append(Claim(text, where, None, "not measured", name))
             continue
         difference = paired_interval([sign * (sides[0][unit] - sides[1][unit]) for unit in shared])
-        claims.append(Claim(text, where, difference, _judge(difference), name))
+        claims.append(Claim(text, where, difference, _outcome(difference), name))
     return claims
 
 
@@ -221,7 +221,7 @@ def _at(point: Point, wanted: Point) -> bool:
     return all(point.get(axis) == level for axis, level in wanted.items())
 
 
-def _judge(difference: Interval) -> Outcome:
+def _outcome(difference: Interval) -> Outcome:
     if difference.n < 2 or difference.low <= 0 <= difference.high:
         return "undecided"
     return "holds" if difference.low > 0 else "doesn't hold"

@@ -31,14 +31,14 @@ def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
     Raises:
         BadInput: the folder can't be written.
     """
-    picture = figure(analysis)
+    drawn = figure(analysis)
     contents = {
         f"result{suffix}.md": markdown(analysis).encode(),
         f"result{suffix}.csv": table_csv(analysis).encode(),
-        f"result{suffix}.html": page(analysis, picture).encode(),
+        f"result{suffix}.html": page(analysis, drawn).encode(),
     }
-    if picture:
-        contents[f"figure{suffix}.png"] = picture
+    if drawn:
+        contents[f"figure{suffix}.png"] = drawn
     if points := frontier(analysis):
         contents[f"frontier{suffix}.png"] = points
     try:
@@ -157,7 +157,7 @@ def figure(analysis: Analysis) -> bytes | None:
 def frontier(analysis: Analysis) -> bytes | None:
     """Return a PNG: leakage against accuracy, a point a cell; the area grows with the bytes of an update.
 
-    None unless the study measures leakage of pictures and, beside it, accuracy and bytes.
+    None unless the study measures leakage of images and, beside it, accuracy and bytes.
     """
     import matplotlib as mpl
 
@@ -190,7 +190,7 @@ def frontier(analysis: Analysis) -> bytes | None:
     return out.getvalue()
 
 
-def page(analysis: Analysis, picture: bytes | None) -> str:
+def page(analysis: Analysis, drawn: bytes | None) -> str:
     """Return one self-contained HTML page."""
     name = analysis.study.metric
     down, across, rows = grid(analysis)
@@ -205,7 +205,7 @@ def page(analysis: Analysis, picture: bytes | None) -> str:
         unit=unit_of(name),
         head=[*down, *across],
         body=body,
-        figure=base64.b64encode(picture).decode() if picture else None,
+        figure=base64.b64encode(drawn).decode() if drawn else None,
         difference=lambda claim: difference_text(claim.metric, claim.difference),
     )
 

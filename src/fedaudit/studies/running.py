@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Played:
-    """What a worker gives back: numbers for the store, files for the folder beside it."""
+    """What a worker gives back: values for the store, files for the folder beside it."""
 
     outcome: dict[str, Any]
     seconds: float
@@ -161,7 +161,7 @@ def run_study(
     report = display.stage(f"{study.name}: {len(trials)} trials", len(trials))
     finished, failed = len(wanted) - len(tasks), 0
     report(finished)
-    for task, result in backend(play, tasks) if tasks else ():
+    for task, result in backend(run_trial, tasks) if tasks else ():
         when = datetime.now(UTC).isoformat(timespec="seconds")
         if isinstance(result, Played):
             _keep(store.folder / "trials" / task.key, result.files)
@@ -175,8 +175,8 @@ def run_study(
     return failed
 
 
-def play(task: Task) -> Played:
-    """Play one trial; runs in a worker, which writes nothing."""
+def run_trial(task: Task) -> Played:
+    """Run one trial, in a worker, which writes nothing."""
     own_process()  # Ray's workers, too
     began = time.perf_counter()
     scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
@@ -192,11 +192,11 @@ def estimate(
 ) -> float:
     """Return about how many seconds the trials that aren't done will take.
 
-    Combinations of levels (all, two dozen of many, or what a minute is enough for) are played twice with a few
+    Combinations of levels (all, two dozen of many, or what a minute is enough for) are run twice with a few
     iterations here; the others are taken to last as long on average. What was measured before is taken as it is.
 
     Raises:
-        BadInput: the data aren't there, or a scenario can't be played.
+        BadInput: the data aren't there, or a scenario can't be run.
     """
     rows = {row.key: row for row in store.rows()}
     todo = [t for t in trials if rows[t.key].status != "done"]
@@ -241,18 +241,18 @@ def _probe(scenario: Scenario, data_dir: Path | None) -> float:
     return min(around) + attacks[0] + pace * (1 - parts[0])
 
 
-def _since(shares: Sequence[float | None], start: int) -> float | None:
+def _since(accepted: Sequence[float | None], start: int) -> float | None:
     """Return the mean of what is known from round ``start`` on."""
-    known = [share for share in shares[start:] if share is not None]
+    known = [share for share in accepted[start:] if share is not None]
     return sum(known) / len(known) if known else None
 
 
-def _given(**numbers: float | None) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if value is not None}
+def _given(**values: float | None) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
-    """Return the numbers of every update: images and metrics, or the reason why the attack couldn't be played."""
+    """Return the values of every update: images and metrics, or the reason why the attack couldn't be run."""
     updates = [
         {
             "federation": f.federation,
@@ -276,7 +276,7 @@ def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
     ]
     starts = [(f.get("malicious") or {}).get("start", 0) for f in result.scenario["federations"]]
     start = max(starts)  # of the attack
-    courses = [
+    histories = [
         {
             "federation": f.name,
             "attacked": any(u["federation"] == f.name for u in updates),
@@ -293,7 +293,7 @@ def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
         for f in result.federations
         if f.course
     ]
-    return {"updates": updates, "courses": courses, "lpips_missing": result.lpips_missing}
+    return {"updates": updates, "courses": histories, "lpips_missing": result.lpips_missing}
 
 
 def _versions(result: AuditResult) -> dict[str, str]:

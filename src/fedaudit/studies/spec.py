@@ -20,7 +20,7 @@ from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import Count, Number, Spec, Whole, explain, no_boolean
 
 SCALES = ("smoke", "cpu", "paper")
-# Metrics of pictures, each with whether a higher value is the attack's success.
+# Metrics of images, each with whether a higher value is the attack's success.
 IMAGE_METRICS = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
 # What is measured beside the findings' own metrics.
 MEASURES = {
@@ -29,7 +29,7 @@ MEASURES = {
         Metric("matching", "share of images rightly tied to the updates of several rounds"),
         Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
         Metric("model_accuracy", "held-out accuracy of the global model at the end"),
-        Metric("parameters_sent", "numbers in an update as it was sent", higher_is_better=False),
+        Metric("parameters_sent", "elements of an update as it was sent", higher_is_better=False),
         Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
         Metric("training_seconds", "local training of an update", unit="s", higher_is_better=False),
         Metric("sanitising_seconds", "a client's defence, an update", unit="s", higher_is_better=False),
@@ -112,7 +112,7 @@ class StudySpec(Spec):
     scenario: dict[str, Any]
     axes: dict[str, dict[str, Changes]] = Field(min_length=1)
     scales: dict[ScaleName, ScaleSpec]
-    metric: str = Field(default="psnr", description="psnr, ssim, mse, lpips, or one of another kind of finding")
+    metric: str = Field(default="psnr", description="psnr, ssim, mse, lpips, or one of another finding type")
     also: list[str] = Field(default=[], description="other metrics, shown small in every cell")
     columns: str = Field(description="the axis that is drawn across; the others go down")
     kind: Literal["table", "figure"] = "table"
@@ -136,7 +136,7 @@ class StudySpec(Spec):
 
 
 def measure(name: str) -> Metric | None:
-    """Return what a study can be about beside the metrics of pictures, or None."""
+    """Return what a study can be about beside the metrics of images, or None."""
     return MEASURES.get(name) or metric(name)
 
 
@@ -267,7 +267,7 @@ def expand(
             scenario = scenario_from(values, where=where)
             scenario = scenario.model_copy(update={"seed": scenario.seed + repetition})
             if len(scenario.attacks) != 1:
-                raise BadInput(f"{where}: a trial plays exactly one attack, not {len(scenario.attacks)}")
+                raise BadInput(f"{where}: a trial runs exactly one attack, not {len(scenario.attacks)}")
             make_attack(scenario.attacks[0].name, scenario.attacks[0].settings())  # a wrong setting is found now
             key = trial_key(scenario)
             if key in trials:

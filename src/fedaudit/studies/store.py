@@ -37,7 +37,7 @@ class Row:
     Attributes:
         key, point, repetition: of the trial.
         status: pending, done or failed.
-        attempts: how often it was played.
+        attempts: how often it was run.
         outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank`` and the victim's name; the verdict's inputs.
         seconds: of the last attempt.
         error: why it failed.

@@ -26,7 +26,7 @@ class CorruptTranscript(BadInput):
 
 
 class NotApplicable(FedAuditError):
-    """An attack cannot be played against this observation; the message gives the reason and the remedy."""
+    """An attack cannot be run against this observation; the message gives the reason and the remedy."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:

@@ -113,14 +113,14 @@ def _run(
         return
     todo, deaths = deque(range(len(arguments))), Counter[int]()
     kept = _kept.get()
-    crew = [kept.pop() for _ in range(min(len(kept), most))] if kept else []
+    pool = [kept.pop() for _ in range(min(len(kept), most))] if kept else []
     stillborn = 0
 
     def feed() -> Iterator[tuple[int, BaseException]]:
         """Start as many workers as there is work for, and give each idle one its next task."""
-        while len(crew) < min(most, len(todo) + sum(worker.task is not None for worker in crew)):
-            crew.append(_start())
-        for worker in crew:
+        while len(pool) < min(most, len(todo) + sum(worker.task is not None for worker in pool)):
+            pool.append(_start())
+        for worker in pool:
             if worker.ready and worker.task is None and todo:
                 worker.task = todo.popleft()
                 try:
@@ -135,7 +135,7 @@ def _run(
 
     def bury(worker: _Worker) -> Iterator[tuple[int, BaseException]]:
         nonlocal stillborn
-        crew.remove(worker)
+        pool.remove(worker)
         worker.end()
         if worker.task is not None:
             deaths[worker.task] += 1
@@ -155,11 +155,11 @@ def _run(
         yield -1, None
         while True:
             yield from finished
-            if not todo and all(worker.task is None for worker in crew):
+            if not todo and all(worker.task is None for worker in pool):
                 return
             finished = []
-            ready = wait([worker.link for worker in crew])
-            for worker in [w for w in crew if w.link in ready]:
+            ready = wait([worker.link for worker in pool])
+            for worker in [w for w in pool if w.link in ready]:
                 try:
                     kind, value = pickle.loads(worker.link.recv_bytes())
                 except (EOFError, OSError):
@@ -175,9 +175,9 @@ def _run(
                 elif worker.task is not None:
                     finished.append((worker.task, value))
                     worker.task = None
-            finished += feed()  # before the caller looks at what is finished
+            finished += feed()  # before the caller sees what is finished
     finally:
-        for worker in crew:
+        for worker in pool:
             if kept is not None and worker.ready and worker.task is None:
                 kept.append(worker)
             else:

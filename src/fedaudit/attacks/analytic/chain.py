@@ -150,7 +150,7 @@ def refuse(what: str, why: str = "which can't be undone") -> NoReturn:
         NotApplicable: always.
     """
     raise NotApplicable(
-        f"{what}, {why}: the network can't be gone back through layer by layer; play an attack that optimises "
+        f"{what}, {why}: the network can't be gone back through layer by layer; run an attack that optimises "
         "(invg, agic), or use a chain of convolutions and linear layers with invertible activations (model leaky-cnn)"
     )
 

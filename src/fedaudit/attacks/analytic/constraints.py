@@ -118,7 +118,7 @@ def check_size(block: Block) -> None:
     if needed > _MOST_BYTES:
         raise NotApplicable(
             f"layer '{block.name}' has {block.unknowns:,} inputs, whose equations take {needed / 2**30:.0f} GiB; "
-            "use smaller images or fewer channels, or play an attack that optimises (invg, agic)"
+            "use smaller images or fewer channels, or run an attack that optimises (invg, agic)"
         )
 
 

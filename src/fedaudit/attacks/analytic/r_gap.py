@@ -41,7 +41,7 @@ class RGap(Attack):
     - without a bias ∂L/∂W = k·hᵀ has rank one, so k = a·u and h = (s/a)·v with one unknown scale a, which solves
       softmax(W·h + b) − e_y = a·u. The label y is the entry of u whose sign no other has. Where several a (or, of two
       classes, both labels) fit, the recursion is run for each and the one whose image has the nearest gradient is kept.
-      Of two classes without biases two images can have the same gradient (the paper's twin data); then the one with
+      Of two classes without biases two images can have the same gradient (the paper's "twin data"); then the one with
       pixels nearest to the valid range is kept, and the finding says so.
 
     The paper's equations are stacked as they are; here each kind is scaled to values of size one. The padding of a
@@ -113,7 +113,7 @@ class RGap(Attack):
                 "the image isn't the client's, or not nearly"
             )
         if not bool(torch.isfinite(image).all()):
-            raise NotApplicable("the recursion overflowed; play an attack that optimises (invg, agic)")
+            raise NotApplicable("the recursion overflowed; run an attack that optimises (invg, agic)")
         pixels = task_info.denormalise(image.float()).clamp(0, 1)
         return ImageFinding(
             images=pixels,
@@ -141,7 +141,7 @@ def _exact_gradient(message: Message) -> Tensors:
         NotApplicable: the update is something else.
     """
     update, training = message.update, message.update.training
-    remedy = "play an attack that optimises (invg, agic), or audit batch_size: 1"
+    remedy = "run an attack that optimises (invg, agic), or audit batch_size: 1"
     if update.kind == "weights" and training is None:
         raise NotApplicable(
             "r-gap needs to know how the client trained to use a FedAvg update; set threat.knows_training=true"
@@ -215,7 +215,7 @@ def _candidates(last: tuple[str, nn.Linear], gradient: Tensors, loss: Loss, gran
     if not found:
         raise NotApplicable(
             "no label and scale explain the last layer's gradient: it isn't one example's cross-entropy gradient "
-            "(was it changed by a defence?); play an attack that optimises (invg, agic)"
+            "(was it changed by a defence?); run an attack that optimises (invg, agic)"
         )
     found.sort(key=lambda f: f[0])
     return [k for error, k in found if error <= found[0][0] + _TIE]
@@ -258,7 +258,7 @@ def _scales(direction: Tensor, label: int, logits: Tensor, bias: Tensor) -> list
 
 
 def _backwards(
-    blocks: list[Block], k: Tensor, gradient: Tensors, progress: Progress, turn: tuple[int, int]
+    blocks: list[Block], k: Tensor, gradient: Tensors, progress: Progress, run: tuple[int, int]
 ) -> tuple[Tensor, list[str]]:
     """Return the input (1, *shape) that explains ``gradient``, and what the user should know.
 
@@ -267,7 +267,7 @@ def _backwards(
         k: (classes,) ∂L/∂logits.
         gradient: by parameter name.
         progress: called with (done, total).
-        turn: which run of how many this is.
+        run: index of this run, and how many there are.
     """
     notes = []
     before: Tensor | None = None  # what the current block's activation sees
@@ -289,7 +289,7 @@ def _backwards(
         if i:
             before = blocks[i - 1].inverse(inputs[None])[0]
             k = blocks[i - 1].slope(before[None])[0] * _adjoint(block, k)
-        progress(turn[0] * len(blocks) + len(blocks) - i, turn[1] * len(blocks))
+        progress(run[0] * len(blocks) + len(blocks) - i, run[1] * len(blocks))
     return inputs[None], notes
 
 

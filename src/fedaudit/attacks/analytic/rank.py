@@ -40,7 +40,7 @@ class LayerRank:
 
     Attributes:
         layer: names of the block's layers.
-        unknowns: numbers in the block's input.
+        unknowns: elements of the block's input.
         virtual: constraints that the layers before it put on its input, whatever the image: an input that is larger
             than what it was computed from lies on a surface of fewer dimensions. They aren't linear (an activation
             lies between), so the recursion doesn't use them.

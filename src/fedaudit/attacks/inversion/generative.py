@@ -53,7 +53,7 @@ class GIAS(GradientInversion):
         "images and a classifier",
         "labels: given, or inferable from the last fully connected layer",
         "public data of the same kind (threat.knows_public_data) and a generator of them (generator_file)",
-        "training facts, for FedAvg updates",
+        "local training config, for FedAvg updates",
     )
     distance: ClassVar[str] = "cosine"
     fedavg: ClassVar[FedAvgWay] = "simulation"

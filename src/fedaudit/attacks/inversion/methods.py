@@ -92,7 +92,7 @@ class DLGAdam(GradientInversion):
     name: ClassVar[str] = "dlg-adam"
     summary: ClassVar[str] = "squared distance of gradients, Adam"
     paper: ClassVar[str] = "Zhu et al. 2019 (DLG), with Adam as in Xu et al. 2022"
-    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "training facts, for FedAvg updates")
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "local training config, for FedAvg updates")
     distance: ClassVar[str] = "squared-l2"
     fedavg: ClassVar[FedAvgWay] = "simulation"
 
@@ -165,7 +165,7 @@ class InvG(GradientInversion):
     name: ClassVar[str] = "invg"
     summary: ClassVar[str] = "cosine of gradients, total variation, signed Adam"
     paper: ClassVar[str] = "Geiping et al. 2020 (Inverting Gradients)"
-    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "training facts, for FedAvg updates")
+    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "local training config, for FedAvg updates")
     distance: ClassVar[str] = "cosine"
     fedavg: ClassVar[FedAvgWay] = "simulation"
 
@@ -235,7 +235,7 @@ class AGIC(InvG):
     beta: Positive = 50.0
     relu_modifier: bool = True
 
-    def needs_training_facts(self, update: Update) -> bool:  # noqa: ARG002
+    def needs_training_config(self, update: Update) -> bool:  # noqa: ARG002
         """A cosine needs the direction of ΔW only."""
         return False
 

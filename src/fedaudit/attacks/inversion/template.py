@@ -147,7 +147,7 @@ class GradientInversion(Attack):
         if min(task_info.input_shape[1:]) < 2:
             raise NotApplicable(f"{self.name} needs images of at least 2 by 2 pixels")
         training = message.update.training
-        if message.update.kind == "weights" and training is None and self.needs_training_facts(message.update):
+        if message.update.kind == "weights" and training is None and self.needs_training_config(message.update):
             raise NotApplicable(
                 f"{self.name} needs to know how the client trained to use a FedAvg update; "
                 "set threat.knows_training=true"
@@ -162,7 +162,7 @@ class GradientInversion(Attack):
         if not any(bool(t.any()) for t in message.update.tensors.values()):
             raise NotApplicable("the update is zero throughout: it carries nothing to invert")
 
-    def needs_training_facts(self, update: Update) -> bool:  # noqa: ARG002 (subclasses look at it)
+    def needs_training_config(self, update: Update) -> bool:  # noqa: ARG002 (subclasses use it)
         """Whether a FedAvg update can't be used without learning rate and local steps."""
         return True
 
@@ -181,7 +181,7 @@ class GradientInversion(Attack):
                     "use agic or invg"
                 )
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:  # noqa: ARG002 (subclasses look at it)
+    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:  # noqa: ARG002 (subclasses use it)
         """Return what is minimised beside the distance, with its weights."""
         return [(self.total_variation, smoothness)]
 
@@ -278,7 +278,7 @@ class GradientInversion(Attack):
         """Return what is minimised, of one batch of dummy images."""
         return with_priors(self.make_engine(prepared), self.priors(prepared))
 
-    def side_by_side(self, objective: Objective, count: int) -> Objective:  # noqa: ARG002 (subclasses look at it)
+    def side_by_side(self, objective: Objective, count: int) -> Objective:  # noqa: ARG002 (subclasses use it)
         """Return ``objective``, of one batch of ``count``, as that of all batches that are optimised side by side."""
         return objective
 
@@ -296,7 +296,7 @@ class GradientInversion(Attack):
         return {name: getattr(self, name) for name in names}
 
     def make_engine(self, prepared: Prepared) -> Term:
-        """Return the distance: of one batch for gradients, and for FedAvg in whichever way the method takes."""
+        """Return the distance: of one batch for gradients, and for FedAvg as the method treats it."""
         update = prepared.update
         weights = self.weights(prepared)
         names = list(prepared.victim.parameters)

@@ -24,7 +24,7 @@ _PROBES = 64  # dummy images for what the model expects on average
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a label inference looks at: a classifier's last layer, p = softmax(W·h + b).
+    """What a label inference uses: a classifier's last layer, p = softmax(W·h + b).
 
     Attributes:
         rows: (classes, features) gradient of W: the mean over the batch of (p − y)·hᵀ.

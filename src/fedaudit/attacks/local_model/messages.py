@@ -55,13 +55,13 @@ def exchanged(observation: Observation) -> Exchanged:
     messages = tuple(m for m in messages if all(name in m.update.tensors for name in names))
     if not messages:
         raise NotApplicable(
-            "the client never sends all of its parameters (a defence holds some back), and a local model is rebuilt "
-            "from whole updates"
+            "the client never sends all of its parameters (a defence holds some back), and a local model is "
+            "reconstructed from whole updates"
         )
     sent = torch.stack([torch.cat([m.weights[n].flatten().double() for n in names]) for m in messages])
     moved = torch.stack([torch.cat([m.update.tensors[n].flatten().double() for n in names]) for m in messages])
     if not (torch.isfinite(sent).all() and torch.isfinite(moved).all()):
-        raise NotApplicable("the messages hold numbers that are not finite")
+        raise NotApplicable("the messages hold values that are not finite")
     moved = moved if observation.update_kind == "gradient" else -moved
     eps = torch.finfo(messages[0].update.tensors[names[0]].dtype).eps
     largest = moved if observation.update_kind == "gradient" else sent
@@ -85,8 +85,8 @@ def is_linear(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[in
     inputs = torch.randn((2, *input_shape), generator=start).double()
     names = [name for name, p in module.named_parameters() if p.requires_grad]
     fixed = {n: t.double() if t.is_floating_point() else t for n, t in state.items()}
-    draws = [{n: torch.randn(fixed[n].shape, generator=start, dtype=torch.float64) for n in names} for _ in range(2)]
-    mixed = {n: 3 * draws[0][n] - 2 * draws[1][n] for n in names}
+    random = [{n: torch.randn(fixed[n].shape, generator=start, dtype=torch.float64) for n in names} for _ in range(2)]
+    mixed = {n: 3 * random[0][n] - 2 * random[1][n] for n in names}
     with torch.no_grad():
-        one, two, both = (torch.func.functional_call(module, {**fixed, **d}, (inputs,)) for d in (*draws, mixed))
+        one, two, both = (torch.func.functional_call(module, {**fixed, **d}, (inputs,)) for d in (*random, mixed))
     return bool(torch.allclose(both, 3 * one - 2 * two, rtol=1e-8, atol=1e-8))

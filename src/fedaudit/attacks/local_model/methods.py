@@ -24,7 +24,7 @@ _SYMMETRIC = 0.05
 
 
 class _LocalModelAttack(Attack):
-    """What the attacks on local models share: they look at all messages of one client."""
+    """What the attacks on local models share: they receive all messages of one client."""
 
     threat_model: ClassVar[str] = _THREAT
     paper: ClassVar[str] = _PAPER

@@ -36,11 +36,11 @@ class AgrEvaderClient(Behaviour):
     ``cosine``. So neither the update's norm nor its direction is out of the ordinary. Honest clients who have a record
     pull its loss down again; nobody does that for one that no client has. The client notes every record's loss under
     the model of each round. (The plain loss of records that the model fits, members above all, has next to no gradient;
-    log(1 − e⁻ˡ), for cross-entropy the logarithm of the chance of being wrong, pushes these hardest.)
+    log(1 − e⁻ˡ), for cross-entropy the logarithm of the probability of being wrong, pushes these hardest.)
 
     Departures: written from the idea as the InferGuard paper's evaluation uses it, not from the paper's code or
     settings. The paper searches, by a copy of the server's rule, for a mix of the gradient that raises the loss and of
-    covering ones that passes; here the room that the client's own honest update leaves is computed, for any rule. The
+    covering ones that passes; here the margin that the client's own honest update leaves is computed, for any rule. The
     settings and the function of the loss that is raised are ours. Several malicious clients share their notes.
 
     Args:

@@ -170,8 +170,8 @@ class AttributeFeatures(AttributeAttack):
         known = records.public_inputs.clone()
         known[:, records.columns] = 0.0
         see = target.features if self.features == "penultimate" else (lambda inputs: inputs.flatten(1).double())
-        judge = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
-        judge.fit(see(known).numpy(), records.public_values.numpy())
-        found = torch.as_tensor(judge.predict_proba(see(records.inputs).numpy())).clamp(min=1e-300).log()
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+        classifier.fit(see(known).numpy(), records.public_values.numpy())
+        found = torch.as_tensor(classifier.predict_proba(see(records.inputs).numpy())).clamp(min=1e-300).log()
         scores = torch.full((len(records), len(records.codes)), -torch.inf, dtype=torch.float64)
-        return scores.index_copy(1, torch.as_tensor(judge.classes_), found)
+        return scores.index_copy(1, torch.as_tensor(classifier.classes_), found)

@@ -28,7 +28,7 @@ from fedaudit.utils.validation import Count, Fraction, Positive
 # (n, ...) examples as in a data set, and their labels, to (n,) float64: the higher, the more like members.
 Score = Callable[[Tensor, Tensor], Tensor]
 
-_TOP = 3  # sorted probabilities that the shadow attack looks at
+_TOP = 3  # sorted probabilities that the shadow attack uses
 
 
 @dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
@@ -127,7 +127,7 @@ class GradientNorm(MembershipAttack):
 @register
 @dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class ShadowModels(MembershipAttack):
-    """What the model says of a record, judged by models whose training data are known (Shokri et al. 2017).
+    """A classifier of the model's outputs, learnt on shadow models whose training data are known (Shokri et al. 2017).
 
     Each shadow model has the federation's architecture and is trained on a random half of the public examples; an
     attack model learns to tell what it says of that half from what it says of the other. Departures: one attack model
@@ -187,11 +187,11 @@ class ShadowModels(MembershipAttack):
             features.append(_features(shadow, inputs, labels))
             inside.append(torch.zeros(len(inputs), dtype=torch.bool).index_fill(0, chosen, True))
             progress(done + 1, self.shadows)
-        judge = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-        judge.fit(torch.cat(features).numpy(), torch.cat(inside).numpy())
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        classifier.fit(torch.cat(features).numpy(), torch.cat(inside).numpy())
 
         def score(inputs: Tensor, labels: Tensor) -> Tensor:
-            return torch.as_tensor(judge.decision_function(_features(target, inputs, labels).numpy()))
+            return torch.as_tensor(classifier.decision_function(_features(target, inputs, labels).numpy()))
 
         return score
 

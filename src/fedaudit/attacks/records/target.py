@@ -1,4 +1,4 @@
-"""Which model an attack on records looks at: the global one, the one that a client returned, or that client's own."""
+"""Which model an attack on records queries: the global one, the one that a client returned, or that client's own."""
 
 from __future__ import annotations
 
@@ -77,33 +77,34 @@ class Target:
 
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class RecordsAttack(Attack):
-    """What the attacks on records share: they hold examples, and look at one model.
+    """What the attacks on records share: they hold examples, and query one model.
 
     Args:
         model: ``global``, the last one that every participant received; ``client``, the last one that a client
             returned, W + ΔW, which a server or an eavesdropper sees; or ``rebuilt``, the one that the client would have
-            trained alone, rebuilt from its messages (Xu & Neglia 2021 warn of just this).
-        rebuild: the attack that rebuilds it: its name and settings.
+            trained alone, reconstructed from its messages (Xu & Neglia 2021 warn of just this).
+        rebuild: the attack that reconstructs it: its name and settings.
     """
 
     model: ModelName = "global"
     rebuild: dict[str, Any] = field(default_factory=lambda: {"name": "local-model"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self._rebuilder, Attack) or self._rebuilder.recovers != "local models":
+        if not isinstance(self._reconstructor, Attack) or self._reconstructor.recovers != "local models":
             known = [e.name for e in ATTACKS if e.value.recovers == "local models"]
             raise BadInput(
-                f"attack '{self.name}': rebuild: '{self._rebuilder.name}' rebuilds no model; known: {', '.join(known)}"
+                f"attack '{self.name}': rebuild: '{self._reconstructor.name}' reconstructs no model; "
+                f"known: {', '.join(known)}"
             )
 
     @cached_property
-    def _rebuilder(self) -> Attack:
+    def _reconstructor(self) -> Attack:
         if self.model == "client":
             return LastReturned()
         settings = dict(self.rebuild)
         name = settings.pop("name", None)
         if not isinstance(name, str):
-            raise BadInput(f"attack '{self.name}': rebuild: give the name of the attack that rebuilds the model")
+            raise BadInput(f"attack '{self.name}': rebuild: give the name of the attack that reconstructs the model")
         return make_attack(name, settings)
 
     def scope(self) -> Scope:
@@ -119,18 +120,18 @@ class RecordsAttack(Attack):
         super().check(observation)
         held(observation)
         if self.model != "global":
-            self._rebuilder.check(observation)
+            self._reconstructor.check(observation)
 
     def target(self, observation: Observation, generator: torch.Generator, progress: Progress | None = None) -> Target:
-        """Return the model that the attack looks at.
+        """Return the model that the attack queries.
 
         Raises:
-            NotApplicable: it can't be rebuilt.
+            NotApplicable: it can't be reconstructed.
         """
         state = dict(observation.weights[-1])
         notes: tuple[str, ...] = ()
         if self.model != "global":
-            found = self._rebuilder(observation, generator=generator, progress=progress)
+            found = self._reconstructor(observation, generator=generator, progress=progress)
             assert isinstance(found, LocalModelFinding)
             last = observation.messages[-1]
             state = {**last.weights, **last.update.buffers, **found.state}

@@ -75,7 +75,7 @@ def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distan
         del total, gradient, velocity  # what lingers here is as large as the model
         value, pseudo_gradient_grad = distance.derivative(pseudo_gradient)
         if rate != 1:
-            pseudo_gradient_grad.mul_(rate)  # times the rate it stays, all the way back
+            pseudo_gradient_grad.mul_(rate)  # times the rate it stays, back to the first step
 
         results: list[Tensor] = []
         on_velocity = None

@@ -16,7 +16,7 @@ from fedaudit.attacks.inversion.objectives import Distance, Term
 from fedaudit.attacks.victim import Victim
 from fedaudit.update import TrainingConfig
 
-# ``frozen`` is the first-order engine's name of old
+# ``frozen`` is the first-order engine's former name
 EngineName = Annotated[
     Literal["auto", "reference", "first-order", "compiled"],
     BeforeValidator(lambda name: "first-order" if name == "frozen" else name),

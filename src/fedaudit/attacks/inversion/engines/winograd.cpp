@@ -28,7 +28,7 @@ typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 Vec& vec(float* at) { return *(Vec*)at; }
 const Vec& vec(const float* at) { return *(const Vec*)at; }
 
-// One matrix of numbers for each of the 36 points, the matrices apart by other than a power of two: they would compete for
+// One matrix for each of the 36 points, the matrices apart by other than a power of two: they would compete for
 // the same lines of the cache.
 class Points {
    public:
@@ -111,7 +111,7 @@ template <const auto& M>
     }
 }
 
-// out = M in M^T, from columns x columns numbers to 6 x 6
+// out = M in M^T, from columns x columns to 6 x 6
 template <const auto& M>
 [[gnu::always_inline]] inline void expand(const Vec* in, Vec* out) {
     constexpr int C = M.columns;
@@ -122,7 +122,7 @@ template <const auto& M>
     for (int i = 0; i < 6; ++i) to_points<M>(half + i * C, 1, out + i * 6, 1);
 }
 
-// out = M^T in M, from 6 x 6 numbers to columns x columns
+// out = M^T in M, from 6 x 6 to columns x columns
 template <const auto& M>
 [[gnu::always_inline]] inline void reduce(const Vec* in, Vec* out) {
     constexpr int C = M.columns;
