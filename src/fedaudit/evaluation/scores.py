@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import bootstrap, ttest_1samp
 
+from fedaudit.attacks import ATTACKS
 from fedaudit.evaluation.finding_types import FINDING_TYPES, metric
 from fedaudit.results import (
     AttackSummary,
@@ -37,6 +38,7 @@ _IMAGE_LIMITS = ("psnr", "ssim", "identification_rate", "label_accuracy")
 
 def limitable() -> list[str]:
     """Return the metrics that a user may set a limit for: those of which more is more leakage."""
+    ATTACKS.names()  # other packages' kinds of findings come with their attacks
     metrics = (m.name for kind in FINDING_TYPES.values() for m in kind.metrics if m.higher_is_better)
     return list(dict.fromkeys([*_IMAGE_LIMITS, *metrics]))
 

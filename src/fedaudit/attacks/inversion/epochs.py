@@ -312,6 +312,7 @@ class _Preset(Attack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
+        super().check(observation)
         self.composed.check(observation)
 
     def _run(self, *arguments: Any) -> ImageFinding:
