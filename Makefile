@@ -9,21 +9,26 @@ NOT_FOR_PEERS := typer|rich|packaging
 
 .PHONY: audit setup test test-slow test-peers test-lowest lint format bench bench-peers schema same-numbers mutants clean
 
-audit: $(READY)  ## run the default audit on the embedded photographs; report in audit/report.html
+audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
 
-setup: $(READY)  ## make .venv and install fedaudit with everything that tests need
+setup: $(NATIVE)  ## make .venv and install fedaudit with everything that tests need
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	-$(BIN)/fedaudit doctor --build  # without a compiler everything works, slower
 	@touch $(READY)
 
-test: lint  ## lint, types, import rules, and the core of the tests
+# The native code, built again when its source has changed; without a compiler everything works, slower.
+NATIVE := .venv/.native
+$(NATIVE): $(READY) src/fedaudit/attacks/inversion/engines/winograd.cpp src/fedaudit/attacks/inversion/engines/native.py
+	-$(BIN)/fedaudit doctor --build
+	@touch $(NATIVE)
+
+test: lint $(NATIVE)  ## lint, types, import rules, and the core of the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
 
-test-slow: $(READY)  ## the tests that take long
+test-slow: $(NATIVE)  ## the tests that take long
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, breaching, LPIPS, Ray
@@ -44,7 +49,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## all benchmarks, quickly; page in bench/bench.html
+bench: $(NATIVE)  ## all benchmarks, quickly; page in bench/bench.html
 	$(BIN)/fedaudit bench all --quick --out bench
 
 bench-peers: .venv-peers/.ready  ## all benchmarks in full, beside breaching, Flower and ByzFL (data: FEDAUDIT_DATA)
@@ -67,11 +72,11 @@ schema: $(READY)  ## write the JSON Schema of results.json
 	$(BIN)/python -c "import json; from fedaudit.results import AuditResult; \
 	print(json.dumps(AuditResult.model_json_schema(), indent=2))" > docs/results.schema.json
 
-same-numbers: $(READY)  ## compare this version's numbers with another commit's, bit for bit: make same-numbers OLD=v0.1
+same-numbers: $(NATIVE)  ## compare this version's numbers with another commit's, bit for bit: make same-numbers OLD=v0.1
 	rm -rf .old && git worktree prune && git worktree add --quiet --detach .old $(OLD)
 	$(BIN)/python -m tests.same_numbers .old; code=$$?; git worktree remove --force .old; exit $$code
 
-mutants: $(READY)  ## wrong programs (tests/mutants.yaml): which of them do the tests not notice? make mutants ONLY='epochs privacy'
+mutants: $(NATIVE)  ## wrong programs (tests/mutants.yaml): which of them do the tests not notice? make mutants ONLY='epochs privacy'
 	$(BIN)/python -m tests.mutants $(ONLY)
 
 clean:
