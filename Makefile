@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+NATIVE := .venv/.native
 OUT ?= audit
 
 # Flower wants older versions of these three than we are tested with.
@@ -20,7 +21,6 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 # The native code, built again when its source has changed; without a compiler everything works, slower.
-NATIVE := .venv/.native
 $(NATIVE): $(READY) src/fedaudit/attacks/inversion/engines/winograd.cpp src/fedaudit/attacks/inversion/engines/native.py
 	-$(BIN)/fedaudit doctor --build
 	@touch $(NATIVE)
