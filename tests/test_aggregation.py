@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedaudit.defences import vectors
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.machine import own_process
+from fedaudit.utils.machine import import_torchvision, own_process
 from fedaudit.utils.registry import make
 
 Array = np.ndarray[Any, Any]
@@ -346,6 +347,8 @@ def test_the_network_sorts(n, data):
 @pytest.mark.parametrize("n", [11, 24])
 def test_byzfl_agrees(n):
     own_process()
+    with contextlib.suppress(ImportError):
+        import_torchvision()
     byzfl = pytest.importorskip("byzfl")
     x = matrix(n, 3000)
     x[0] += 3
