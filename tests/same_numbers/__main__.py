@@ -32,7 +32,11 @@ TEXTS = frozenset(
     )
 )
 # Values of settings that have another name now: of which key, the old name, the new one.
-RENAMED = {("engine", "frozen", "first-order")}
+RENAMED = {
+    ("engine", "frozen", "first-order"),
+    ("name", "rebuilt by the attack", "reconstructed by the attack"),
+    ("name", "drawn", "generated"),
+}
 
 
 def main() -> int:
