@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedaudit.attacks import Finding, ImageFinding, make_attack
+from fedaudit.evaluation import Limits
 from fedaudit.examples import ExampleKind
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
@@ -41,7 +42,7 @@ def attack_transcript(
     out: Path | None,
     workers: int,
     truth: Path | Truth | None,
-    limits: dict[str, float],
+    limits: Limits,
     display: Display,
     model: nn.Module | None = None,
     loss: Loss | None = None,
@@ -57,7 +58,7 @@ def attack_transcript(
         out: folder for images and findings; None writes nothing.
         workers: processes.
         truth: the ground truth or its file; None looks for the one in the transcript's folder.
-        limits: metric to limit.
+        limits: what the audit must keep.
         display: shows progress.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
 
@@ -91,7 +92,9 @@ def attack_transcript(
     if truth is None and isinstance(source, Path) and (source / FILE).exists():
         truth = source / FILE
     if limits and truth is None:
-        raise BadInput("--fail-above needs the ground truth to evaluate by, and there is none beside the transcript")
+        raise BadInput(
+            "--fail-above and --fail-on need the ground truth to evaluate by, and there is none beside the transcript"
+        )
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         recorded = _open_truth(truth, transcript)[1].seed
         seed = recorded if seed is None else seed
@@ -130,6 +133,8 @@ def attack_transcript(
         limits=limits,
         workers=workers,
         started=started,
+        store=out / "findings" if out else None,
+        display=display,
         repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}"
         if all(settings == given[0] for settings in given)  # the command has one set of them for all attacks
         else "fedaudit.attack('TRANSCRIPT', attacks=[…], out='DIR', …) from Python, with the same settings",
