@@ -26,6 +26,8 @@ Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, max=1024, help="Processes; default: all cores."),
 ]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Instead of the scenario's.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value; dotted keys; may be repeated.")]
 
 
 def check_data_dir(data_dir: Path | None) -> None:
