@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fedaudit.cli.announce import announce
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.bench import bench
 from fedaudit.cli.generator import train_generator
@@ -52,18 +53,24 @@ class Kind(StrEnum):
 @app.command("list")
 def list_command(
     kind: Annotated[Kind | None, typer.Argument(help="One kind only.")] = None,
+    long: Annotated[bool, typer.Option("--long", help="With what each is, and what an attack needs.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="For programs: one array per kind.")] = False,
 ) -> None:
     """Show the attacks, defences, malicious behaviours, models, data sets and studies that there are."""
-    from fedaudit.cli.catalogue import catalogue, print_catalogue
+    from fedaudit.cli.catalogue import catalogue, print_catalogue, print_lines, print_names
 
     shown = catalogue([kind.value] if kind else [k.value for k in Kind])
     if json_output:
         import json
 
         print(json.dumps(shown, indent=2))
-    else:
+    elif long:
         print_catalogue(shown)
+    elif kind:
+        print_lines(shown[kind.value])
+    else:
+        print_names(shown)
+        print("fedaudit list KIND says in a line what each is; --long says all")
 
 
 @app.command()
@@ -78,6 +85,7 @@ def rank(
 ) -> None:
     """Tell before any attack whether a network's gradient gives away its input: unknowns and equations by layer."""
     check_data_dir(data_dir)
+    announce(f"rank analysis of {scenario or 'the default model'}")
     from fedaudit.pipeline.rank import for_programs, load, rank_of, show
 
     analysis = rank_of(load(scenario, settings or [], seed), data_dir=data_dir)
