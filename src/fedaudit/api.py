@@ -19,6 +19,7 @@ from fedaudit.federation.transcript import Transcript, check_new
 from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.offline import attack_transcript
+from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.results import AuditResult, Verdict
@@ -69,6 +70,7 @@ def audit(
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> Audit:
     """Audit a federation: simulate it, attack what the adversary sees, and evaluate what was recovered.
@@ -90,7 +92,8 @@ def audit(
         workers: processes for the attacks.
         fail_above: metric to limit; ``Audit.exceeded`` tells, and ``Audit.result.thresholds`` what could not be tested.
         fail_on: the verdict that must not be reached, nor a worse one: recovered, identifiable or inferred.
-        progress: show a progress display where standard error is a terminal.
+        overwrite: where ``out`` holds the report of another scenario, delete that and its images; otherwise refuse.
+        progress: show on standard error how far the audit is: live on a terminal, elsewhere in a line every 15 seconds.
 
     Returns:
         The finished audit; ``audit.result`` has every number, ``audit.save(folder)`` writes the report.
@@ -103,8 +106,10 @@ def audit(
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     made = scenario_from(values)
     folder = Path(out) if out else None
+    another = False
     if folder:
         check_folder(folder)
+        another = holds_another(folder, made, overwrite=overwrite)
     with live_display(progress) as display:
         finished = run_audit(
             made,
@@ -118,6 +123,8 @@ def audit(
             display=display,
         )
     if folder:
+        if another:
+            clear(folder)
         finished.save(folder)
     return finished
 
@@ -187,6 +194,7 @@ def attack(
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> Audit | list[Finding | NotApplicable]:
     """Run attacks on a transcript; evaluate afterwards, if the ground truth is there.
@@ -200,7 +208,7 @@ def attack(
         truth: file of the ground truth; default: the recording's own, or the one in the transcript's folder.
         model, loss: your own, where the transcript is a folder and was made with them.
         out: folder for the report, or for what was recovered where there is no ground truth.
-        workers, fail_above, fail_on, progress: as of :func:`audit`.
+        workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
 
     Returns:
         The audit; without ground truth, for each run of an attack its finding or why it wasn't applicable.
@@ -230,6 +238,7 @@ def attack(
             display=display,
             model=model,
             loss=loss,
+            overwrite=overwrite,
         )
     if out and isinstance(finished, Audit):
         finished.save(out)

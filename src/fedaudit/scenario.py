@@ -24,6 +24,9 @@ from fedaudit.utils.validation import (
     from_name,
     no_boolean,
 )
+from fedaudit.written import apply_override as apply_override
+from fedaudit.written import describe_source, read_scenario
+from fedaudit.written import parse_setting as parse_setting
 
 
 class DataSpec(Spec):
@@ -200,59 +203,5 @@ def load_scenario(path: Path | None, overrides: list[str] | None = None, seed: i
     Raises:
         BadInput: the file can't be read, isn't YAML, or isn't a scenario; an override doesn't fit.
     """
-    where = f"the scenario '{path}'" if path else "the default scenario"
-    values = plain_yaml.read(path or Path(__file__).parent / "default.yaml", where)
-    if not isinstance(values, dict):
-        raise BadInput(f"{where}: expected a mapping of keys such as data, model, federations, attacks")
-    for override in overrides or []:
-        values = apply_override(values, override)
-    if seed is not None:
-        values = {**values, "seed": seed}
-    return scenario_from(values, where=f"{where} with --set" if overrides else where)
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Split ``key=value``; the value is read as YAML, so that numbers, lists and null mean what they look like.
-
-    Raises:
-        BadInput: there is no ``=`` or the value isn't YAML.
-    """
-    key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
-        raise BadInput(f"--set {text}: expected key=value, for example federations.fedavg.local_steps=8")
-    return key.strip(), plain_yaml.loads(raw, f"--set {text}: the value")
-
-
-def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return ``values`` with one ``dotted.key=value`` set; items of a list go by index or by their name.
-
-    Raises:
-        BadInput: the key leads nowhere.
-    """
-    key, value = parse_setting(text)
-    return dict(_set(values, key.split("."), value, key))
-
-
-_SHORT = ("aggregator", "sanitiser", "malicious")  # keys whose value may be a plain name
-
-
-def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
-    if not path:
-        return value
-    head, rest = path[0], path[1:]
-    if isinstance(node, list):
-        named = [from_name(item) for item in node]
-        names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(named)]
-        if head in names:
-            position = names.index(head)
-        elif head.isdigit() and int(head) < len(node):
-            position = int(head)
-        else:
-            raise BadInput(f"--set {key}: {unknown_name('item', head, names)}")
-        return [_set(item, rest, value, key) if i == position else item for i, item in enumerate(named)]
-    if node is None:
-        node = {}
-    if not isinstance(node, dict):
-        raise BadInput(f"--set {key}: '{head}' can't be set inside of a plain value")
-    inner = from_name(node.get(head)) if head in _SHORT and rest else node.get(head)
-    return {**node, head: _set(inner, rest, value, key)}
+    where = f"{describe_source(path)} with --set" if overrides else describe_source(path)
+    return scenario_from(read_scenario(path, overrides, seed), where=where)

@@ -151,6 +151,15 @@ def resolve(
     return ResolvedScenario(scenario, attacks, data_record, model_record, federations)
 
 
+def spell_out(scenario: Scenario) -> Scenario:
+    """Return the scenario with all settings of attacks and defences spelled out.
+
+    Raises:
+        BadInput: a name is unknown, or a setting isn't allowed.
+    """
+    return _spelt_out(scenario)[0]
+
+
 def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behaviour | None], list[Aggregator]]:
     """Return the scenario with all settings spelled out, and what was made to know them.
 

@@ -189,7 +189,7 @@ def record(
             continue
         report = display.stage(f"federation {name}", spec.rounds * (spec.clients_per_round or spec.clients))
         checkpoint = simulation_checkpoint(store, name) if store else None
-        made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers)
+        made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
         recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=about)))
     return recordings
 
@@ -253,8 +253,9 @@ def run_attacks(
 ) -> list[Trial]:
     """Run those of ``trials`` that have no outcome yet, and show how far they are; return all in order."""
     todo = [trial for trial in trials if trial.outcome is None]
-    report = (display or Quiet()).stage(f"{len(todo)} attacks", sum(trial.work for trial in todo))
-    return run_trials(trials, workers=workers, store=store, report=report)
+    display = display or Quiet()
+    report = display.stage(f"{len(todo)} attacks", sum(trial.work for trial in todo))
+    return run_trials(trials, workers=workers, store=store, report=report, say=display.say)
 
 
 def assess(

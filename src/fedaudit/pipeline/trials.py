@@ -93,7 +93,12 @@ class Trial:
 
 
 def run_trials(
-    trials: Sequence[Trial], *, workers: int = 1, store: Path | None = None, report: Report | None = None
+    trials: Sequence[Trial],
+    *,
+    workers: int = 1,
+    store: Path | None = None,
+    report: Report | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[Trial]:
     """Run all trials that have no outcome yet; return all with theirs, in order, whatever the number of workers.
 
@@ -102,6 +107,7 @@ def run_trials(
         workers: processes; 1 means this one.
         store: folder where findings are kept as soon as they are made; those that are there already are not made again.
         report: called with the work done so far, of the sum of these trials' ``work``.
+        say: called with a line if findings that are kept in ``store`` are used.
 
     Raises:
         FedAuditError: a trial's worker died twice; the other trials were finished and are kept in ``store``.
@@ -117,6 +123,9 @@ def run_trials(
     if report:
         report(done)
     todo = [i for i, outcome in enumerate(outcomes) if outcome is None]
+    wanted = sum(trial.outcome is None for trial in trials)
+    if say and len(todo) < wanted:
+        say(f"resuming: {wanted - len(todo)} of {wanted} attacks kept in {store}")
     if store and todo:
         _make_folder(store)
     if workers <= 1 or len(todo) <= 1:

@@ -1,18 +1,28 @@
-"""A finished audit as a table on the terminal."""
+"""A finished audit on the terminal: the report's sentences, a table, and what to do next."""
 
 from __future__ import annotations
+
+import shlex
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
+from fedaudit.report.page import headline
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
+_NOTHING = ("not demonstrated", "inconclusive", "not applicable")
+
 
 def print_summary(result: AuditResult) -> None:
-    """Print a row per attack and federation; another table for findings that aren't images."""
+    """Print the report's headline, a row per attack and federation, and another table for what isn't images."""
     console = wide_console()
+    said = headline(result)
+    console.print(f"[bold]{escape(said.title)}[/]", highlight=False)
+    console.print(escape(said.detail), highlight=False)
+    console.print()
     title = escape(f"{result.name}: {result.adversary.adversary}")
     images, others = with_images(result.summaries)
     if images or not others:
@@ -52,11 +62,27 @@ def print_summary(result: AuditResult) -> None:
             print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds ran, then {why}")
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
-            print(row.verdict_text)
+            print(f"{row.attack} on {row.federation}: {row.verdict_text}")
     for c in result.comparisons:
         d, unit, digits = c.difference, f" {c.unit}".rstrip(), "+.2f" if c.metric == "psnr" else "+.3g"
         span = f"{d.mean:{digits}}{unit}{d.span(f'{{:{digits}}}'.format)}"
         print(f"{c.federation}: {c.a} - {c.b}: {span}, n = {d.n}: {c.outcome}")
+
+
+def next_step(result: AuditResult, report: Path) -> str:
+    """Return what to do next in a line: open ``report`` and, where something leaked, try a defence."""
+    text = f"next: open {report}"
+    known = "fedaudit audit scenario.yaml --out DIR"  # a user's own parts, or a transcript, aren't repeated so
+    defended = result.scenario.get("other_defences") or any(f.sanitiser != "none" for f in result.federations)
+    if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(known):
+        return text
+    folder = report.parent
+    out = shlex.quote(f"{folder.resolve() if folder.name in ('', '..') else folder}-dp")
+    command = (
+        f"fedaudit audit {shlex.quote(str(folder / 'scenario.yaml'))} --set defences.sanitiser=dp "
+        f"--set defences.sanitiser.epsilon=null --out {out}{result.repeat.removeprefix(known)}"
+    )
+    return f"{text}; to see what noise on the updates changes: {command}"
 
 
 def _price(result: AuditResult) -> Table:
