@@ -219,6 +219,7 @@ def _frontier(result: AuditResult) -> dict[str, object]:
         "price_scale": by,
         "price_order": first,
         "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows, by)) if drawing else None,
+        "barred": frontier.barred(rows),
         "learning": _plots([learning], "accuracy") if learning else None,
         "taken": _plots(taken, "taken") if taken else None,
         "histories": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
