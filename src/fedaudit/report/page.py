@@ -11,13 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jinja2
 import yaml
 from PIL import Image
 
 from fedaudit.examples import ExampleKind, example_kind, fitting_kind
 from fedaudit.report import figures, frontier, histories
-from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
+from fedaudit.report.dress import render
+from fedaudit.report.wording import count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
@@ -178,16 +178,10 @@ def render_report(result: AuditResult, folder: Path) -> str:
         if name not in {f.name for f in result.federations}:
             raise BadInput(f"results: federation '{name}' is not among the federations; repeat the audit")
     chapters = [_chapter(result, record, images, i) for i, record in enumerate(result.federations, start=1)]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedaudit.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"num": number, "count": count, "percent": percent, "duration": duration, "when": when}
-    environment.filters |= {"sentence": sentence, "short": short, "span": span}
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
+        made_by=result.fedaudit_version,
+        severity=_SEVERITY | {"not attacked": 0},
         result=result,
         chapters=chapters,
         headline=headline(result),
@@ -225,6 +219,7 @@ def _frontier(result: AuditResult) -> dict[str, object]:
         "price_scale": by,
         "price_order": first,
         "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows, by)) if drawing else None,
+        "barred": frontier.barred(rows),
         "learning": _plots([learning], "accuracy") if learning else None,
         "taken": _plots(taken, "taken") if taken else None,
         "histories": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
