@@ -194,6 +194,7 @@ def attack(
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
+    controls: bool = True,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Audit | list[Finding | NotApplicable]:
@@ -208,6 +209,7 @@ def attack(
         truth: file of the ground truth; default: the recording's own, or the one in the transcript's folder.
         model, loss: your own, where the transcript is a folder and was made with them.
         out: folder for the report, or for what was recovered where there is no ground truth.
+        controls: run a positive control beside every attack that found nothing.
         workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
 
     Returns:
@@ -235,6 +237,7 @@ def attack(
             workers=workers,
             truth=known,
             limits=limits,
+            controls=controls,
             display=display,
             model=model,
             loss=loss,

@@ -83,7 +83,8 @@ class Local:
     def errors(self, state: dict[str, Tensor]) -> Tensor:
         """Return (n,) how far the model's outputs are from the targets."""
         with torch.no_grad():
-            return (self.output(state).flatten(1) - self.targets.view(len(self.targets), -1)).norm(dim=1)
+            apart: Tensor = (self.output(state).flatten(1) - self.targets.view(len(self.targets), -1)).norm(dim=1)
+        return apart
 
 
 @evaluate.register

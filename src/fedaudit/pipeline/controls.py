@@ -328,7 +328,6 @@ def _still_falling(curve: Curve) -> bool:
     """Return whether the last tenth of the iterations still brought a twentieth of all progress."""
     end = 0.9 * curve.iterations[-1]
     late = [value for i, value in zip(curve.iterations, curve.objective, strict=True) if i <= end]
-    ]
     if not late or not all(map(math.isfinite, curve.objective)):
         return False
     return late[-1] - curve.objective[-1] > _PROGRESS * (curve.objective[0] - curve.objective[-1])

@@ -45,6 +45,7 @@ def attack_transcript(
     workers: int,
     truth: Path | Truth | None,
     limits: Limits,
+    controls: bool = True,
     display: Display,
     model: nn.Module | None = None,
     loss: Loss | None = None,
@@ -62,6 +63,7 @@ def attack_transcript(
         workers: processes.
         truth: the ground truth or its file; None looks for the one in the transcript's folder.
         limits: what the audit must keep.
+        controls: whether attacks that find nothing get a positive control.
         display: shows progress.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
         overwrite: whether another audit's results in ``out`` may go.
@@ -129,7 +131,7 @@ def attack_transcript(
             "other_defences": [],
             "device": device,
             "evaluation": scenario.evaluation.model_copy(
-                update={"updates": None, "clients": None, "federations": None}
+                update={"updates": None, "clients": None, "federations": None, "controls": controls}
             ),
         }
     )
@@ -151,15 +153,9 @@ def attack_transcript(
         limits=limits,
         workers=workers,
         started=started,
-<<<<<<< HEAD
         store=out / "findings" if out else None,
         display=display,
-        repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}"
-        if all(settings == given[0] for settings in given)  # the command has one set of them for all attacks
-        else "fedaudit.attack('TRANSCRIPT', attacks=[…], out='DIR', …) from Python, with the same settings",
-=======
         repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
->>>>>>> term
     )
     if out:
         _make_room(out, another, request)

@@ -14,6 +14,7 @@ from fedaudit.update import Tensors, Update
 from fedaudit.utils.errors import BadInput
 
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
+_DROPOUT = torch.nn.modules.dropout._DropoutNd
 _UPDATES = 4  # that are replayed, the first ones
 
 
@@ -24,9 +25,7 @@ def replay_error(recording: Recording) -> float | None:
     at random in training (dropout), so that nobody can repeat it.
     """
     transcript, truth = recording.transcript, recording.truth
-    if any(
-        isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0 for part in transcript.module.modules()
-    ):
+    if any(isinstance(part, _DROPOUT) and part.p > 0 for part in transcript.module.modules()):
         return None
     errors = []
     updates = [(r.index, r.weights, u) for r in transcript.rounds for u in r.updates]

@@ -67,8 +67,8 @@ class FederationRecord(Record):
     )
     replay_error: float | None = Field(
         default=None,
-        description="relative error with which the recorded local training reproduces the first updates from the truth; "
-        "null: not checked",
+        description="relative error with which the recorded local training, repeated on the truth, gives the first "
+        "updates; null: not checked",
     )
     course: HistoryRecord | None = Field(default=None, description="null where a transcript was attacked from disk")
 
