@@ -356,7 +356,7 @@ def _adversary(scenario: Scenario) -> AdversaryRecord:
 def _with_cautions(
     summary: AttackSummary, attacks: Sequence[Attack], findings: Sequence[FindingResult]
 ) -> AttackSummary:
-    if summary.verdict not in ("inconclusive", "not demonstrated"):
+    if summary.verdict not in ("identifiable", "inconclusive", "not demonstrated"):
         return summary
     attack = next(a for a in attacks if a.name == summary.attack)
     own = [f for f in findings if (f.federation, f.attack) == (summary.federation, summary.attack)]

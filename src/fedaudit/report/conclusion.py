@@ -84,7 +84,7 @@ def headline(result: AuditResult) -> Headline:
     if verdict not in LEAKS:
         text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
     cautions = tuple(dict.fromkeys(c for s in ran if _key(s) == _key(chief) for c in s.cautions))
-    return Headline(title, tested(result, chief), text, verdict, cautions if verdict not in LEAKS else ())
+    return Headline(title, tested(result, chief), text, verdict, cautions)
 
 
 def tested(result: AuditResult, summary: AttackSummary) -> str:
