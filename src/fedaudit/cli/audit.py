@@ -42,6 +42,9 @@ def audit(
     fail_on: FailOn = None,
     policy: Policy = None,
     no_controls: NoControls = False,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Compare three defences that fit what is attacked with none.")
+    ] = False,
 ) -> None:
     """Simulate a federation, attack what the adversary sees, and write a report."""
     settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
@@ -49,6 +52,10 @@ def audit(
     from fedaudit.scenario import load_scenario  # it imports torch, which takes seconds
 
     loaded = load_scenario(scenario, settings, seed)
+    if what_if:
+        from fedaudit.pipeline.what_if import with_what_if
+
+        loaded = with_what_if(loaded)
     limits = limits_of(fail_above, fail_on, policy)
     check_data_dir(data_dir)
     check_folder(out)

@@ -16,6 +16,8 @@ from PIL import Image
 
 from fedaudit.examples import ExampleKind, example_kind, fitting_kind
 from fedaudit.report import figures, frontier, histories
+from fedaudit.report.advice import advice, command
+from fedaudit.report.comparison import defence_tables
 from fedaudit.report.conclusion import (
     SEVERITY,
     UPDATES,
@@ -36,6 +38,8 @@ from fedaudit.results import (
     FindingResult,
     ImageResult,
     Threshold,
+    Verdict,
+    overall,
     with_images,
 )
 from fedaudit.utils.errors import BadInput, MissingData
@@ -117,6 +121,8 @@ class Chapter:
     summaries: list[AttackSummary]
     strongest: AttackSummary | None
     typical: tuple[Victim, Reconstruction] | None
+    drawn: list[tuple[str, PageImage]]
+    others: list[tuple[str, Verdict]]
     columns: list[str]
     victims: list[Victim]
     hidden: int
@@ -184,10 +190,12 @@ def render_report(result: AuditResult, folder: Path) -> str:
         label_of=lambda label: _label(result, label),
         who=result.adversary.who,
         **_frontier(result),
+        defence_tables=defence_tables(result),
+        advice=[(item, command(result, item.change)) for item in advice(result)],
         refused=_refused(result.findings),
         notes=_notes(result.findings),
         seed=result.scenario.get("seed"),
-        command=_command(result.repeat, result.thresholds),
+        repeat=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things=_kind(result).plural,
     )
@@ -255,6 +263,8 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         record=record,
         summaries=summaries,
         strongest=best,
+        drawn=_drawn(best, findings, images),
+        others=_others(best, summaries),
         typical=reconstructions[(len(reconstructions) - 1) // 2] if reconstructions else None,
         columns=columns,
         victims=victims[:SHOWN],
@@ -273,6 +283,20 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         chart_lines=plots.legend,
         more_charts=max(0, len(charts) - CHARTS),
     )
+
+
+def _drawn(
+    best: AttackSummary | None, findings: list[FindingResult], images: ImageReader
+) -> list[tuple[str, PageImage]]:
+    """Return what a malicious client generated last, beside real images of the class, for the federation's card."""
+    sheets = next((f.sheets for f in findings if best and f.attack == best.attack and f.sheets), [])
+    return [(s.title, images[s.path]) for s in ([sheets[0], sheets[-1]] if len(sheets) > 1 else sheets)]
+
+
+def _others(best: AttackSummary | None, summaries: list[AttackSummary]) -> list[tuple[str, Verdict]]:
+    """Return what else was attacked in the federation, with its verdict."""
+    kinds = dict.fromkeys(s.kind for s in summaries if s.kind and best and s.kind != best.kind)
+    return [(kind.replace("-", " "), overall([s for s in summaries if s.kind == kind])) for kind in kinds if kind]
 
 
 def _chart_alt(chart: Chart) -> str:
