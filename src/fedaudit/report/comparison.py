@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedaudit.report import frontier
-from fedaudit.report.conclusion import strongest
-from fedaudit.report.frontier import Price
+from fedaudit.report.frontier import Price, strongest
 from fedaudit.report.wording import number, short
 from fedaudit.results import LEAKS, AuditResult, FederationRecord, Verdict
 
