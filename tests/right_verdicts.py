@@ -2,10 +2,10 @@
 
     python -m tests.right_verdicts [--source FOLDER] [--out FOLDER] [--only PART]
 
-Each is audited by the command line of the source tree in FOLDER, so that two versions can be compared, and its verdict
-is compared with what is known beforehand. *Leaking*: more effort, or an exact attack, does recover the data, so whatever
-the attack reaches here, "not demonstrated" would mislead. *Safe*: what travels is drowned in noise, or holds nothing, so
-any claim of a leak would mislead. "Inconclusive" misleads nobody, and is counted by itself.
+Each is audited by the command line of the source tree in FOLDER, so that two versions can be compared, and its
+verdict is compared with what is known beforehand. *Leaking*: more effort, or an exact attack, does recover the data, so
+whatever the attack reaches here, "not demonstrated" would mislead. *Safe*: what travels is drowned in noise, or holds
+nothing, so any claim of a leak would mislead. "Inconclusive" misleads nobody, and is counted by itself.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    setups = [("leaking", n, *v) for n, v in LEAKING.items()] + [("safe", n, *v) for n, v in SAFE.items()]
-    setups = [s for s in setups if asked.only in s[1]]
+    tables = (("leaking", LEAKING), ("safe", SAFE))
+    setups = [(truth, name, *what) for truth, table in tables for name, what in table.items() if asked.only in name]
     asked.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = list(pool.map(lambda s: _row(*s, asked.source.resolve(), asked.out, asked.seed), setups))
