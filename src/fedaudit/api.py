@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import Attack, Finding, make_attack, register
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.evaluation import check_limits
+from fedaudit.evaluation import Limits
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript, check_new
 from fedaudit.federation.truth import Truth, save_recording
@@ -22,7 +22,7 @@ from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
-from fedaudit.results import AuditResult
+from fedaudit.results import AuditResult, Verdict
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.update import Loss
@@ -69,6 +69,7 @@ def audit(
     out: Path | str | None = None,
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
+    fail_on: Verdict | None = None,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Audit:
@@ -89,7 +90,8 @@ def audit(
         data_dir: where data sets that aren't embedded lie (or FEDAUDIT_DATA).
         out: folder for report.html, results.json, scenario.yaml; an interrupted audit goes on from there.
         workers: processes for the attacks.
-        fail_above: metric to limit; ``Audit.exceeded`` tells.
+        fail_above: metric to limit; ``Audit.exceeded`` tells, and ``Audit.result.thresholds`` what could not be tested.
+        fail_on: the verdict that must not be reached, nor a worse one: recovered, identifiable or inferred.
         overwrite: where ``out`` holds the report of another scenario, delete that and its images; otherwise refuse.
         progress: show on standard error how far the audit is: live on a terminal, elsewhere in a line every 15 seconds.
 
@@ -101,7 +103,7 @@ def audit(
     """
     changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
     values, dataset = _with_own(scenario, changes, model=model, data=data, loss=loss)
-    check_limits(fail_above or {})
+    limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     made = scenario_from(values)
     folder = Path(out) if out else None
     another = False
@@ -117,7 +119,7 @@ def audit(
             loss=loss,
             workers=workers,
             store=folder / "findings" if folder else None,
-            limits=fail_above,
+            limits=limits,
             display=display,
         )
     if folder:
@@ -191,6 +193,8 @@ def attack(
     out: Path | str | None = None,
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
+    fail_on: Verdict | None = None,
+    controls: bool = True,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Audit | list[Finding | NotApplicable]:
@@ -205,7 +209,8 @@ def attack(
         truth: file of the ground truth; default: the recording's own, or the one in the transcript's folder.
         model, loss: your own, where the transcript is a folder and was made with them.
         out: folder for the report, or for what was recovered where there is no ground truth.
-        workers, fail_above, overwrite, progress: as of :func:`audit`.
+        controls: run a positive control beside every attack that found nothing.
+        workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
 
     Returns:
         The audit; without ground truth, for each run of an attack its finding or why it wasn't applicable.
@@ -213,7 +218,7 @@ def attack(
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
-    check_limits(fail_above or {})
+    limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     source = Path(transcript) if isinstance(transcript, str) else transcript
     known: Path | Truth | None = Path(truth) if truth else None
     if isinstance(source, Recording):
@@ -231,7 +236,8 @@ def attack(
             out=Path(out) if out else None,
             workers=workers,
             truth=known,
-            limits=fail_above or {},
+            limits=limits,
+            controls=controls,
             display=display,
             model=model,
             loss=loss,

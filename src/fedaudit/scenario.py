@@ -81,6 +81,9 @@ class EvaluationSpec(Spec):
     federations: list[str] | None = Field(
         default=None, description="names of the federations that are attacked; the others only train; all if null"
     )
+    controls: bool = Field(
+        default=True, description="run a positive control beside every attack that found nothing; see docs/results.md"
+    )
     bootstrap: Annotated[Count, Field(ge=100, le=10**6)] = Field(
         default=2000, description="resamples of the 95 % intervals"
     )

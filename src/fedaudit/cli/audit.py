@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words
+from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, exit_code, limits_of
 from fedaudit.cli.options import (
     DataDir,
     Overwrite,
@@ -26,10 +26,6 @@ from fedaudit.utils.errors import BadInput, unknown_name
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
 
-Limits = Annotated[
-    list[str] | None, typer.Option("--fail-above", help="metric=limit, e.g. psnr=20: exit 1 if exceeded; repeatable.")
-]
-
 
 def audit(
     scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
@@ -41,16 +37,27 @@ def audit(
     ] = Path("audit"),
     overwrite: Overwrite = False,
     workers: Workers = None,
-    fail_above: Limits = None,
+    fail_above: FailAbove = None,
+    fail_on: FailOn = None,
+    policy: Policy = None,
+    no_controls: NoControls = False,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Compare three defences that fit what is attacked with none.")
+    ] = False,
 ) -> None:
     """Simulate a federation, attack what the adversary sees, and write a report."""
     from fedaudit.written import read_scenario
 
-    announce(audit_in_words(read_scenario(scenario, settings, seed)), number_of_workers(workers))
+    settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
+    announce(audit_in_words(read_scenario(scenario, settings, seed), what_if=what_if), number_of_workers(workers))
     from fedaudit.scenario import load_scenario  # it imports torch, which takes seconds
 
     loaded = load_scenario(scenario, settings, seed)
-    limits = _limits(fail_above)
+    if what_if:
+        from fedaudit.pipeline.what_if import with_what_if
+
+        loaded = with_what_if(loaded)
+    limits = limits_of(fail_above, fail_on, policy)
     check_data_dir(data_dir)
     check_folder(out)
     from fedaudit.pipeline.output import clear, holds_another  # after the checks: they take seconds to import
@@ -135,7 +142,10 @@ def attack(
     truth: Annotated[
         Path | None, typer.Option(help="Ground truth for the evaluation; default: the transcript's, if it is there.")
     ] = None,
-    fail_above: Limits = None,
+    fail_above: FailAbove = None,
+    fail_on: FailOn = None,
+    policy: Policy = None,
+    no_controls: NoControls = False,
 ) -> None:
     """Attack a transcript on disk; evaluate afterwards, if the ground truth is there."""
     from fedaudit.written import parse_setting
@@ -155,7 +165,7 @@ def attack(
     from fedaudit import api
     from fedaudit.pipeline.transcripts import check_single
 
-    limits = _limits(fail_above)
+    limits = limits_of(fail_above, fail_on, policy)
     check_single(transcript)
     written = [long for text in short for long in _for_attacks(text, attacks)]
     asked = _with_settings(asked, [*written, *dotted])  # what is set of one attack wins over what is set of all
@@ -168,7 +178,9 @@ def attack(
         truth=truth,
         out=out,
         workers=number_of_workers(workers),
-        fail_above=limits,
+        fail_above=dict(limits.fail_above),
+        fail_on=limits.fail_on,
+        controls=not no_controls,
         overwrite=overwrite,
     )
     if isinstance(finished, list):
@@ -222,37 +234,11 @@ def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
     return [f"attacks.{name}.{text}" for name in having]
 
 
-def _limits(texts: list[str] | None) -> dict[str, float]:
-    from fedaudit.evaluation import check_limits
-
-    limits = {}
-    for text in texts or []:
-        metric, _, value = text.partition("=")
-        try:
-            limit = float(value)
-        except ValueError:
-            limit = math.nan
-        if not math.isfinite(limit):
-            raise BadInput(f"--fail-above {text}: expected metric=number, for example psnr=20")
-        if metric.strip() in limits:
-            raise BadInput(f"--fail-above {text}: '{metric.strip()}' has a limit already; give one")
-        limits[metric.strip()] = limit
-    check_limits(limits)
-    return limits
-
-
 def _conclude(finished: Audit, report: Path) -> None:
     from fedaudit.report.terminal import next_step, print_summary
 
     print_summary(finished.result)
-    ran = any(finding.status == "done" for finding in finished.result.findings)
-    why = "nothing that was run here measures it" if ran else "no attack could be run"
-    for limit in finished.result.thresholds:
-        if limit.worst is None:
-            print(f"your limit for {limit.metric} was not tested: {why}")
-        elif limit.exceeded:
-            print(f"above your limit: {limit.metric} {limit.worst:.3g} > {limit.limit:g} ({limit.where})")
     print(f"report: {report}")
     print(next_step(finished.result, report))
-    if finished.exceeded:
-        raise typer.Exit(1)
+    if code := exit_code(finished.result):
+        raise typer.Exit(code)

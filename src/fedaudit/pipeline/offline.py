@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedaudit.attacks import Finding, ImageFinding, make_attack
+from fedaudit.evaluation import Limits
 from fedaudit.examples import ExampleKind
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
@@ -43,7 +44,8 @@ def attack_transcript(
     out: Path | None,
     workers: int,
     truth: Path | Truth | None,
-    limits: dict[str, float],
+    limits: Limits,
+    controls: bool = True,
     display: Display,
     model: nn.Module | None = None,
     loss: Loss | None = None,
@@ -60,7 +62,8 @@ def attack_transcript(
         out: folder for images and findings; None writes nothing.
         workers: processes.
         truth: the ground truth or its file; None looks for the one in the transcript's folder.
-        limits: metric to limit.
+        limits: what the audit must keep.
+        controls: whether attacks that find nothing get a positive control.
         display: shows progress.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
         overwrite: whether another audit's results in ``out`` may go.
@@ -95,7 +98,9 @@ def attack_transcript(
     if truth is None and isinstance(source, Path) and (source / FILE).exists():
         truth = source / FILE
     if limits and truth is None:
-        raise BadInput("--fail-above needs the ground truth to evaluate by, and there is none beside the transcript")
+        raise BadInput(
+            "--fail-above and --fail-on need the ground truth to evaluate by, and there is none beside the transcript"
+        )
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         recorded = _open_truth(truth, transcript)[1].seed
         seed = recorded if seed is None else seed
@@ -126,7 +131,7 @@ def attack_transcript(
             "other_defences": [],
             "device": device,
             "evaluation": scenario.evaluation.model_copy(
-                update={"updates": None, "clients": None, "federations": None}
+                update={"updates": None, "clients": None, "federations": None, "controls": controls}
             ),
         }
     )
@@ -148,6 +153,8 @@ def attack_transcript(
         limits=limits,
         workers=workers,
         started=started,
+        store=out / "findings" if out else None,
+        display=display,
         repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
     )
     if out:

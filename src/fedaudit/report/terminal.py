@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from fedaudit.report.conclusion import comparison_text, control_text, headline, threshold_text
 from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
-from fedaudit.report.page import headline
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
@@ -21,7 +21,9 @@ def print_summary(result: AuditResult) -> None:
     console = wide_console()
     said = headline(result)
     console.print(f"[bold]{escape(said.title)}[/]", highlight=False)
-    console.print(escape(said.detail), highlight=False)
+    for line in (said.tested, said.detail, *(f"Caution: {caution}." for caution in said.cautions)):
+        if line:
+            console.print(escape(line), highlight=False)
     console.print()
     title = escape(f"{result.name}: {result.adversary.adversary}")
     images, others = with_images(result.summaries)
@@ -64,9 +66,14 @@ def print_summary(result: AuditResult) -> None:
         if row.verdict == "not applicable" or row.metrics:
             print(f"{row.attack} on {row.federation}: {row.verdict_text}")
     for c in result.comparisons:
-        d, unit, digits = c.difference, f" {c.unit}".rstrip(), "+.2f" if c.metric == "psnr" else "+.3g"
-        span = f"{d.mean:{digits}}{unit}{d.span(f'{{:{digits}}}'.format)}"
-        print(f"{c.federation}: {c.a} - {c.b}: {span}, n = {d.n}: {c.outcome}")
+        print(f"{c.federation}: {comparison_text(c)}")
+    for control in result.controls:
+        print(f"control: {control_text(control)}")
+    for summary in result.summaries:
+        for advice in summary.advice:
+            print(f"{summary.attack} on {summary.federation}: {summary.verdict}; {advice}")
+    for threshold in result.thresholds:
+        print(threshold_text(threshold))
 
 
 def next_step(result: AuditResult, report: Path) -> str:
