@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedaudit.report import frontier
-from fedaudit.report.conclusion import strongest
-from fedaudit.report.frontier import Price
+from fedaudit.report.frontier import Price, strongest
 from fedaudit.report.wording import number, short
 from fedaudit.results import LEAKS, AuditResult, FederationRecord, Verdict
 
+_ROUNDS = 5  # below, accuracy says nothing of what training with a defence costs
 UNDEFENDED = ("mean", "fedavg")  # aggregators that are no defence
 
 
@@ -81,10 +81,14 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
     leak = "not attacked"
     if best:
         found = best.psnr or (best.metrics[0].value if best.metrics else None)
-        unit = "PSNR, dB" if best.psnr else best.metrics[0].name.replace("_", " ") if best.metrics else ""
-        leak = f"{unit} {short(found.mean)}{found.span(short)} ({best.attack})" if found else best.verdict_text
+        name, unit = (
+            ("PSNR", " dB") if best.psnr else (best.metrics[0].name.replace("_", " ") if best.metrics else "", "")
+        )
+        leak = f"{name} {short(found.mean)}{unit}{found.span(short)} by {best.attack}" if found else best.verdict_text
     points, lost = None, "not measured"
-    if base is not None and base.accuracy is not None and price.accuracy is not None and record.course:
+    if record.rounds < _ROUNDS and price.accuracy is not None:
+        lost = f"too few rounds to tell ({record.rounds})"
+    elif base is not None and base.accuracy is not None and price.accuracy is not None and record.course:
         points = 100 * (base.accuracy - price.accuracy)
         n = max(1, record.course.examples)
         spread = 196 * math.sqrt(sum(a * (1 - a) / n for a in (base.accuracy, price.accuracy)))
@@ -138,7 +142,7 @@ def _recommendation(rows: Sequence[Defended]) -> str:
         return "None of these defences stops the leak."
     known = [row for row in kept if row.points is not None]
     best = min(known or kept, key=lambda row: row.points or 0.0)
-    price = f"accuracy lost: {best.lost}" if best.points is not None else "its price in accuracy was not measured"
+    price = f"accuracy lost: {best.lost}" if best.points is not None else f"accuracy lost: {best.lost}"
     also = ", ".join(row.federation for row in kept if row is not best)
     more = f" So do {also}, at a higher price." if also and known else f" So do {also}." if also else ""
     return (

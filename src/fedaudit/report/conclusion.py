@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedaudit.report import frontier
+from fedaudit.report.comparison import defence_tables
+from fedaudit.report.frontier import strongest
 from fedaudit.report.wording import count, number, short
 from fedaudit.results import (
     LEAKS,
@@ -30,7 +30,6 @@ SEVERITY: dict[str, int] = {  # of a verdict, as the page's colours and symbols 
     "not attacked": 0,
 }
 _UNITS = {"psnr": " dB"}
-_FIRST: tuple[Verdict, ...] = (*LEAKS, "not demonstrated", "inconclusive", "not applicable")
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,10 @@ def headline(result: AuditResult) -> Headline:
         if rest:
             update = next(UPDATES[f.update_kind] for f in result.federations if f.name == name)
             elsewhere.append(f"{name} ({update}): {', '.join(dict.fromkeys(rest))}")
+    if tables := defence_tables(result):
+        elsewhere = []
     text = f"Elsewhere: {'; '.join(elsewhere)}." if elsewhere else ""
+    text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
     if verdict not in LEAKS:
         text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
     cautions = tuple(dict.fromkeys(c for s in ran if _key(s) == _key(chief) for c in s.cautions))
@@ -101,15 +103,6 @@ def tested(result: AuditResult, summary: AttackSummary) -> str:
         f"Tested on {model}, {result.data.name}, {UPDATES[summary.update_kind]} over {batch} ({summary.federation}); "
         f"{n}; {summary.attack}{effort}{seconds}."
     )
-
-
-def strongest(result: AuditResult, summaries: Sequence[AttackSummary]) -> AttackSummary | None:
-    """Return the one of the worst verdict, and of several the one that reached most; None of none.
-
-    One that won its control and found nothing comes before one that is inconclusive.
-    """
-    by = frontier.scales(result)
-    return max(summaries, key=lambda s: (-_FIRST.index(s.verdict), *frontier.strength(s, by)), default=None)
 
 
 def _key(summary: AttackSummary) -> tuple[str, str | None]:

@@ -11,7 +11,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedaudit.report import figures
-from fedaudit.results import AttackSummary, AuditResult, Interval
+from fedaudit.results import LEAKS, AttackSummary, AuditResult, Interval, Verdict
+
+_FIRST: tuple[Verdict, ...] = (*LEAKS, "not demonstrated", "inconclusive", "not applicable")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ def strength(summary: AttackSummary, by: Sequence[Scale]) -> tuple[int, float]:
         if value := one.of(summary):
             return -place, one.strength(value)
     return -len(by), 0.0
+
+
+def strongest(result: AuditResult, summaries: Sequence[AttackSummary]) -> AttackSummary | None:
+    """Return the one of the worst verdict, and of several the one that reached most; None of none.
+
+    One that won its control and found nothing comes before one that is inconclusive.
+    """
+    by = scales(result)
+    return max(summaries, key=lambda s: (-_FIRST.index(s.verdict), *strength(s, by)), default=None)
 
 
 @dataclass(frozen=True)

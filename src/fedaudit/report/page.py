@@ -24,10 +24,10 @@ from fedaudit.report.conclusion import (
     comparison_text,
     control_text,
     headline,
-    strongest,
     threshold_text,
 )
 from fedaudit.report.dress import render
+from fedaudit.report.frontier import strongest
 from fedaudit.report.wording import count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from fedaudit.report.comparison import DefenceTable, defence_tables
 from fedaudit.report.conclusion import comparison_text, control_text, headline, threshold_text
 from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
 from fedaudit.results import AuditResult, Interval, with_images
@@ -58,7 +59,11 @@ def print_summary(result: AuditResult) -> None:
                 baseline = f"{m.baseline.mean:.3g}" if m.baseline else "-"
                 table.add_row(*first, name, value, baseline, str(m.value.n))
         console.print(table)
-    if worth_comparing(result):
+    tables = defence_tables(result)
+    for one in tables:
+        console.print(_defences(one))
+        print(one.recommendation)
+    if worth_comparing(result) and not tables:
         console.print(_price(result))
     for f in result.federations:
         if f.course and f.course.stopped is not None:
@@ -89,6 +94,19 @@ def next_step(result: AuditResult, report: Path) -> str:
     scenario, out = shlex.quote(str(folder / "scenario.yaml")), shlex.quote(f"{folder}-what-if")
     command = f"fedaudit audit {scenario} --what-if --out {out}{result.repeat.removeprefix(known)}"
     return f"{text}; which defence helps, and at what price: {command}"
+
+
+def _defences(table: DefenceTable) -> Table:
+    """Return what each defence of a federation still leaks, and what it costs."""
+    shown = _table(
+        f"{table.federation}: which defence, at what price",
+        ["defence", "verdict", "still leaks [95 %]"],
+        ["accuracy", "accuracy lost", "an update", "odds change at most"],
+    )
+    for row in table.rows:
+        odds = row.guarantee.rsplit("at most ", 1)[-1] if row.guarantee != "none" else "no bound"
+        shown.add_row(row.federation, row.verdict, row.leak, row.accuracy, row.lost, row.bytes, odds)
+    return shown
 
 
 def _price(result: AuditResult) -> Table:
