@@ -15,7 +15,7 @@ from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_c
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
-_WIDEST_HEAD = 12  # letters, of a column of numbers
+_WIDEST_HEAD = 14  # letters, of a column of numbers
 _NOTHING = ("not demonstrated", "inconclusive", "not applicable")
 
 
@@ -100,8 +100,8 @@ def _defences(table: DefenceTable) -> Table:
     """Return what each defence of a federation still leaks, and what it costs."""
     shown = _table(
         f"{table.federation}: which defence, at what price",
-        ["defence", "verdict", "still leaks [95 %]"],
-        ["accuracy", "accuracy lost", "an update", "odds change at most"],
+        ["defence", "verdict", "still leaks [95 %]", "accuracy", "accuracy lost", "an update", "odds change at most"],
+        [],
     )
     for row in table.rows:
         odds = row.guarantee.rsplit("at most ", 1)[-1] if row.guarantee != "none" else "no bound"
