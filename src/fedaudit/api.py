@@ -162,7 +162,7 @@ def simulate(
     made = scenario_from(values)
     names = [name for name, _, _ in made.runs()]
     if federation is None and len(names) > 1:
-        raise BadInput(f"the scenario has {len(names)} federations; choose one with --federation: {', '.join(names)}")
+        raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
     folder = Path(out) if out else None

@@ -17,14 +17,15 @@ def announce(doing: str, workers: int | None = None) -> None:
     tell(f"{doing}{processes} …")
 
 
-def audit_in_words(written: dict[str, Any]) -> str:
+def audit_in_words(written: dict[str, Any], *, what_if: bool = False) -> str:
     """Return what an audit of the scenario will do: federations, updates, attacks, iterations."""
     federations, attacks = _items(written, "federations"), _items(written, "attacks")
     updates = _updates(written, federations)
     rounds = sum(_number(one, "rounds", 1) for one in federations)
     size = f", {_count(rounds, 'round')}, {_count(updates, 'update')} to attack" if updates else ""
+    defences = " without defence and under those that fit" if what_if else _defences(written)
     return (
-        f"{_name(written)}: auditing {_list('federation', _names(federations))}{_defences(written)}{size}, "
+        f"{_name(written)}: auditing {_list('federation', _names(federations))}{defences}{size}, "
         f"with {_list('attack', [_with_iterations(one) for one in attacks])}"
     )
 

@@ -22,7 +22,6 @@ from fedaudit.cli.options import (
     number_of_workers,
 )
 from fedaudit.utils.errors import BadInput, unknown_name
-from fedaudit.written import apply_override, parse_setting, read_scenario
 
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
@@ -47,8 +46,10 @@ def audit(
     ] = False,
 ) -> None:
     """Simulate a federation, attack what the adversary sees, and write a report."""
+    from fedaudit.written import read_scenario
+
     settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
-    announce(audit_in_words(read_scenario(scenario, settings, seed)), number_of_workers(workers))
+    announce(audit_in_words(read_scenario(scenario, settings, seed), what_if=what_if), number_of_workers(workers))
     from fedaudit.scenario import load_scenario  # it imports torch, which takes seconds
 
     loaded = load_scenario(scenario, settings, seed)
@@ -91,6 +92,8 @@ def simulate(
     workers: Workers = None,
 ) -> None:
     """Simulate federations and write what travelled; the ground truth goes to a file of its own."""
+    from fedaudit.written import read_scenario
+
     announce(simulation_in_words(read_scenario(scenario, settings, seed), federation), number_of_workers(workers))
     from fedaudit import api
     from fedaudit.federation.truth import FILE
@@ -145,6 +148,8 @@ def attack(
     no_controls: NoControls = False,
 ) -> None:
     """Attack a transcript on disk; evaluate afterwards, if the ground truth is there."""
+    from fedaudit.written import parse_setting
+
     asked: dict[str, Any] = {
         "attacks": [{"name": name} for name in attacks],
         "threat": {
@@ -186,6 +191,8 @@ def attack(
 
 def _with_settings(asked: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     """Return what is asked of an attack with ``attacks.NAME.key=value`` and ``threat.key=value`` set."""
+    from fedaudit.written import apply_override
+
     for text in texts:
         changed = apply_override(asked, text)
         if not isinstance(changed["threat"], dict) or _names(changed) != _names(asked):
@@ -211,16 +218,19 @@ def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
     """
     from fedaudit.attacks import ATTACKS
     from fedaudit.utils.registry import settings_of
+    from fedaudit.written import parse_setting
 
     key = parse_setting(text)[0]
+    takes = "here --set takes attacks.NAME.key=value, threat.key=value, or a setting of an attack named here"
+    if key in ("seed", "device"):
+        raise BadInput(f"--set {text}: give --{key}; {takes}")
+    if key.split(".")[0] in ("data", "model", "federations", "defences", "evaluation"):
+        raise BadInput(f"--set {text}: the transcript has settled that; set it in 'fedaudit simulate'; {takes}")
     known = {name: settings_of(ATTACKS[name].value) for name in names}
     having = [name for name, settings in known.items() if key.split(".")[0] in settings]
     if not having:
         every = list(dict.fromkeys(setting for settings in known.values() for setting in settings))
-        raise BadInput(
-            f"--set {text}: {unknown_name('setting', key, every)}; of an attack on a transcript, --set takes "
-            "attacks.NAME.key=value, threat.key=value, or a setting that the attacks named here have"
-        )
+        raise BadInput(f"--set {text}: {unknown_name('setting', key, every)}; {takes}")
     return [f"attacks.{name}.{text}" for name in having]
 
 

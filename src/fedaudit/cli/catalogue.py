@@ -52,13 +52,14 @@ def print_names(shown: Catalogue) -> None:
 
 
 def print_lines(entries: Sequence[dict[str, Any]]) -> None:
-    """Print each entry on one line: its name, and as much of its summary as the terminal is wide."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="cyan")
-    grid.add_column(no_wrap=True, overflow="ellipsis")
+    """Print each entry on one line: its name, and as much of its summary as a terminal is wide."""
+    console = wide_console()
+    widest = max((len(entry["name"]) for entry in entries), default=0)
     for entry in entries:
-        grid.add_row("  " + entry["name"], escape(entry["summary"]))
-    wide_console().print(grid)
+        line = Text.assemble("  ", (f"{entry['name']:<{widest}}", "cyan"), f"  {entry['summary']}")
+        if console.is_terminal:
+            line.truncate(console.width, overflow="ellipsis")
+        console.print(line, soft_wrap=True)
 
 
 def print_catalogue(shown: Catalogue) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from pathlib import Path
 
 from rich.markup import escape
@@ -14,6 +15,7 @@ from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_c
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
+_WIDEST_HEAD = 14  # letters, of a column of numbers
 _NOTHING = ("not demonstrated", "inconclusive", "not applicable")
 
 
@@ -82,27 +84,24 @@ def print_summary(result: AuditResult) -> None:
 
 
 def next_step(result: AuditResult, report: Path) -> str:
-    """Return what to do next in a line: open ``report`` and, where something leaked, try a defence."""
+    """Return what to do next in a line: open ``report`` and, where something leaked, see which defences help."""
     text = f"next: open {report}"
     known = "fedaudit audit scenario.yaml --out DIR"  # a user's own parts, or a transcript, aren't repeated so
-    defended = result.scenario.get("other_defences") or any(f.sanitiser != "none" for f in result.federations)
+    defended = any((f.aggregator, f.sanitiser) != ("mean", "none") for f in result.federations)
     if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(known):
         return text
-    folder = report.parent
-    out = shlex.quote(f"{folder.resolve() if folder.name in ('', '..') else folder}-dp")
-    command = (
-        f"fedaudit audit {shlex.quote(str(folder / 'scenario.yaml'))} --set defences.sanitiser=dp "
-        f"--set defences.sanitiser.epsilon=null --out {out}{result.repeat.removeprefix(known)}"
-    )
-    return f"{text}; to see what noise on the updates changes: {command}"
+    folder = report.parent if report.parent.name not in ("", "..") else report.parent.resolve()
+    scenario, out = shlex.quote(str(folder / "scenario.yaml")), shlex.quote(f"{folder}-what-if")
+    command = f"fedaudit audit {scenario} --what-if --out {out}{result.repeat.removeprefix(known)}"
+    return f"{text}; which defence helps, and at what price: {command}"
 
 
 def _defences(table: DefenceTable) -> Table:
     """Return what each defence of a federation still leaks, and what it costs."""
     shown = _table(
         f"{table.federation}: which defence, at what price",
-        ["defence", "verdict", "still leaks [95 %]"],
-        ["accuracy", "accuracy lost", "an update", "odds change at most"],
+        ["defence", "verdict", "still leaks [95 %]", "accuracy", "accuracy lost", "an update", "odds change at most"],
+        [],
     )
     for row in table.rows:
         odds = row.guarantee.rsplit("at most ", 1)[-1] if row.guarantee != "none" else "no bound"
@@ -141,10 +140,10 @@ def _price(result: AuditResult) -> Table:
 
 def _table(title: str, left: list[str], right: list[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-    for column in left:
-        table.add_column(column, no_wrap=True)
+    for column in left:  # where a terminal is too narrow names go on in the next line, and no number is cut
+        table.add_column(column, overflow="fold")
     for column in right:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(textwrap.fill(column, _WIDEST_HEAD), justify="right", no_wrap=True)
     return table
 
 
