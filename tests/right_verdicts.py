@@ -166,10 +166,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     tables = (("leaking", LEAKING), ("safe", SAFE))
-    setups = [(truth, name, *what) for truth, table in tables for name, what in table.items() if asked.only in name]
+    setups = [(truth, name, what) for truth, table in tables for name, what in table.items() if asked.only in name]
     asked.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(lambda s: _row(*s, asked.source.resolve(), asked.out, asked.seed), setups))
+        rows = list(pool.map(lambda s: _row(*s, asked.source.resolve(), asked.seed), setups))
     (asked.out / "verdicts.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     for truth in ("leaking", "safe"):
         counts = [row["counts"] for row in rows if row["truth"] == truth]
@@ -177,9 +177,8 @@ def main() -> None:
         print(f"{truth}: {len(counts)} set-ups, {shares}")
 
 
-def _row(
-    truth: str, name: str, scenario: dict[str, Any], wrong: dict[str, Any], source: Path, out: Path, seed: int
-) -> dict[str, Any]:
+def _row(truth: str, name: str, what: tuple[dict[str, Any], dict[str, Any]], source: Path, seed: int) -> dict[str, Any]:
+    scenario, wrong = what
     with tempfile.TemporaryDirectory() as draft:
         folder = Path(draft)
         values = {"version": 1, "name": name, "seed": seed, **scenario}

@@ -144,6 +144,6 @@ def _recommendation(rows: Sequence[Defended]) -> str:
     also = ", ".join(row.federation for row in kept if row is not best)
     more = f" So do {also}, at a higher price." if also and known else f" So do {also}." if also else ""
     return (
-        f"{best.federation} stops what was found without a defence (accuracy lost: {best.lost}).{more} Not demonstrated "
-        "isn't safe: it holds for these attacks only."
+        f"{best.federation} stops what was found without a defence (accuracy lost: {best.lost}).{more} Not "
+        "demonstrated isn't safe: it holds for these attacks only."
     )
