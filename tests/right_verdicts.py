@@ -169,7 +169,7 @@ def main() -> None:
     setups = [(truth, name, what) for truth, table in tables for name, what in table.items() if asked.only in name]
     asked.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(lambda s: _row(*s, asked.source.resolve(), asked.seed), setups))
+        rows = list(pool.map(lambda s: _row(s[0], s[1], s[2], asked.source.resolve(), asked.seed), setups))
     (asked.out / "verdicts.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     for truth in ("leaking", "safe"):
         counts = [row["counts"] for row in rows if row["truth"] == truth]
