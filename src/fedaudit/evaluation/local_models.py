@@ -80,12 +80,6 @@ class Local:
         """Return the share of the client's examples that the model classifies correctly."""
         return float(self.hits(state).double().mean())
 
-    def errors(self, state: dict[str, Tensor]) -> Tensor:
-        """Return (n,) how far the model's outputs are from the targets."""
-        with torch.no_grad():
-            apart: Tensor = (self.output(state).flatten(1) - self.targets.view(len(self.targets), -1)).norm(dim=1)
-        return apart
-
 
 @evaluate.register
 def evaluate_local_model(
@@ -129,9 +123,9 @@ def evaluate_local_model(
         others = max((hits["returned"], hits["sent"]), key=lambda h: int(h.sum()))
         p_value = sign_test(int((hits["rebuilt"] & ~others).sum()), int((~hits["rebuilt"] & others).sum()))
     else:
-        errors = {k: local.errors(s) for k, s in {"rebuilt": rebuilt, "returned": returned}.items()}
-        nearer = errors["rebuilt"] < errors["returned"]
-        p_value = sign_test(int(nearer.sum()), int((errors["rebuilt"] > errors["returned"]).sum()))
+        apart_by = {k: (_flat(s) - _flat(optimum)).abs() for k, s in {"rebuilt": rebuilt, "returned": returned}.items()}
+        nearer = int((apart_by["rebuilt"] < apart_by["returned"]).sum())
+        p_value = sign_test(nearer, int((apart_by["rebuilt"] > apart_by["returned"]).sum()))
     if closed is not None:
         metrics.append(GAP_CLOSED.of(closed, 0.0))
     if converged:
@@ -239,17 +233,19 @@ FINDING_TYPES["local-model"] = FindingType(
     verdict=by_leaks(
         "{} of {} clients' own models were rebuilt",
         "{who} can rebuild a client's own model, the one that it would train alone: {text}.",
+        "clients",
     ),
     rules=(
         "A client's own model counts as rebuilt when it serves the client's data better than what was sent: for "
         "classifiers, when its accuracy on them is above that of the last model that the client returned and of the "
         "global model; for regression, when it makes up at least half of the loss between the last returned model and "
         "the client's own optimum, and lies nearer to that than any model that was sent.",
-        "Own models are 'inferred' when at least one counts as rebuilt, and luck would serve the clients' examples as "
-        f"much better with a probability of at most {100 * SURE:g} % (one-sided exact sign test over the examples, "
-        "clients combined by Fisher's method).",
+        "Own models are 'inferred' when at least one counts as rebuilt, and luck would do as well with a probability "
+        f"of at most {100 * SURE:g} % (one-sided exact sign test: for classifiers over the client's examples that only one "
+        "of two models gets right, for regression over the parameters, by which model is nearer to the optimum; clients "
+        "combined by Fisher's method).",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
     question="rebuild a client's own model",
-    control="undefended",
+    control="client",
 )

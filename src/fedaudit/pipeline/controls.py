@@ -18,7 +18,7 @@ from torch import Tensor
 from fedaudit.attacks import Attack, Finding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.federation.simulator import Recording
-from fedaudit.pipeline.control_cases import Case, by_heart, one_example, reference
+from fedaudit.pipeline.control_cases import Case, by_heart, one_client, one_example, reference
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.threat import ThreatModel, observe
@@ -176,7 +176,7 @@ def _trials(
 ) -> tuple[Case, list[Trial]] | str:
     """Return the control's case and the trials on it, or why there is none."""
     recipe = FINDING_TYPES[summary.kind or "images"].control
-    if recipe not in ("example", "records") or (model == "reference" and recipe != "example"):
+    if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case of one's own: compare with a federation without defences"
     count = _LABELS if summary.kind == "labels" and model == "same" else 1
     reason = ""
@@ -185,6 +185,8 @@ def _trials(
         try:
             if recipe == "records":
                 case = by_heart(recording)
+            elif recipe == "client":
+                case = one_client(recording)
             elif model == "same":
                 case = one_example(recording, "gradient" if kind == "gradient" else "weights", count)
             else:

@@ -92,7 +92,8 @@ def headline(result: AuditResult) -> Headline:
 def tested(result: AuditResult, summary: AttackSummary) -> str:
     """Return in a sentence on what an attack was run, and with what effort."""
     record = next(f for f in result.federations if f.name == summary.federation)
-    model = f"{result.model.name} ({result.model.trained}"
+    state = result.model.trained if record.rounds == 1 else f"{result.model.trained} before {record.rounds} rounds"
+    model = f"{result.model.name} ({state}"
     model += f", BatchNorm in {result.model.batch_norm} mode)" if result.model.batch_norm != "none" else ")"
     batch = f"batches of {count(record.batch_size)}" if record.batch_size > 1 else "single examples"
     n = f"n = {count(summary.evidence.n)} {summary.evidence.of}" if summary.evidence else f"n = {summary.images} images"
