@@ -78,8 +78,8 @@ class FindingType:
         metrics: the first is the one by which attacks are compared.
         question: what the attack is after: "tell whether a record was used"; ``{things}`` stands for the examples.
         control: the case that an attack of this type must win: ``example``, one known example, undefended, one step;
-            ``records``, a model that has learnt the members by heart; ``client``, a known client's updates of models that
-            differ much. None: there is none but the same federation without its defences.
+            ``records``, a model that has learnt the members by heart; ``client``, a known client's updates of very
+            different models. None: there is none but the same federation without its defences.
     """
 
     verdict: Callable[[Sequence[FindingResult]], Judgement]

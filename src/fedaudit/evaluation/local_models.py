@@ -241,9 +241,9 @@ FINDING_TYPES["local-model"] = FindingType(
         "global model; for regression, when it makes up at least half of the loss between the last returned model and "
         "the client's own optimum, and lies nearer to that than any model that was sent.",
         "Own models are 'inferred' when at least one counts as rebuilt, and luck would do as well with a probability "
-        f"of at most {100 * SURE:g} % (one-sided exact sign test: for classifiers over the client's examples that only one "
-        "of two models gets right, for regression over the parameters, by which model is nearer to the optimum; clients "
-        "combined by Fisher's method).",
+        f"of at most {100 * SURE:g} % (one-sided exact sign test: for classifiers over the client's examples that only "
+        "one of two models gets right, for regression over the parameters, by which model is nearer to the optimum; "
+        "clients combined by Fisher's method).",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
     question="rebuild a client's own model",
