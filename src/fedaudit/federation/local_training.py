@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from fedaudit.models import set_training_mode
 from fedaudit.update import Loss, Tensors
 from fedaudit.utils.errors import BadInput
 
@@ -24,6 +27,27 @@ def local_randomness(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
+
+
+def draws_at_random(model: nn.Module, inputs: Tensor) -> bool:
+    """Return whether training mode draws masks: dropout, functional or inside of other layers, or its kin.
+
+    Args:
+        model: of which two passes in training mode are compared; its modes and buffers stay as they are.
+        inputs: (n, ...) as the model sees them.
+    """
+    if any(isinstance(part, _DropoutNd) and part.p > 0 for part in model.modules()):
+        return True
+    tried = copy.deepcopy(model)
+    set_training_mode(tried, "eval")
+    state = {name: value.clone() for name, value in tried.state_dict().items()}
+    seen = []
+    with torch.no_grad():
+        for seed in range(2):
+            tried.load_state_dict(state)
+            with local_randomness(seed):
+                seen.append(tried(inputs))
+    return not torch.equal(*seen)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
