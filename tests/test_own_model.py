@@ -167,6 +167,21 @@ def test_unknown_masks_are_left_out_and_the_finding_says_so(attack, functional):
         assert any("attacked without dropout" in note for note in finding.notes) is data_of
 
 
+class TwoHeaded(Net):
+    """As torchvision's GoogLeNet: further outputs in training mode."""
+
+    def forward(self, x: Tensor) -> Any:
+        outputs = super().forward(x)
+        return (outputs, outputs) if self.training else outputs
+
+
+def test_a_model_that_fails_in_training_mode_only_is_refused_in_one_line():
+    with pytest.raises(BadInput, match="the model or the loss can't take inputs") as refused:
+        audited(TwoHeaded(norm=False, drop=False))
+    assert "\n" not in str(refused.value)
+    assert audited(TwoHeaded(norm=False, drop=False).eval()).findings[0].status == "done"
+
+
 def test_the_attack_s_model_draws_no_masks():
     recording = simulated(net(norm=False, functional=True))
     found = [make_attack("invg", {"iterations": 1, "learning_rate": 1e-9, "engine": "reference"})(
@@ -356,12 +371,13 @@ def test_membership_and_accuracy_of_a_one_logit_model_are_those_of_its_two_logit
         (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), TWO, "without weight and pos_weight"),
         (nn.BCEWithLogitsLoss(), CLASSES, "two classes 0 and 1"),
         (nn.BCEWithLogitsLoss(), CLASSES.float(), "targets 0 and 1"),
+        (nn.BCEWithLogitsLoss(), fedaudit.Dataset.from_tensors(SOME, TWO.float()), r"classes=True"),
         (None, TWO, r"loss=nn.BCEWithLogitsLoss\(\)"),
     ],
 )
 def test_what_is_no_binary_classifier_is_refused_with_a_remedy(loss, targets, message):
     with pytest.raises(BadInput, match=message) as refused:
-        audited(net(outputs=1), (SOME, targets), loss=loss)
+        audited(net(outputs=1), targets if isinstance(targets, fedaudit.Dataset) else (SOME, targets), loss=loss)
     assert "\n" not in str(refused.value)
 
 

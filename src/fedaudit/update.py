@@ -241,6 +241,8 @@ class TaskInfo:
         if self.loss in LOSSES and (self.loss == "mse") != (self.num_classes is None):
             task = "real values (regression)" if self.num_classes is None else f"{self.num_classes} classes"
             fits = "mse" if self.num_classes is None else "cross-entropy"
+            if self.loss == BCE:
+                fits += f", or for the classes 0 and 1 Dataset.from_tensors(…, classes=True) and {BCE}"
             raise BadInput(f"the loss '{self.loss}' doesn't fit targets that are {task}; use {fits}")
         if self.loss == BCE and self.num_classes != 2:
             raise BadInput(f"the loss '{BCE}' is for the two classes 0 and 1, not for {self.num_classes} classes")
