@@ -15,6 +15,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, Line, MetricResult
 from fedaudit.threat import Observation
+from fedaudit.update import class_logits
 
 GAP_CLOSED = Metric(
     "gap_closed",
@@ -74,7 +75,7 @@ class Local:
     def hits(self, state: dict[str, Tensor]) -> Tensor:
         """Return a mask (n,) of the client's examples that the model classifies correctly."""
         with torch.no_grad():
-            return self.output(state).argmax(dim=1) == self.targets
+            return class_logits(self.output(state)).argmax(dim=1) == self.targets
 
     def accuracy(self, state: dict[str, Tensor]) -> float:
         """Return the share of the client's examples that the model classifies correctly."""
