@@ -24,7 +24,6 @@ _STEPS = 500  # at most, to learn the members by heart
 _BY_HEART = 0.01  # mean loss at which they are
 _BATCH = 32
 _HELD = 64  # examples of the known client
-_DROPOUT = nn.modules.dropout._DropoutNd
 
 
 @dataclass(frozen=True)
@@ -213,10 +212,7 @@ def _client(transcript: Transcript, weights: Tensors) -> nn.Module:
     """Return the model as a client runs it, without dropout."""
     module = copy.deepcopy(transcript.module)
     module.load_state_dict(weights)
-    set_training_mode(module, transcript.task_info.batch_norm)
-    for part in module.modules():
-        if isinstance(part, _DROPOUT):
-            part.eval()
+    set_training_mode(module, transcript.task_info.batch_norm, dropout=False)
     return module
 
 
