@@ -293,13 +293,13 @@ def _final(
         advice = f"{summary.attack} found nothing, and no positive control could be run: {control.text}"
     elif control.won:
         advice = (
-            f"{summary.attack} works on the reference network, but not on this model even in its easiest case: raise its "
-            "effort (iterations, restarts), or use another attack"
+            f"{summary.attack} works on the reference network, but not on this model even in its easiest case: raise "
+            "its effort (iterations, restarts), or use another attack"
         )
     else:
         advice = (
-            f"{summary.attack} fails even in the easiest case of this model: raise its effort (iterations, restarts), or "
-            "use another attack"
+            f"{summary.attack} fails even in the easiest case of this model: raise its effort (iterations, restarts), "
+            "or use another attack"
         )
     return _inconclusive(base, open_question, advice)
 
