@@ -34,11 +34,13 @@ class Case:
         recording: what the adversary sees of it, and the truth.
         model: ``same``, the audited one, or ``reference``.
         text: the case in words.
+        seconds: that it took to make.
     """
 
     recording: Recording
     model: Literal["same", "reference"]
     text: str
+    seconds: float = 0.0
 
 
 def one_example(recording: Recording, kind: UpdateKind, count: int = 1) -> Case:

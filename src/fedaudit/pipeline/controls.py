@@ -6,7 +6,9 @@ cope with this model. A control decides which.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,6 +180,7 @@ def _trials(
         return "an attack of its kind has no easier case of one's own: compare with a federation without defences"
     count = _LABELS if summary.kind == "labels" and model == "same" else 1
     reason = ""
+    began = time.perf_counter()
     for kind in ("gradient", "weights"):
         try:
             if recipe == "records":
@@ -194,6 +197,7 @@ def _trials(
         except (NotApplicable, BadInput) as error:
             reason = f"it can't be run on one example: {error}"
             continue
+        case = dataclasses.replace(case, seconds=time.perf_counter() - began)
         return case, [Trial(attack, observation, seed, device) for observation in seen]
     return reason
 
@@ -224,7 +228,7 @@ def _result(attack: str, case: Case, trials: Sequence[Trial], seed: int) -> tupl
         text=text,
         images=images,
         metrics=[metric for result in done for metric in result.metrics],
-        timing=Timing(seconds=sum(r.timing.seconds for r in done if r.timing)),
+        timing=Timing(seconds=case.seconds + sum(r.timing.seconds for r in done if r.timing)),
     ), files
 
 

@@ -81,9 +81,8 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
     leak = "not attacked"
     if best:
         found = best.psnr or (best.metrics[0].value if best.metrics else None)
-        name, unit = (
-            ("PSNR", " dB") if best.psnr else (best.metrics[0].name.replace("_", " ") if best.metrics else "", "")
-        )
+        name = "PSNR" if best.psnr else best.metrics[0].name.replace("_", " ") if best.metrics else ""
+        unit = " dB" if best.psnr else ""
         leak = f"{name} {short(found.mean)}{unit}{found.span(short)} by {best.attack}" if found else best.verdict_text
     points, lost = None, "not measured"
     if record.rounds < _ROUNDS and price.accuracy is not None:
@@ -142,10 +141,9 @@ def _recommendation(rows: Sequence[Defended]) -> str:
         return "None of these defences stops the leak."
     known = [row for row in kept if row.points is not None]
     best = min(known or kept, key=lambda row: row.points or 0.0)
-    price = f"accuracy lost: {best.lost}" if best.points is not None else f"accuracy lost: {best.lost}"
     also = ", ".join(row.federation for row in kept if row is not best)
     more = f" So do {also}, at a higher price." if also and known else f" So do {also}." if also else ""
     return (
-        f"{best.federation} stops what was found without a defence ({price}).{more} Not demonstrated isn't safe: it "
-        "holds for these attacks only."
+        f"{best.federation} stops what was found without a defence (accuracy lost: {best.lost}).{more} Not "
+        "demonstrated isn't safe: it holds for these attacks only."
     )
