@@ -133,6 +133,26 @@ def test_the_time_left_is_that_of_the_pace_so_far(clock: list[float], capsys: py
     ]
 
 
+def test_the_time_that_workers_take_to_start_is_no_part_of_the_pace(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = Lines()
+    report = lines.stage("attacks", 1000)
+    report(0)
+    for seconds, done in [(30, 1), (15, 1), (15, 51), (15, 101), (60, 101), (15, 151)]:
+        clock[0] += seconds
+        report(done)
+        lines.tick()
+    assert capsys.readouterr().err.splitlines() == [
+        "attacks: 0 % done after 30 s",
+        "attacks: 0 % done after 45 s",
+        "attacks: 5 % done, about 9 min left",  # 949 at 50 in 30 s, since the first of them
+        "attacks: 10 % done, about 7 min left",  # 899 at 100 in 45 s
+        "attacks: 10 % done, about 16 min left",  # 899 at 100 in 105 s
+        "attacks: 15 % done, about 11 min left",  # 849 at 150 in 120 s: since the fifth line before
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(1, "5 s"), (38, "40 s"), (89, "90 s"), (100, "2 min"), (5000, "83 min"), (9000, "2.5 h")]
 )
