@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,8 @@ Report = Callable[[float], None]
 
 SOON = 5.0  # seconds until a log's first line of progress: by then there is a pace to tell the time left by
 EVERY = 15.0  # seconds between two of them
+_WINDOW = 5  # lines that the pace is measured over
+_LEAST_LATELY, _LEAST_ON_AVERAGE = 0.01, 0.1  # shares of a stage before which nothing is said of the time left
 
 
 class Display(Protocol):
@@ -48,22 +51,30 @@ class Lines:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._title: str | None = None  # of the stage
-        self._total = self._done = 0.0
-        self._began = 0.0
-        self._first: tuple[float, float] | None = None  # when the first report came, and what was done before it
+        self._total = self._done = self._began = 0.0
+        # When how much was done: at the first report, which brings what is kept from another run; at the first that
+        # brought more, by which time workers have started; and at the last few lines.
+        self._first: tuple[float, float] | None = None
+        self._moved: tuple[float, float] | None = None
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
 
     def stage(self, title: str, total: float) -> Report:
         """Start a stage and return the function that says how much of ``total`` is done."""
         with self._lock:
-            self._title, self._total, self._done, self._first = title, total, 0.0, None
-            self._began = time.monotonic()
+            self._title, self._total, self._done, self._began = title, total, 0.0, time.monotonic()
+            self._first = self._moved = None
+            self._seen.clear()
 
         def report(done: float) -> None:
             with self._lock:
-                if self._title == title:
-                    # What the first report brings is often kept from another run: it says nothing of the pace.
-                    self._first = self._first or (time.monotonic(), done)
-                    self._done = done
+                if self._title != title:
+                    return
+                now = (time.monotonic(), done)
+                if self._first is None:
+                    self._first = now
+                elif self._moved is None and done > self._first[1]:
+                    self._moved = now
+                self._done = done
 
         return report
 
@@ -77,16 +88,27 @@ class Lines:
             if self._title is None:
                 return
             now, share = time.monotonic(), self._done / self._total if self._total > 0 else 1.0
-            text = f"{self._title}: {math.floor(100 * share)} % done"
-            since, before = self._first or (now, self._done)
+            pace = self._pace(now)
+            if self._moved:
+                self._seen.append((now, self._done))
             if share >= 1:
                 text = f"{self._title}: done; what follows is under way"
-            elif self._done > before and now > since:
-                left = (self._total - self._done) * (now - since) / (self._done - before)
-                text += f", about {about(left)} left"
             else:
-                text += f" after {about(now - self._began)}"
+                told = f"about {about((self._total - self._done) / pace)} left" if pace else about(now - self._began)
+                text = f"{self._title}: {math.floor(100 * share)} % done{', ' if pace else ' after '}{told}"
         self.say(text)
+
+    def _pace(self, now: float) -> float | None:
+        """Return what is done in a second: lately, or else on average; None where too little is done to tell."""
+        if self._first is None or self._moved is None:
+            return None
+        for (since, before), least in (
+            (self._seen[0] if self._seen else self._moved, _LEAST_LATELY),
+            (self._first, _LEAST_ON_AVERAGE),
+        ):
+            if now > since and self._done > before and self._done - self._first[1] >= least * self._total:
+                return (self._done - before) / (now - since)
+        return None
 
 
 def tell(text: str) -> None:
