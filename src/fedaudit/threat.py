@@ -179,7 +179,7 @@ class Observation:
                 "set threat.adversary=client"
             )
 
-    def split(self, scope: Scope = "update") -> list[Observation]:
+    def split(self, scope: str = "update") -> list[Observation]:
         """Return what single runs of an attack receive: an observation an update, one a client, or this one.
 
         Each has the global weights of the rounds of its own messages only. Where there are no messages, the list of

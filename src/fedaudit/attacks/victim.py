@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation
-from fedaudit.update import Loss, Tensors, Update
+from fedaudit.update import Loss, Update
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Victim:
 
     module: nn.Module
     loss: Loss
-    parameters: Tensors
-    constants: Tensors
+    parameters: dict[str, Tensor]
+    constants: dict[str, Tensor]
 
-    def outputs(self, images: Tensor, parameters: Tensors | None = None) -> Tensor:
+    def outputs(self, images: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
         """Return the model's outputs at ``parameters`` (or its own); BatchNorm's running statistics stay."""
         constants = {name: t.clone() for name, t in self.constants.items()} if self.module.training else self.constants
         state = {**(self.parameters if parameters is None else parameters), **constants}
         return torch.as_tensor(functional_call(self.module, state, (images,)))
 
-    def value(self, parameters: Tensors, images: Tensor, labels: Tensor) -> Tensor:
+    def value(self, parameters: dict[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss at ``parameters``."""
         return self.loss(self.outputs(images, parameters), labels)
 

@@ -19,7 +19,7 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import Behaviour
 from fedaudit.federation.budget import PrivacyBudget
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
-from fedaudit.federation.client import Client, Federation, Layers
+from fedaudit.federation.client import Client, Federation
 from fedaudit.federation.history import History
 from fedaudit.federation.record_draw import RecordDraw, draw
 from fedaudit.federation.records import RecordsSpec
@@ -34,8 +34,6 @@ from fedaudit.utils.fingerprint import computation, tensor_digest
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import check_memory
-
-Report = Callable[[float], None]
 
 _SERVER = -1  # its number where it trains itself: clients count from 0
 
@@ -62,7 +60,7 @@ class Recording:
 def simulate(
     federation: Federation,
     *,
-    report: Report | None = None,
+    report: Callable[[float], None] | None = None,
     checkpoint: Checkpoint | None = None,
     workers: int = 1,
 ) -> Recording:
@@ -359,7 +357,7 @@ def _root(federation: Federation) -> Client | None:
     return Client(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())
 
 
-def _layers(federation: Federation) -> Layers:
+def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
     """Return the names of each layer's parameters and statistics, in forward order."""
     sample = federation.task_info.normalise(torch.zeros(2, *federation.task_info.input_shape))
     groups = {layer.name: list(layer.parameters) for layer in layer_groups(federation.model, sample)}

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.client import Client
 from fedaudit.federation.history import History
-from fedaudit.update import Tensors, Update
+from fedaudit.update import Update
 from fedaudit.utils.errors import FedAuditError
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.processes import WorkerDied, run_tasks
 
-StepResult = tuple[Update, Tensor]
 _WORTH = 10.0  # seconds that are left, below which starting processes doesn't pay
 
 
@@ -36,11 +35,11 @@ class WorkerPool:
         self,
         model: nn.Module,
         index: int,
-        weights: Tensors,
+        weights: dict[str, Tensor],
         chosen: Sequence[int],
         history: History,
         report: Callable[[int], None],
-    ) -> list[StepResult]:
+    ) -> list[tuple[Update, Tensor]]:
         """Return what each chosen client sends, as it arrives, and the rows of the examples it was made from.
 
         Args:
@@ -63,11 +62,11 @@ class WorkerPool:
         self,
         model: nn.Module,
         index: int,
-        weights: Tensors,
+        weights: dict[str, Tensor],
         chosen: Sequence[int],
         history: History,
         report: Callable[[int], None],
-    ) -> list[StepResult]:
+    ) -> list[tuple[Update, Tensor]]:
         began = time.perf_counter()
         steps = []
         for number in chosen:
@@ -80,14 +79,14 @@ class WorkerPool:
         self,
         model: nn.Module,
         index: int,
-        weights: Tensors,
+        weights: dict[str, Tensor],
         chosen: Sequence[int],
         history: History,
         report: Callable[[int], None],
-    ) -> list[StepResult]:
+    ) -> list[tuple[Update, Tensor]]:
         honest = [number for number in chosen if self.clients[number].behaviour is None]
         tasks = [(self.clients[number], model, index, weights) for number in honest]
-        done: dict[int, tuple[StepResult, History]] = {}
+        done: dict[int, tuple[tuple[Update, Tensor], History]] = {}
         results = run_tasks(_work, tasks, workers=self.workers)
         for number in sorted(set(chosen) - set(honest)):
             own = History()
@@ -109,12 +108,14 @@ class WorkerPool:
         return [done[number][0] for number in chosen]
 
 
-def _step(client: Client, model: nn.Module, index: int, weights: Tensors, history: History) -> StepResult:
+def _step(
+    client: Client, model: nn.Module, index: int, weights: dict[str, Tensor], history: History
+) -> tuple[Update, Tensor]:
     model.load_state_dict(weights)
     return client.run_round(model, index, weights, history)
 
 
-def _work(task: tuple[Client, nn.Module, int, Tensors]) -> tuple[StepResult, State, History]:
+def _work(task: tuple[Client, nn.Module, int, dict[str, Tensor]]) -> tuple[tuple[Update, Tensor], State, History]:
     """Run in a worker: one client step, the state of the client after it, and what it cost."""
     history = History()
     client = task[0]

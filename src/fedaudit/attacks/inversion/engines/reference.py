@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.update import Tensors, TrainingConfig
+from fedaudit.update import TrainingConfig
 
 
 def one_gradient(num_examples: int) -> TrainingConfig:
@@ -72,7 +72,7 @@ def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Te
 
 def unrolled(
     victim: Victim,
-    start: Tensors,
+    start: dict[str, Tensor],
     images: Sequence[Tensor],
     labels: Sequence[Tensor],
     training: TrainingConfig,
