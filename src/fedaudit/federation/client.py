@@ -23,7 +23,6 @@ from fedaudit.federation.encoding import decode, encode
 from fedaudit.federation.history import History
 from fedaudit.federation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.federation.record_draw import RecordDraw
-from fedaudit.federation.records import Records, RecordsSpec
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
 from fedaudit.update import Loss, TaskInfo, TrainingConfig, Update
@@ -49,9 +48,9 @@ class Federation:
         model: with the weights of round 0.
         loss: mean over a batch.
         reveal_labels: whether updates carry their labels, for threat models that grant them.
-        wanted: the examples that the threat model grants the adversary.
-        client_data: what each client holds.
+        client_data: what each client holds; the malicious ones are the last.
         drawn: the adversary's records, and on what accuracy is measured.
+        during_training: whether malicious clients have these records while the federation runs.
         aggregator: of the server.
         behaviour: of the malicious clients, as they begin; None where there are none.
         accuracy_every: accuracy is measured every so many rounds and after the last; None: never.
@@ -68,9 +67,9 @@ class Federation:
     model: nn.Module
     loss: Loss
     reveal_labels: bool
-    wanted: RecordsSpec
     client_data: list[Split]
     drawn: RecordDraw
+    during_training: bool
     aggregator: Aggregator
     behaviour: Behaviour | None = None
     accuracy_every: int | None = None
@@ -78,32 +77,31 @@ class Federation:
 
 
 class Client:
-    """One client: its data, its place in the current pass over them, its sanitiser's state."""
+    """One client: its data, its place in the current pass over them, its sanitiser's state.
+
+    Args:
+        number: from 0; the server's own trainer has another.
+        data: that it holds.
+        federation: its own.
+        layers: names of the parameters and buffers of each of the model's layers, in forward order.
+    """
 
     def __init__(
-        self,
-        number: int,
-        data: Split,
-        federation: Federation,
-        spec: FederationSpec,
-        defences: DefencesSpec,
-        seed: int,
-        layers: tuple[tuple[str, ...], ...],
-        behaviour: Behaviour | None = None,
-        records: Records | None = None,
+        self, number: int, data: Split, federation: Federation, layers: tuple[tuple[str, ...], ...] = ()
     ) -> None:
         self.number = number
         self.data = data
         self.task_info, self.loss = federation.task_info, federation.loss
         self.reveal_labels = federation.reveal_labels
-        self.spec = spec
-        self.seed = seed
+        self.spec, self.seed = spec, seed = federation.spec, federation.seed
         self.order = generator(seed, spec.name, "order", number)
         self.noise = generator(seed, spec.name, "sanitiser", number)
-        self.sanitiser = make(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
+        sanitiser = federation.defences.sanitiser
+        self.sanitiser = make(SANITISERS, sanitiser.name, sanitiser.settings())
         self.layers = layers
-        self.behaviour = behaviour
-        self.records = records
+        malicious = number >= spec.clients - (spec.malicious.clients if spec.malicious else 0)
+        self.behaviour = federation.behaviour if malicious else None
+        self.records = federation.drawn.records if malicious and federation.during_training else None
         self.used = torch.zeros(len(data), dtype=torch.bool)  # which of its examples an update was made from
         self.behaviour_rng = generator(seed, spec.name, "behaviour", number)
         self.gradients: Callable[..., list[Tensor]] | None = None

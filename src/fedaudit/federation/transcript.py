@@ -62,6 +62,7 @@ class Round:
         return f"Round({self.index}: {len(self.updates)} updates, {len(self.rejected)} rejected)"
 
 
+@dataclass(eq=False)
 class Transcript:
     """What travelled in one federation.
 
@@ -75,24 +76,14 @@ class Transcript:
         records: the examples that the adversary holds, if any.
     """
 
-    def __init__(
-        self,
-        name: str,
-        task_info: TaskInfo,
-        module: nn.Module,
-        loss: Loss,
-        rounds: list[Round],
-        adversary_log: dict[str, Tensor] | None = None,
-        records: Records | None = None,
-    ) -> None:
-        self.name = name
-        self.task_info = task_info
-        self.module = module
-        self.loss = loss
-        self.rounds = rounds
-        self.adversary_log = adversary_log or {}
-        self.records = records
-        self._checked = False
+    name: str
+    task_info: TaskInfo
+    module: nn.Module
+    loss: Loss
+    rounds: list[Round]
+    adversary_log: dict[str, Tensor] = field(default_factory=dict)
+    records: Records | None = None
+    _checked: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
         what = f"{self.task_info.model} on {'x'.join(map(str, self.task_info.input_shape))}"
@@ -121,7 +112,7 @@ class Transcript:
             _check(record.weights, state, f"{place}, global weights")
             for update in record.updates:
                 own = f"{place}, client {update.client}"
-                _check_update(update.tensors, update.buffers, update.sanitised, parameters, buffers, own)
+                _check_update(update.tensors, update.buffers, parameters, buffers, own, whole=update.sanitised is None)
                 if update.labels is not None:
                     _check_labels(update.labels, self.task_info, own)
         self._checked = True
@@ -387,7 +378,7 @@ def _read_update(
     moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
     own = {k: v for k, v in tensors.items() if not k.startswith("buffers/")}
     filed = {f"parameters/{k}": v for k, v in parameters.items()}
-    sent = _check_update(own, moved, entry.sanitised, filed, buffers, path)
+    sent = _check_update(own, moved, filed, buffers, path, whole=entry.sanitised is None)
     try:
         return Update(
             client=entry.client,
@@ -406,14 +397,17 @@ def _read_update(
 def _check_update(
     own: dict[str, Tensor],
     moved: dict[str, Tensor],
-    sanitised: SanitiserInfo | None,
     parameters: dict[str, Tensor],
     buffers: dict[str, Tensor],
     path: Path | str,
+    *,
+    whole: bool,
 ) -> dict[str, Tensor]:
-    """Return those of ``parameters`` that were sent in ``own``, and refuse what isn't as the model has it."""
-    # a sanitiser may hold tensors back, but then says that it was there
-    sent = {k: v for k, v in parameters.items() if sanitised is None or k in own}
+    """Return those of ``parameters`` that were sent in ``own``, and refuse what isn't as the model has it.
+
+    A sanitiser may hold tensors back, but then says that it was there; without one the update must be ``whole``.
+    """
+    sent = {k: v for k, v in parameters.items() if whole or k in own}
     if not sent:
         raise CorruptTranscript(f"{path}: there is no parameter of the model in it")
     _check(own, sent, path)
