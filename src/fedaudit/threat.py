@@ -209,8 +209,12 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         messages = []
     records = transcript.records if threat.records is not None else None
     if records is not None and threat.public_examples is None:
-        nothing = {name: getattr(records, name)[:0] for name in ("public_inputs", "public_labels", "public_values")}
-        records = dataclasses.replace(records, **nothing)
+        records = dataclasses.replace(
+            records,
+            public_inputs=records.public_inputs[:0],
+            public_labels=records.public_labels[:0],
+            public_values=records.public_values[:0],
+        )
     return Observation(
         federation=transcript.name,
         threat=threat,

@@ -99,7 +99,7 @@ class Client:
         sanitiser = federation.defences.sanitiser
         self.sanitiser = make(SANITISERS, sanitiser.name, sanitiser.settings())
         self.layers = layers
-        malicious = number >= spec.clients - (spec.malicious.clients if spec.malicious else 0)
+        malicious = number >= spec.honest
         self.behaviour = federation.behaviour if malicious else None
         self.records = federation.drawn.records if malicious and federation.during_training else None
         self.used = torch.zeros(len(data), dtype=torch.bool)  # which of its examples an update was made from

@@ -91,10 +91,9 @@ def draw_records(
         raise BadInput(f"the data set '{data.name}' has no attribute '{hidden}' to hide; it has: {known}")
     try:
         if records:
-            honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
             rng = seeds.generator(seed, spec.name, "records")
             attribute = None if hidden is None else (hidden, data.attributes[hidden])
-            drawn = draw(records, public, client_data, honest, rest, held_out, generator=rng, hidden=attribute)
+            drawn = draw(records, public, client_data, spec.honest, rest, held_out, generator=rng, hidden=attribute)
         else:
             drawn = RecordDraw(held_out if len(held_out) else _unheld(rest, client_data, set()))
         left, classes = len(drawn.held_out), data.num_classes

@@ -231,9 +231,8 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
             raise BadInput(
                 f"federation '{spec.name}': malicious.lacks names classes, and '{dataset.name}' has none; leave it out"
             )
-        first = spec.clients - spec.malicious.clients
         without = torch.tensor(spec.malicious.lacks)
-        client_data[first:] = [data[~torch.isin(data.targets, without)] for data in client_data[first:]]
+        client_data[spec.honest :] = [data[~torch.isin(data.targets, without)] for data in client_data[spec.honest :]]
         if not all(map(len, client_data)):
             raise BadInput(
                 f"federation '{spec.name}': without the classes that they lack a malicious client has nothing left"

@@ -63,6 +63,11 @@ class FederationSpec(Spec):
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )
 
+    @property
+    def honest(self) -> int:
+        """How many clients are honest: the first ones."""
+        return self.clients - (self.malicious.clients if self.malicious else 0)
+
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:
         if self.algorithm == "fedsgd":
