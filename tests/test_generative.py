@@ -27,6 +27,7 @@ from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, observe
 from fedaudit.utils.errors import BadInput, MissingData, NotApplicable
+from fedaudit.utils.progress import Quiet
 from fedaudit.utils.seeds import generator
 from tests.conftest import Command
 
@@ -99,7 +100,7 @@ def test_training_goes_on_where_it_stopped_to_the_same_bits(tmp_path, digits, ob
     class Interrupted(Exception):
         pass
 
-    class Display:
+    class Display(Quiet):
         def stage(self, title: str, total: float) -> Any:
             def report(done: float) -> None:
                 if done == 5:
@@ -113,7 +114,7 @@ def test_training_goes_on_where_it_stopped_to_the_same_bits(tmp_path, digits, ob
     assert not out.exists()
     steps: list[float] = []
 
-    class Counting:
+    class Counting(Quiet):
         def stage(self, title: str, total: float) -> Any:
             return steps.append
 

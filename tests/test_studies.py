@@ -365,7 +365,7 @@ def test_results_are_written_in_every_form(tmp_path):
     table = (tmp_path / "result.csv").read_text().splitlines()
     assert table[0].startswith("attack,iterations,psnr,median,low,high,n")
     assert len(table) == 3
-    assert "<b>holds</b>" in (tmp_path / "result.html").read_text()
+    assert "</svg>holds</span>" in (tmp_path / "result.html").read_text()
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

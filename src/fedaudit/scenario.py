@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.threat import ThreatModel
@@ -24,6 +24,9 @@ from fedaudit.utils.validation import (
     from_name,
     no_boolean,
 )
+from fedaudit.written import apply_override as apply_override
+from fedaudit.written import describe_source, read_scenario
+from fedaudit.written import parse_setting as parse_setting
 
 
 class DataSpec(Spec):
@@ -50,10 +53,15 @@ class ModelSpec(Spec):
     name: str = "convnet-small"
     width: Annotated[Count, Field(le=65_536)] | None = None
     initialisation: Literal["default", "he", "uniform", "given"] = "default"
-    batch_norm: Literal["eval", "train"] = Field(default="eval", description="BatchNorm's mode in local training")
+    batch_norm: Literal["eval", "train"] | None = Field(
+        default=None, description="BatchNorm's mode in local training; null: that of a module of your own, else eval"
+    )
+    dropout: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="whether clients train with dropout; null: as a module of your own is, else true"
+    )
     training: TrainingSpec = TrainingSpec()
     checkpoint: Path | None = Field(default=None, description="safetensors file with the model's weights")
-    loss: Literal["auto", "cross-entropy", "mse", "custom"] = "auto"
+    loss: Literal["auto", "cross-entropy", "bce-with-logits", "mse", "custom"] = "auto"
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelSpec:
@@ -77,6 +85,9 @@ class EvaluationSpec(Spec):
     )
     federations: list[str] | None = Field(
         default=None, description="names of the federations that are attacked; the others only train; all if null"
+    )
+    controls: bool = Field(
+        default=True, description="run a positive control beside every attack that found nothing; see docs/results.md"
     )
     bootstrap: Annotated[Count, Field(ge=100, le=10**6)] = Field(
         default=2000, description="resamples of the 95 % intervals"
@@ -107,7 +118,9 @@ class Scenario(Spec):
     defences: DefencesSpec = DefencesSpec()
     other_defences: list[DefencesSpec] = Field(default=[])
     threat: ThreatModel = ThreatModel()
-    attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(from_name)]], Field(min_length=1)]
+    attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(from_name)]], Field(min_length=1)] = Field(
+        default=[], description="null or left out: those that fit the data, the updates and the threat model"
+    )
     evaluation: EvaluationSpec = EvaluationSpec()
 
     @model_validator(mode="before")
@@ -118,6 +131,17 @@ class Scenario(Spec):
         if not values["defences"] or values.get("other_defences"):
             raise ValueError("defences: give one or more, and other_defences only beside a single one")
         return {**values, "defences": values["defences"][0], "other_defences": values["defences"][1:]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _attacks_left_open(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("attacks", values) is None:
+            return {key: value for key, value in values.items() if key != "attacks"}
+        return values
+
+    @field_serializer("attacks")
+    def _open_or_named(self, attacks: list[AttackSpec]) -> list[dict[str, Any]] | None:
+        return [attack.model_dump(mode="json") for attack in attacks] or None
 
     @model_validator(mode="after")
     def _attacked_exist(self) -> Scenario:
@@ -197,59 +221,5 @@ def load_scenario(path: Path | None, overrides: list[str] | None = None, seed: i
     Raises:
         BadInput: the file can't be read, isn't YAML, or isn't a scenario; an override doesn't fit.
     """
-    where = f"the scenario '{path}'" if path else "the default scenario"
-    values = plain_yaml.read(path or Path(__file__).parent / "default.yaml", where)
-    if not isinstance(values, dict):
-        raise BadInput(f"{where}: expected a mapping of keys such as data, model, federations, attacks")
-    for override in overrides or []:
-        values = apply_override(values, override)
-    if seed is not None:
-        values = {**values, "seed": seed}
-    return scenario_from(values, where=f"{where} with --set" if overrides else where)
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Split ``key=value``; the value is read as YAML, so that numbers, lists and null mean what they look like.
-
-    Raises:
-        BadInput: there is no ``=`` or the value isn't YAML.
-    """
-    key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
-        raise BadInput(f"--set {text}: expected key=value, for example federations.fedavg.local_steps=8")
-    return key.strip(), plain_yaml.loads(raw, f"--set {text}: the value")
-
-
-def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return ``values`` with one ``dotted.key=value`` set; items of a list go by index or by their name.
-
-    Raises:
-        BadInput: the key leads nowhere.
-    """
-    key, value = parse_setting(text)
-    return dict(_set(values, key.split("."), value, key))
-
-
-_SHORT = ("aggregator", "sanitiser", "malicious")  # keys whose value may be a plain name
-
-
-def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
-    if not path:
-        return value
-    head, rest = path[0], path[1:]
-    if isinstance(node, list):
-        named = [from_name(item) for item in node]
-        names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(named)]
-        if head in names:
-            position = names.index(head)
-        elif head.isdigit() and int(head) < len(node):
-            position = int(head)
-        else:
-            raise BadInput(f"--set {key}: {unknown_name('item', head, names)}")
-        return [_set(item, rest, value, key) if i == position else item for i, item in enumerate(named)]
-    if node is None:
-        node = {}
-    if not isinstance(node, dict):
-        raise BadInput(f"--set {key}: '{head}' can't be set inside of a plain value")
-    inner = from_name(node.get(head)) if head in _SHORT and rest else node.get(head)
-    return {**node, head: _set(inner, rest, value, key)}
+    where = f"{describe_source(path)} with --set" if overrides else describe_source(path)
+    return scenario_from(read_scenario(path, overrides, seed), where=where)

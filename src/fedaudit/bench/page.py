@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from fedaudit.pipeline.run import environment
+from fedaudit.report.dress import render
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import wide_console
 
-_WIDTH = 150
+
+@dataclass(frozen=True)
+class Sheet:
+    """One benchmark's table.
+
+    Attributes:
+        title: what was timed.
+        about: under which conditions.
+        left: headings of the columns of words.
+        right: headings of the columns of numbers.
+        rows: a text for every column.
+        repeated: how many of the first columns name a case; on the terminal only its first row shows them.
+        notes: what the table says, in a sentence each.
+        reading: what its columns mean, for the page.
+    """
+
+    title: str
+    about: str
+    left: list[str]
+    right: list[str]
+    rows: list[list[str]]
+    repeated: int = 0
+    notes: list[str] = field(default_factory=list)
+    reading: str = ""
 
 
 def show(results: dict[str, dict[str, Any]], *, json_output: bool) -> None:
@@ -22,7 +47,9 @@ def show(results: dict[str, dict[str, Any]], *, json_output: bool) -> None:
     if json_output:
         print(json.dumps(next(iter(results.values())) if len(results) == 1 else results, indent=2))
         return
-    _print(results, wide_console())
+    console = wide_console()
+    for sheet in _sheets(results).values():
+        _print(sheet, console)
 
 
 def save(results: dict[str, dict[str, Any]], folder: Path) -> Path:
@@ -31,154 +58,193 @@ def save(results: dict[str, dict[str, Any]], folder: Path) -> Path:
     Raises:
         BadInput: the folder can't be written.
     """
-    console = Console(record=True, width=_WIDTH, file=io.StringIO())
-    _print(results, console)
     page = folder / "bench.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-        console.save_html(str(page))
+        page.write_text(render_bench(results), encoding="utf-8")
     except OSError as error:
         raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
     return page
 
 
-def _print(results: dict[str, dict[str, Any]], console: Console) -> None:
-    for name, result in results.items():
-        for part in _RENDERERS[name](result):
-            console.print(part)
-        console.print()
+def render_bench(results: dict[str, dict[str, Any]]) -> str:
+    """Return the page of ``results`` (by benchmark): one that needs no other file and no network."""
+    now = datetime.now(UTC).isoformat(timespec="minutes")
+    return render("bench.html.j2", sheets=_sheets(results), machine=environment("cpu"), now=now)
 
 
-def _table(title: str, left: list[str], right: list[str]) -> Table:
+def _sheets(results: dict[str, dict[str, Any]]) -> dict[str, Sheet]:
+    return {name: _SHEETS[name](result) for name, result in results.items()}
+
+
+def _print(sheet: Sheet, console: Console) -> None:
+    title = f"{sheet.title}: {sheet.about}"
     table = Table(title=title, title_style="bold", title_justify="left", min_width=60)
-    for column in left:
+    for column in sheet.left:
         table.add_column(column, no_wrap=True)
-    for column in right:
+    for column in sheet.right:
         table.add_column(column, justify="right")
-    return table
+    previous: list[str] = []
+    for row in sheet.rows:
+        case = row[: sheet.repeated]
+        if previous and case != previous:
+            table.add_section()
+        table.add_row(*([""] * len(case) if case == previous else case), *row[sheet.repeated :])
+        previous = case
+    console.print(table)
+    for note in sheet.notes:
+        console.print(note)
+    console.print()
+
+
+def _threads(result: dict[str, Any]) -> str:
+    return f"{result['threads']} {'thread' if result['threads'] == 1 else 'threads'}, torch {result['torch']}"
 
 
 def _number(value: float | None, form: str = ".1f") -> str:
     return "–" if value is None else f"{value:{form}}"
 
 
-def _inversion(result: dict[str, Any]) -> Iterator[Table | str]:
-    table = _table(
-        f"one iteration of gradient inversion at 32×32: {result['threads']} thread, torch {result['torch']}, "
-        f"{result['repetitions']} repetitions in turn",
-        ["model", "images", "matches", "tool"],
-        ["CPU ms", "min", "max", "wall ms", f"× {result['baseline']}", "agreement", "GFLOP/s", "of matmul", "peak MiB"],
-    )
-    previous = None
-    for row in result["steps"]:
-        case = (row["model"], str(row["images"]), row["way"])
-        if previous not in (None, case):
-            table.add_section()
-        table.add_row(
-            *(case if case != previous else ("", "", "")),
-            row["tool"],
-            *(_number(row[key]) for key in ("cpu_ms", "cpu_ms_min", "cpu_ms_max", "wall_ms")),
-            _number(row["speedup"], ".2f"),
-            _number(row["agreement"], ".5f"),
-            _number(row["gflops"], ".0f"),
-            _number(row["gflops"] and row["gflops"] / row["matmul_gflops"], ".0%"),
-            _number(row["peak_mib"], ".0f"),
-        )
-        previous = case
-    yield table
-    yield (
-        f"{result['ours']} beside {result['baseline']}, geometric mean where both match the same: "
-        f"{_number(result['geomean_speedup'], '.2f')} times faster"
+def _inversion(result: dict[str, Any]) -> Sheet:
+    ours, baseline = result["ours"], result["baseline"]
+    return Sheet(
+        title="Gradient inversion",
+        about=f"one iteration on images of 32×32, {_threads(result)}, {result['repetitions']} repetitions in turn",
+        left=["model", "images", "matches", "tool"],
+        right=["CPU ms", "min", "max", "wall ms", f"× {baseline}", "agreement", "GFLOP/s", "of matmul", "peak MiB"],
+        rows=[
+            [
+                *(row["model"], str(row["images"]), row["way"], row["tool"]),
+                *(_number(row[key]) for key in ("cpu_ms", "cpu_ms_min", "cpu_ms_max", "wall_ms")),
+                _number(row["speedup"], ".2f"),
+                _number(row["agreement"], ".5f"),
+                _number(row["gflops"], ".0f"),
+                _number(row["gflops"] and row["gflops"] / row["matmul_gflops"], ".0%"),
+                _number(row["peak_mib"], ".0f"),
+            ]
+            for row in result["steps"]
+        ],
+        repeated=3,
+        notes=[
+            f"{ours} is {_number(result['geomean_speedup'], '.2f')} times faster than {baseline}: the geometric mean "
+            "over the cases where both match the same."
+        ],
+        reading=f"CPU ms is the median of the repetitions; × {baseline} says how many times faster. Agreement is the "
+        "cosine of the tool's gradient with the exact one: below 0.999 its time doesn't count. “Of matmul” compares "
+        "GFLOP/s with those of a matrix product on the same core.",
     )
 
 
-def _time_to_image(result: dict[str, Any]) -> Iterator[Table | str]:
+def _time_to_image(result: dict[str, Any]) -> Sheet:
     goals = list(result["tools"][0]["seconds"])
-    table = _table(
-        f"time to an image: CPU seconds until the mean PSNR of {result['images']} images ({result['data']}, "
-        f"{result['model']}, a gradient of one image each) reaches",
-        ["tool"],
-        [*(f"{float(goal):g} dB" for goal in goals), "iterations", "s in all", "PSNR then"],
+    return Sheet(
+        title="Time to an image",
+        about=f"CPU seconds until the mean PSNR of {result['images']} images reaches the goal ({result['data']}, "
+        f"{result['model']}, the gradient of one image each)",
+        left=["tool"],
+        right=[*(f"{float(goal):g} dB" for goal in goals), "iterations", "s in all", "PSNR then"],
+        rows=[
+            [
+                row["tool"],
+                *(_number(row["seconds"][goal]) for goal in goals),
+                str(row["iterations"]),
+                _number(row["cpu_seconds"]),
+                _number(row["psnr"]),
+            ]
+            for row in result["tools"]
+        ],
+        notes=[
+            f"fedaudit reaches {float(one['goal']):g} dB {'' if one['reached'] else 'at least '}{one['ratio']:.1f} "
+            f"times sooner than {one['peer']}."
+            for one in result["speedups"]
+        ],
     )
-    for row in result["tools"]:
-        cells = [_number(row["seconds"][goal]) for goal in goals]
-        table.add_row(row["tool"], *cells, str(row["iterations"]), _number(row["cpu_seconds"]), _number(row["psnr"]))
-    yield table
-    for speedup in result["speedups"]:
-        least = "" if speedup["reached"] else "at least "
-        yield f"{float(speedup['goal']):g} dB: {least}{speedup['ratio']:.1f} times sooner than {speedup['peer']}"
 
 
-def _simulator(result: dict[str, Any]) -> Iterator[Table | str]:
-    table = _table(
-        f"simulator: {result['clients']} clients of FedAvg, {result['rounds']} rounds, {result['model']}",
-        ["tool"],
-        ["client updates", "seconds", "updates/s", "seconds to start"],
-    )
-    for row in result["simulators"]:
-        table.add_row(
-            row["tool"],
-            str(row["updates"]),
-            _number(row["seconds"], ".2f"),
-            _number(row["updates_per_second"]),
-            _number(row["start_seconds"]),
-        )
-    yield table
+def _simulator(result: dict[str, Any]) -> Sheet:
     evaluation = result["evaluation"]
-    yield (
-        f"evaluation: {evaluation['findings']} findings of {evaluation['images']} images each evaluated in "
-        f"{evaluation['seconds']:.2f} s"
+    return Sheet(
+        title="Simulator",
+        about=f"{result['clients']} clients of FedAvg, {result['rounds']} rounds, {result['model']}",
+        left=["tool"],
+        right=["client updates", "seconds", "updates/s", "seconds to start"],
+        rows=[
+            [
+                row["tool"],
+                str(row["updates"]),
+                _number(row["seconds"], ".2f"),
+                _number(row["updates_per_second"]),
+                _number(row["start_seconds"]),
+            ]
+            for row in result["simulators"]
+        ],
+        notes=[
+            f"To evaluate {evaluation['findings']} findings of {evaluation['images']} images each takes "
+            f"{evaluation['seconds']:.2f} s."
+        ],
     )
 
 
-def _aggregators(result: dict[str, Any]) -> Iterator[Table | str]:
-    table = _table(
-        f"aggregators: {result['threads']} thread, torch {result['torch']}, f = n / 10",
-        ["n", "d", "rule", "tool"],
-        ["CPU s", "× ours", "MiB beside the updates"],
+def _aggregators(result: dict[str, Any]) -> Sheet:
+    return Sheet(
+        title="Aggregators",
+        about=f"each rule merges n updates of d elements and holds a tenth of them malicious, {_threads(result)}",
+        left=["n", "d", "rule", "tool"],
+        right=["CPU s", "× ours", "MiB beside the updates"],
+        rows=[
+            [
+                *(str(row["n"]), f"{row['d']:,}", row["rule"], row["tool"]),
+                row["why"] or _number(row["seconds"], ".2g"),
+                _number(row["speedup"], ".1f"),
+                _number(row["peak_mib"], ".0f"),
+            ]
+            for row in sorted(result["rows"], key=lambda row: (row["d"], row["n"]))
+        ],
+        repeated=2,
+        reading="“× ours” says how many times our time the tool takes; the last column how much memory a rule needs "
+        "beside the updates themselves.",
     )
-    previous = None
-    for row in sorted(result["rows"], key=lambda row: (row["d"], row["n"])):
-        size = (str(row["n"]), f"{row['d']:,}")
-        if previous not in (None, size):
-            table.add_section()
-        cells = [_number(row["seconds"], ".4f"), _number(row["speedup"], ".1f"), _number(row["peak_mib"], ".0f")]
-        if row["why"]:
-            cells[0] = row["why"]
-        table.add_row(*(size if size != previous else ("", "")), row["rule"], row["tool"], *cells)
-        previous = size
-    yield table
 
 
-def _local_model(result: dict[str, Any]) -> Iterator[Table | str]:
-    table = _table(
-        "exact local model reconstruction: least squares, 5 full-batch steps, d + 1 rounds, one thread",
-        [],
-        ["d", "rounds", "CPU s", "condition", "relative error"],
+def _local_model(result: dict[str, Any]) -> Sheet:
+    return Sheet(
+        title="Exact local model reconstruction",
+        about="least squares, 5 full-batch steps, d + 1 rounds, one thread",
+        left=[],
+        right=["d", "rounds", "CPU s", "condition", "relative error"],
+        rows=[
+            [
+                *(str(row["d"]), str(row["rounds"]), _number(row["cpu_seconds"], ".4f")),
+                *(_number(row["condition"], ".1e"), _number(row["relative_error"], ".1e")),
+            ]
+            for row in result["rows"]
+        ],
+        notes=[f"Between the two largest d the time grows as d to the power of {result['slope']:.2f}."],
+        reading="d is the number of parameters; the condition is that of the linear system that the attack solves.",
     )
-    for row in result["rows"]:
-        cells = (_number(row["cpu_seconds"], ".4f"), _number(row["condition"], ".1e"))
-        table.add_row(str(row["d"]), str(row["rounds"]), *cells, _number(row["relative_error"], ".1e"))
-    yield table
-    yield f"between the two largest d the time grows as d to the power of {result['slope']:.2f}"
 
 
-def _malicious(result: dict[str, Any]) -> Iterator[Table | str]:
-    table = _table(
-        f"a round with a client that generates images: {result['data']}, {result['examples']} examples a client",
-        [],
-        ["clients", "processes", "rounds", "seconds a round"],
+def _malicious(result: dict[str, Any]) -> Sheet:
+    return Sheet(
+        title="Malicious client",
+        about=f"rounds in which one client generates images: {result['data']}, {result['examples']} examples a client",
+        left=[],
+        right=["clients", "processes", "rounds", "seconds a round"],
+        rows=[
+            [
+                *(str(row["clients"]), str(row["workers"]), str(row["rounds"])),
+                _number(row["seconds_a_round"], ".2f"),
+            ]
+            for row in result["rows"]
+        ],
+        notes=[f"Worker processes make it {result['workers_speedup']:.2f} times faster."]
+        if result["workers_speedup"]
+        else [],
     )
-    for row in result["rows"]:
-        seconds = _number(row["seconds_a_round"], ".2f")
-        table.add_row(str(row["clients"]), str(row["workers"]), str(row["rounds"]), seconds)
-    yield table
-    if result["workers_speedup"]:
-        yield f"worker processes: {result['workers_speedup']:.2f} times faster"
 
 
-_RENDERERS = {
+_SHEETS = {
     "inversion": _inversion,
     "picture": _time_to_image,
     "simulator": _simulator,

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import sys
 import warnings
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from fedaudit.cli.announce import announce
+from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.bench import bench
 from fedaudit.cli.generator import train_generator
-from fedaudit.cli.options import DataDir, Workers, check_data_dir, check_folder, folder, number_of_workers
+from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
 from fedaudit.cli.study import study
-from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.errors import FedAuditError
 from fedaudit.utils.machine import own_process
 from fedaudit.utils.version import __version__
-
-if TYPE_CHECKING:
-    from fedaudit.pipeline.run import Audit
 
 INTERRUPTED = 130
 HUNG_UP = 141  # what a shell reports of a program whose reader went away
@@ -37,14 +34,9 @@ app = typer.Typer(
 )
 app.add_typer(study, name="study")
 app.add_typer(bench, name="bench")
+for command in (audit, simulate, attack):
+    app.command()(command)
 app.command("train-generator")(train_generator)
-
-
-Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Instead of the scenario's.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value; dotted keys; may be repeated.")]
-Limits = Annotated[
-    list[str] | None, typer.Option("--fail-above", help="metric=limit, e.g. psnr=20: exit 1 if exceeded; repeatable.")
-]
 
 
 class Kind(StrEnum):
@@ -58,131 +50,27 @@ class Kind(StrEnum):
     studies = "studies"
 
 
-@app.command()
-def audit(
-    scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
-    settings: Settings = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
-    out: Annotated[
-        Path, typer.Option(parser=folder, metavar="FOLDER", help="For report.html, results.json and scenario.yaml.")
-    ] = Path("audit"),
-    workers: Workers = None,
-    fail_above: Limits = None,
-) -> None:
-    """Simulate a federation, attack what the adversary sees, and write a report."""
-    from fedaudit.scenario import load_scenario
-
-    loaded = load_scenario(scenario, settings, seed)
-    limits = _limits(fail_above)
-    check_data_dir(data_dir)
-    check_folder(out)
-    from fedaudit.pipeline.run import run_audit  # after the checks: it takes seconds to import
-    from fedaudit.utils.progress import live_display
-
-    with live_display() as display:
-        finished = run_audit(
-            loaded,
-            data_dir=data_dir,
-            workers=number_of_workers(workers),
-            store=out / "findings",
-            limits=limits,
-            display=display,
-        )
-    _conclude(finished, finished.save(out))
-
-
-@app.command()
-def simulate(
-    scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
-    out: Annotated[Path, typer.Option(parser=folder, metavar="FOLDER", help="A new one, for the transcript.")] = Path(
-        "transcript"
-    ),
-    federation: Annotated[str | None, typer.Option(help="Which federation, if the scenario has several.")] = None,
-    settings: Settings = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
-    workers: Workers = None,
-) -> None:
-    """Simulate one federation and write what travelled; the ground truth goes to a file of its own."""
-    from fedaudit import api
-    from fedaudit.federation.truth import FILE
-    from fedaudit.scenario import load_scenario
-
-    loaded = load_scenario(scenario, settings, seed)
-    check_data_dir(data_dir)
-    recording = api.simulate(
-        loaded, federation=federation, data_dir=data_dir, out=out, workers=number_of_workers(workers)
-    )
-    print(f"{recording.transcript.updates} updates in {len(recording.transcript.rounds)} round(s): {out}")
-    print(f"ground truth, for the evaluation only: {out / FILE}")
-
-
-@app.command()
-def attack(
-    transcript: Annotated[Path, typer.Argument(help="Folder written by 'fedaudit simulate'.")],
-    attacks: Annotated[list[str], typer.Option("--attack", help="Attack to run; may be repeated.")],
-    settings: Settings = None,
-    adversary: Annotated[str, typer.Option(help="server, eavesdropper or client")] = "server",
-    knows_labels: Annotated[bool, typer.Option(help="Use the labels, if the transcript grants them.")] = False,
-    knows_training: Annotated[bool, typer.Option(help="Know how clients train.")] = True,
-    knows_public_data: Annotated[bool, typer.Option(help="Have public data of the clients' kind.")] = False,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the attacks; default: the simulation's.", min=0, max=2**63 - 1)
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(parser=folder, metavar="FOLDER", help="For what was recovered, and the report.")
-    ] = Path("audit"),
-    workers: Workers = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    truth: Annotated[
-        Path | None, typer.Option(help="Ground truth for the evaluation; default: the transcript's, if it is there.")
-    ] = None,
-    fail_above: Limits = None,
-) -> None:
-    """Attack a transcript on disk; evaluate afterwards, if the ground truth is there."""
-    from fedaudit import api
-    from fedaudit.scenario import parse_setting
-
-    limits = _limits(fail_above)
-    given = dict(parse_setting(text) for text in settings or [])
-    finished = api.attack(
-        transcript,
-        [{"name": name, **given} for name in attacks],
-        threat={
-            "adversary": adversary,
-            "knows_labels": knows_labels,
-            "knows_training": knows_training,
-            "knows_public_data": knows_public_data,
-        },
-        seed=seed,
-        device=device,
-        truth=truth,
-        out=out,
-        workers=number_of_workers(workers),
-        fail_above=limits,
-    )
-    if isinstance(finished, list):
-        print(f"not evaluated: no ground truth; what was recovered is listed in {out / 'findings.json'}")
-        return
-    _conclude(finished, out / "report.html")
-
-
 @app.command("list")
 def list_command(
     kind: Annotated[Kind | None, typer.Argument(help="One kind only.")] = None,
+    long: Annotated[bool, typer.Option("--long", help="With what each is, and what an attack needs.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="For programs: one array per kind.")] = False,
 ) -> None:
     """Show the attacks, defences, malicious behaviours, models, data sets and studies that there are."""
-    from fedaudit.cli.catalogue import catalogue, print_catalogue
+    from fedaudit.cli.catalogue import catalogue, print_catalogue, print_lines, print_names
 
     shown = catalogue([kind.value] if kind else [k.value for k in Kind])
     if json_output:
         import json
 
         print(json.dumps(shown, indent=2))
-    else:
+    elif long:
         print_catalogue(shown)
+    elif kind:
+        print_lines(shown[kind.value])
+    else:
+        print_names(shown)
+        print("fedaudit list KIND says in a line what each is; --long says all")
 
 
 @app.command()
@@ -197,6 +85,7 @@ def rank(
 ) -> None:
     """Tell before any attack whether a network's gradient gives away its input: unknowns and equations by layer."""
     check_data_dir(data_dir)
+    announce(f"rank analysis of {scenario or 'the default model'}")
     from fedaudit.pipeline.rank import for_programs, load, rank_of, show
 
     analysis = rank_of(load(scenario, settings or [], seed), data_dir=data_dir)
@@ -220,41 +109,6 @@ def doctor(
         build_native_code()
     else:
         examine(data_dir)
-
-
-def _limits(texts: list[str] | None) -> dict[str, float]:
-    from fedaudit.evaluation import check_limits
-
-    limits = {}
-    for text in texts or []:
-        metric, _, value = text.partition("=")
-        try:
-            limit = float(value)
-        except ValueError:
-            limit = math.nan
-        if not math.isfinite(limit):
-            raise BadInput(f"--fail-above {text}: expected metric=number, for example psnr=20")
-        if metric.strip() in limits:
-            raise BadInput(f"--fail-above {text}: '{metric.strip()}' has a limit already; give one")
-        limits[metric.strip()] = limit
-    check_limits(limits)
-    return limits
-
-
-def _conclude(finished: Audit, report: Path) -> None:
-    from fedaudit.report.terminal import print_summary
-
-    print_summary(finished.result)
-    print(f"report: {report}")
-    ran = any(finding.status == "done" for finding in finished.result.findings)
-    why = "nothing that was run here measures it" if ran else "no attack could be run"
-    for limit in finished.result.thresholds:
-        if limit.worst is None:
-            print(f"your limit for {limit.metric} was not tested: {why}")
-        elif limit.exceeded:
-            print(f"above your limit: {limit.metric} {limit.worst:.3g} > {limit.limit:g} ({limit.where})")
-    if finished.exceeded:
-        raise typer.Exit(1)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from fedaudit.cli.announce import announce
 from fedaudit.cli.options import DataDir, Workers, check_folder, number_of_workers
 from fedaudit.utils.errors import BadInput, unknown_name
 
@@ -14,24 +16,28 @@ bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is her
 
 
 _QUICK = Annotated[bool, typer.Option("--quick", help="A minute instead of many: fewer and smaller victims.")]
+_OUT = Annotated[
+    Path | None, typer.Option(help="Folder for bench.html and bench.json, too.", show_default=False, metavar="FOLDER")
+]
 _JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 @bench.command("inversion")
 def bench_inversion(
     quick: _QUICK = False,
+    out: _OUT = None,
     json_output: _JSON = False,
     versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
 ) -> None:
     """Time an iteration of every gradient-inversion engine; count its memory and its arithmetic."""
     peers = _peers([versus] if versus else [], "breaching")
+    _begin("inversion", out, quick=quick)
     from fedaudit.bench.inversion import time_inversion
-    from fedaudit.bench.page import show
     from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_inversion(quick=quick, peer=bool(peers), display=display)
-    show({"inversion": result}, json_output=json_output)
+    _conclude({"inversion": result}, out, json_output=json_output)
 
 
 @bench.command("picture")
@@ -40,12 +46,13 @@ def bench_picture(
     model: Annotated[str, typer.Option(help="Attacked.")] = "convnet-small",
     data_dir: DataDir = None,
     cap: Annotated[float, typer.Option(min=1, help="CPU seconds for each tool, at most.")] = 600,
+    out: _OUT = None,
     json_output: _JSON = False,
     versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
 ) -> None:
     """Time to an image: seconds until the mean PSNR of several images reaches 20 and 25 dB."""
     peers = _peers([versus] if versus else [], "breaching")
-    from fedaudit.bench.page import show
+    _begin("picture", out, quick=False)
     from fedaudit.bench.picture import time_to_picture
     from fedaudit.utils.progress import live_display
 
@@ -53,29 +60,31 @@ def bench_picture(
         result = time_to_picture(
             images=images, model=model, data_dir=data_dir, cap=cap, peer=bool(peers), display=display
         )
-    show({"picture": result}, json_output=json_output)
+    _conclude({"picture": result}, out, json_output=json_output)
 
 
 @bench.command("simulator")
 def bench_simulator(
     quick: _QUICK = False,
+    out: _OUT = None,
     json_output: _JSON = False,
     versus: Annotated[str | None, typer.Option("--vs", help="A peer: flower.", show_default=False)] = None,
 ) -> None:
     """Count client updates a second of the simulator, and evaluated findings a second of the evaluation."""
     peers = _peers([versus] if versus else [], "flower")
-    from fedaudit.bench.page import show
+    _begin("simulator", out, quick=quick)
     from fedaudit.bench.simulator import time_simulator
     from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_simulator(quick=quick, peer=bool(peers), display=display)
-    show({"simulator": result}, json_output=json_output)
+    _conclude({"simulator": result}, out, json_output=json_output)
 
 
 @bench.command("aggregators")
 def bench_aggregators(
     quick: _QUICK = False,
+    out: _OUT = None,
     json_output: _JSON = False,
     cap: Annotated[float, typer.Option(min=1, help="Seconds for one rule on one matrix, at most.")] = 120,
     largest: Annotated[int, typer.Option(min=10**5, help="Parameters, at most.")] = 10**7,
@@ -85,39 +94,43 @@ def bench_aggregators(
 ) -> None:
     """Time every aggregator on matrices of 10 to 100 updates of up to ten million parameters; measure its memory."""
     peers = _peers(versus or [], "byzfl", "flower")
+    _begin("aggregators", out, quick=quick)
     from fedaudit.bench.aggregators import time_aggregators
-    from fedaudit.bench.page import show
     from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_aggregators(quick=quick, peers=peers, cap=cap, largest=largest, display=display)
-    show({"aggregators": result}, json_output=json_output)
+    _conclude({"aggregators": result}, out, json_output=json_output)
 
 
 @bench.command("local-model")
-def bench_local_model(quick: _QUICK = False, json_output: _JSON = False) -> None:
+def bench_local_model(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
     """Time the exact local model reconstruction up to 1,000 parameters, and see how exact it stays."""
+    _begin("local-model", out, quick=quick)
     from fedaudit.bench.local_model import time_local_model
-    from fedaudit.bench.page import show
     from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_local_model(quick=quick, display=display)
-    show({"local-model": result}, json_output=json_output)
+    _conclude({"local-model": result}, out, json_output=json_output)
 
 
 @bench.command("malicious")
 def bench_malicious(
-    quick: _QUICK = False, data_dir: DataDir = None, workers: Workers = None, json_output: _JSON = False
+    quick: _QUICK = False,
+    data_dir: DataDir = None,
+    workers: Workers = None,
+    out: _OUT = None,
+    json_output: _JSON = False,
 ) -> None:
     """Time a round in which a malicious client generates images, with 10 to 40 clients, and with worker processes."""
+    _begin("malicious", out, quick=quick)
     from fedaudit.bench.malicious import time_malicious
-    from fedaudit.bench.page import show
     from fedaudit.utils.progress import live_display
 
     with live_display() as display:
         result = time_malicious(quick=quick, data_dir=data_dir, workers=number_of_workers(workers), display=display)
-    show({"malicious": result}, json_output=json_output)
+    _conclude({"malicious": result}, out, json_output=json_output)
 
 
 @bench.command("all")
@@ -131,12 +144,11 @@ def bench_all(
 ) -> None:
     """Run all benchmarks and write one page."""
     peers = _peers(versus or [], "breaching", "flower", "byzfl")
-    check_folder(out)
+    _begin("all", out, quick=quick)
     from fedaudit.bench.aggregators import time_aggregators
     from fedaudit.bench.inversion import time_inversion
     from fedaudit.bench.local_model import time_local_model
     from fedaudit.bench.malicious import time_malicious
-    from fedaudit.bench.page import save, show
     from fedaudit.bench.picture import time_to_picture
     from fedaudit.bench.simulator import time_simulator
     from fedaudit.utils.progress import live_display
@@ -155,8 +167,22 @@ def bench_all(
                 quick=quick, data_dir=data_dir, workers=number_of_workers(None), display=display
             ),
         }
-    show(results, json_output=False)
-    print(f"page: {save(results, out)}")
+    _conclude(results, out, json_output=False)
+
+
+def _begin(name: str, out: Path | None, *, quick: bool) -> None:
+    """Say what is measured, and find out beforehand whether the results can be written."""
+    announce(f"{'all benchmarks' if name == 'all' else f'benchmark {name}'}{', --quick' if quick else ''}")
+    if out:
+        check_folder(out)
+
+
+def _conclude(results: dict[str, dict[str, Any]], out: Path | None, *, json_output: bool) -> None:
+    from fedaudit.bench.page import save, show
+
+    show(results, json_output=json_output)
+    if out:
+        print(f"page: {save(results, out)}", file=sys.stderr if json_output else sys.stdout)
 
 
 def _peers(names: list[str], *known: str) -> list[str]:

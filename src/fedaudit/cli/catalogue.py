@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.columns import Columns
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from fedaudit.utils.progress import wide_console
 
@@ -37,6 +40,26 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
         else [{"name": e.name, "summary": e.summary, **e.info} for e in sources[kind]]
         for kind in kinds
     }
+
+
+def print_names(shown: Catalogue) -> None:
+    """Print the names of each kind in columns, and how many there are."""
+    console = wide_console()
+    for kind, entries in shown.items():
+        console.print(f"[bold]{escape(kind)}[/] ({len(entries)})", highlight=False)
+        names = [Text(entry["name"], style="cyan") for entry in entries]
+        console.print(Padding(Columns(names, padding=(0, 2)), (0, 0, 0, 2), expand=False))
+
+
+def print_lines(entries: Sequence[dict[str, Any]]) -> None:
+    """Print each entry on one line: its name, and as much of its summary as a terminal is wide."""
+    console = wide_console()
+    widest = max((len(entry["name"]) for entry in entries), default=0)
+    for entry in entries:
+        line = Text.assemble("  ", (f"{entry['name']:<{widest}}", "cyan"), f"  {entry['summary']}")
+        if console.is_terminal:
+            line.truncate(console.width, overflow="ellipsis")
+        console.print(line, soft_wrap=True)
 
 
 def print_catalogue(shown: Catalogue) -> None:

@@ -26,6 +26,14 @@ Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, max=1024, help="Processes; default: all cores."),
 ]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Instead of the scenario's.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value, as in the scenario: attacks.invg.iterations=600; repeatable."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Where the folder holds another audit, delete its report and images.")
+]
 
 
 def check_data_dir(data_dir: Path | None) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedaudit.cli.announce import announce
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
 from fedaudit.utils.errors import FedAuditError
 
@@ -41,7 +42,12 @@ def study_run(
     out: Annotated[Path, typer.Option(help="Folder for the store and the results.")],
     scale: Annotated[str, typer.Option(help="smoke, cpu or paper.")] = "smoke",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value on every scenario. Repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="key=value, as in a scenario, on each of them: attacks.0.iterations=9. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="axis=level: leave out that axis's others. Repeatable.", show_default=False)
@@ -63,6 +69,7 @@ def study_run(
 ) -> None:
     """Run a study, or go on with it: what the folder holds already isn't run again."""
     check_data_dir(data_dir)
+    announce(f"study {name} at scale {scale}", number_of_workers(workers) if ray is None else None)
     from fedaudit.cli.study_commands import run
 
     failed = run(

@@ -3,28 +3,23 @@
 # they fill FINDING_TYPES and register their evaluation
 from fedaudit.evaluation import attributes, class_images, images, labels, local_models, membership  # noqa: F401
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate
-from fedaudit.evaluation.scores import (
-    check_limits,
-    check_thresholds,
-    compare,
-    interval,
-    paired_interval,
-    summarise,
-    verdict_rules,
-)
+from fedaudit.evaluation.limits import Limits, check_limits, read_policy
+from fedaudit.evaluation.scores import compare, summarise, verdict_rules
+from fedaudit.evaluation.statistics import interval, paired_interval
 
 __all__ = [
     "FINDING_TYPES",
     "Evaluation",
     "FindingType",
+    "Limits",
     "Metric",
     "check_limits",
-    "check_thresholds",
     "compare",
     "entry",
     "evaluate",
     "interval",
     "paired_interval",
+    "read_policy",
     "summarise",
     "verdict_rules",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,15 +13,16 @@ from fedaudit.evaluation.finding_types import (
     Evaluation,
     FindingType,
     Metric,
-    by_leaks,
+    by_test,
     done,
     entry,
     evaluate,
 )
 from fedaudit.evaluation.membership import evaluated
-from fedaudit.evaluation.scores import interval
+from fedaudit.evaluation.statistics import SURE, interval, proportion, sign_test
 from fedaudit.federation.records import NOBODY
 from fedaudit.federation.truth import Truth
+from fedaudit.results import Evidence, FindingResult
 from fedaudit.threat import Observation
 
 ACCURACY = Metric(
@@ -38,7 +41,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
     """Compare named with true values, for clients' records; the baseline knows every class's most frequent value.
 
     The baseline takes these values from the records themselves, so it is rather too good than too bad. Records count
-    as for membership. A leak is a share above the baseline's, by the 95 % bootstrap interval of the paired difference.
+    as for membership. Luck is excluded by the exact sign test over the records that only one of the two names rightly.
     """
     clients = {m.client for m in observation.messages}
     own = clients.pop() if len(clients) == 1 else None
@@ -56,14 +59,20 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
         f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] beyond the most frequent value, "
         f"over {over.n} records of clients"
     )
+    partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
+    more = interval((right[member] - right[partner[member]]).tolist(), resamples=_RESAMPLES, seed=seed)
+    better, worse = int((right > usual)[member].sum()), int((right < usual)[member].sum())
+    low, high = proportion(int(right[member].sum()), over.n)
     result = done(
         finding,
         observation,
         metrics=[
-            ACCURACY.of(rate, float(usual[member].mean())),
-            ADVANTAGE.of(rate - float(right[~member].mean()), 0.0),
+            ACCURACY.of(rate, float(usual[member].mean()), low=low, high=high, n=over.n, of="records of clients"),
+            ADVANTAGE.of(more.mean, 0.0, low=more.low, high=more.high, n=more.n, of="matched pairs of records"),
         ],
-        leak=over.low > 0,
+        leak=over.mean > 0,
+        p_value=sign_test(better, worse),
+        p_value_at_best=sign_test(int((1 - usual)[member].sum()), 0),
     )
     return Evaluation(result.model_copy(update={"notes": [*result.notes, note]}))
 
@@ -80,11 +89,27 @@ def most_frequent(values: Tensor, labels: Tensor) -> Tensor:
     return found
 
 
+def _headline(_: Sequence[FindingResult], evidence: Evidence) -> str:
+    return (
+        "{who} can tell a hidden attribute of the clients' records: right for "
+        f"{100 * evidence.value:.0f} of 100, where the most frequent value gets "
+        f"{100 * (evidence.by_guessing or 0):.0f}."
+    )
+
+
 FINDING_TYPES["attribute"] = FindingType(
-    verdict=by_leaks("in {} of {} runs the attack named a hidden attribute better than its frequencies allow"),
+    verdict=by_test(
+        ACCURACY.name,
+        "records of clients",
+        "exact binomial interval (Clopper-Pearson); exact sign test against naming the most frequent value",
+        _headline,
+    ),
     rules=(
-        "An attribute counts as leaked when more of the clients' records are named rightly than by naming the most "
-        "frequent value of their class, by the 95 % bootstrap interval of the paired difference.",
+        "An attribute is 'inferred' when more of the clients' records are named rightly than by naming the most "
+        f"frequent value of their class, and luck would do as well with a probability of at most {100 * SURE:g} % "
+        "(one-sided exact sign test over the records that only one of the two names rightly).",
     ),
     metrics=(ACCURACY, ADVANTAGE),
+    question="tell a hidden attribute of the clients' records",
+    control="records",
 )

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from scipy.stats import fisher_exact
 from sklearn.svm import SVC
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_leaks, done, evaluate
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Judgement,
+    Metric,
+    by_test,
+    done,
+    evaluate,
+)
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
+from fedaudit.evaluation.statistics import SURE, proportion
 from fedaudit.federation.truth import Truth
-from fedaudit.results import Chart, Line, MetricResult, Sheet
+from fedaudit.results import Chart, Evidence, FindingResult, Line, MetricResult, Sheet
 from fedaudit.threat import Observation
 from fedaudit.utils.errors import BadInput
 
@@ -83,7 +94,11 @@ def evaluate_class_images(
     without = likeness(others, own)
     share = sum(recognised_shares[i] for i in late) / len(late)
     by_others = recognised(kind.vectors(others))
-    metrics: list[MetricResult] = [RECOGNISED.of(share, by_others)]
+    judged = len(late) * count
+    taken, passed = round(share * judged), round(by_others * len(others))
+    low, high = proportion(taken, judged)
+    p_value = float(fisher_exact([[taken, judged - taken], [passed, len(others) - passed]], "greater").pvalue)
+    metrics: list[MetricResult] = [RECOGNISED.of(share, by_others, low=low, high=high, n=judged, of="generated images")]
     for metric, key in (
         (PSNR_BEST, "psnr best"),
         (PSNR_MEAN, "psnr"),
@@ -117,6 +132,7 @@ def evaluate_class_images(
         charts=[chart],
         sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
         leak=share >= 0.5 and share > by_others,
+        p_value=p_value,
     )
     return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, rows, strict=True)})
 
@@ -155,11 +171,34 @@ def likeness(generated: Tensor, real: Tensor) -> dict[str, float]:
     return found if perceived is None else {**found, "lpips best": float(perceived.mean())}
 
 
+def _headline(_: Sequence[FindingResult], evidence: Evidence) -> str:
+    return (
+        "{who} can draw what a class looks like that it has no example of: an independent classifier takes "
+        f"{100 * evidence.value:.0f} of 100 of its {{things}} for the class, and "
+        f"{100 * (evidence.by_guessing or 0):.0f} of 100 real ones of other classes."
+    )
+
+
+_BY_TEST = by_test(
+    RECOGNISED.name,
+    "generated images",
+    "exact binomial interval (Clopper-Pearson), over the images of one generator; Fisher's exact test",
+    _headline,
+)
+
+
+def _verdict(findings: Sequence[FindingResult]) -> Judgement:
+    found = _BY_TEST(findings)
+    return found._replace(verdict="recovered") if found.verdict == "inferred" else found
+
+
 FINDING_TYPES["class-images"] = FindingType(
-    verdict=by_leaks("in {} of {} federations a malicious client generated images that pass for the class"),
+    verdict=_verdict,
     rules=(
-        "A class counts as stolen when an independent classifier takes at least half of the images of the "
-        "attack's second half for it, and more than of other classes' real images.",
+        "A class is 'recovered' when an independent classifier takes at least half of the images of the attack's "
+        "second half for it, and more of them than of other classes' real images (Fisher's exact test, "
+        f"{100 * SURE:g} %). The images of a run come from one generator: n counts images, not attacks.",
     ),
     metrics=(RECOGNISED, PSNR_BEST, PSNR_MEAN, SSIM_BEST, SSIM_MEAN, LPIPS_BEST),
+    question="draw what a class looks like",
 )

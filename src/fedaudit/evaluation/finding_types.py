@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedaudit.attacks import Finding
+from fedaudit.evaluation.statistics import DOUBT, SURE, combined, pooled, proportion
 from fedaudit.federation.truth import Truth
-from fedaudit.results import FindingResult, MetricResult, Timing, Verdict
+from fedaudit.results import Evidence, FindingResult, MetricResult, Timing, Verdict
 from fedaudit.threat import Observation
 
 
@@ -31,15 +32,40 @@ class Metric:
     unit: str = ""
     higher_is_better: bool = True
 
-    def of(self, value: float, baseline: float | None = None) -> MetricResult:
-        """Return ``value`` as it goes into the result, with what there is without the attack."""
+    def of(self, value: float, baseline: float | None = None, **counted: Any) -> MetricResult:
+        """Return ``value`` as it goes into the result, with what there is without the attack.
+
+        Args:
+            value: of this run.
+            baseline: without the attack.
+            counted: ``low`` and ``high``, the 95 % interval over ``n`` of what ``of`` says.
+        """
         return MetricResult(
             name=self.name,
             value=value,
             unit=self.unit,
             higher_is_better=self.higher_is_better,
             baseline=baseline,
+            **counted,
         )
+
+
+class Judgement(NamedTuple):
+    """What the findings of one attack on one federation show together, before any positive control.
+
+    Attributes:
+        verdict: "not demonstrated" where nothing was found; only a control that is won lets it stand.
+        text: what it rests on, in a sentence.
+        evidence: the number behind it.
+        headline: where something was found: the answer in a sentence, with ``{who}`` and ``{things}`` to fill in.
+        advice: what to change, where it is inconclusive.
+    """
+
+    verdict: Verdict
+    text: str
+    evidence: Evidence | None = None
+    headline: str = ""
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,14 +73,20 @@ class FindingType:
     """How the findings of one type are evaluated together.
 
     Attributes:
-        verdict: of all findings of one attack on one federation, and a sentence that says it.
+        verdict: judges all findings of one attack on one federation.
         rules: how that verdict is reached, in words.
         metrics: the first is the one by which attacks are compared.
+        question: what the attack is after: "tell whether a record was used"; ``{things}`` stands for the examples.
+        control: the case that an attack of this type must win: ``example``, one known example, undefended, one step;
+            ``records``, a model that has learnt the members by heart; ``client``, a known client's updates of very
+            different models. None: there is none but the same federation without its defences.
     """
 
-    verdict: Callable[[Sequence[FindingResult]], tuple[Verdict, str]]
+    verdict: Callable[[Sequence[FindingResult]], Judgement]
     rules: tuple[str, ...]
     metrics: tuple[Metric, ...] = ()
+    question: str = "learn what it was after"
+    control: str | None = None
 
 
 # By the finding's ``kind``; filled by the modules of this package.
@@ -95,17 +127,101 @@ def metric(name: str) -> Metric | None:
     return next((m for kind in FINDING_TYPES.values() for m in kind.metrics if m.name == name), None)
 
 
-def by_leaks(what: str) -> Callable[[Sequence[FindingResult]], tuple[Verdict, str]]:
-    """Return a verdict that counts the findings with ``leak``; ``what`` says of how many: "{} of {} … were …"."""
+def by_leaks(
+    what: str, headline: str = "{who} can {question}: {text}.", of: str = "runs of the attack"
+) -> Callable[[Sequence[FindingResult]], Judgement]:
+    """Return a verdict that counts the findings with ``leak``, and weighs their p-values where they have one.
 
-    def verdict(findings: Sequence[FindingResult]) -> tuple[Verdict, str]:
+    With p-values (combined by Fisher's method): "inferred" where guessing does as well with a probability of 1 % at
+    most, "inconclusive" up to 5 %, or where there is so little that even perfect answers could be luck.
+
+    Args:
+        what: says how many: "{} of {} … were …".
+        headline: of a leak; see :class:`Judgement`; ``{text}`` stands for what ``what`` says.
+        of: what is counted, in the plural.
+    """
+
+    def verdict(findings: Sequence[FindingResult]) -> Judgement:
         leaks = sum(bool(f.leak) for f in findings)
+        low, high = proportion(leaks, len(findings))
         text = what.format(leaks, len(findings))
-        if 2 * leaks >= len(findings):
-            return "demonstrated", text
-        return ("partly demonstrated" if leaks else "not demonstrated"), text
+        ps = [f.p_value for f in findings if f.p_value is not None]
+        p = combined(ps) if len(ps) == len(findings) else None
+        evidence = Evidence(
+            what=text,
+            value=leaks / len(findings),
+            low=low,
+            high=high,
+            n=len(findings),
+            of=of,
+            p_value=p,
+            method="exact binomial interval (Clopper-Pearson)",
+        )
+        return decide(findings, bool(leaks), p, text, evidence, headline.replace("{text}", text))
 
     return verdict
+
+
+def by_test(
+    name: str, of: str, method: str, headline: Callable[[Sequence[FindingResult], Evidence], str]
+) -> Callable[[Sequence[FindingResult]], Judgement]:
+    """Return a verdict that rests on the findings' p-values and on one metric over what was tested.
+
+    Args:
+        name: of the metric, whose results have intervals.
+        of: what its n counts, in the plural.
+        method: of the interval and the test, in words.
+        headline: of a leak; see :class:`Judgement`.
+    """
+
+    def verdict(findings: Sequence[FindingResult]) -> Judgement:
+        found = [m for f in findings for m in f.metrics if m.name == name]
+        over = pooled(found)
+        p = combined([1.0 if f.p_value is None else f.p_value for f in findings])
+        baselines = [m.baseline for m in found if m.baseline is not None]
+        guess = sum(baselines) / len(baselines) if baselines else None
+        mean = sum(m.value for m in found) / len(found)
+        words = name.replace("_", " ")
+        evidence = Evidence(
+            what=words,
+            value=mean,
+            low=over.low if over else None,
+            high=over.high if over else None,
+            n=over.n if over else len(found),
+            of=of,
+            by_guessing=guess,
+            p_value=p,
+            method=method,
+        )
+        span = f" [{over.low:.3g}, {over.high:.3g}]" if over else ""
+        without = f", {guess:.3g} without the attack" if guess is not None else ""
+        text = f"{words} {mean:.3g}{span}{without}; n = {evidence.n} {of}, p = {p:.2g}"
+        return decide(findings, any(f.leak for f in findings), p, text, evidence, headline(findings, evidence))
+
+    return verdict
+
+
+def decide(
+    findings: Sequence[FindingResult], leak: bool, p: float | None, text: str, evidence: Evidence, headline: str
+) -> Judgement:
+    """Return the judgement on findings whose effect is there (``leak``) or not, and whose test gave ``p``."""
+    if leak and (p is None or p <= SURE):
+        return Judgement("inferred", text, evidence, headline)
+    if p is None:
+        return Judgement("not demonstrated", text, evidence)
+    best = [f.p_value_at_best for f in findings if f.p_value_at_best is not None]
+    if len(best) == len(findings) and combined(best) > SURE:
+        return Judgement(
+            "inconclusive", text, evidence, advice=f"test more {evidence.of}: {evidence.n} are too few to exclude luck"
+        )
+    if p <= DOUBT:
+        return Judgement(
+            "inconclusive",
+            text,
+            evidence,
+            advice=f"test more {evidence.of}: with {evidence.n}, luck does as well with a probability of {p:.2g}",
+        )
+    return Judgement("not demonstrated", text, evidence)
 
 
 def entry(attack: str, observation: Observation, **rest: Any) -> FindingResult:

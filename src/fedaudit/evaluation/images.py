@@ -11,17 +11,17 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, done, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Judgement, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
+from fedaudit.evaluation.statistics import DOUBT, SURE, proportion
 from fedaudit.federation.truth import Truth
-from fedaudit.results import Curve, ImageResult, Verdict
+from fedaudit.results import Curve, Evidence, ImageResult
 from fedaudit.threat import Message, Observation
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed
 
-RECOGNISABLE_SSIM = 0.5
-BY_CHANCE = 0.05  # how often guessing may identify as many images as an attack that is said to tell them apart
+VISIBLE_SSIM = 0.5
 
 
 @evaluate.register
@@ -180,19 +180,51 @@ def _same_class(true: Tensor, label: int, truth: Truth, rng: np.random.Generator
     return truth.candidates[int(rng.choice(rows))] if rows else None
 
 
-def verdict_of(images: Sequence[ImageResult]) -> tuple[Verdict, str]:
-    """Return the verdict on an attack's images and a sentence that says it, by the rules of its kind."""
+def visible(image: ImageResult) -> bool:
+    """Return whether an image came out visibly: see the rules of its finding type."""
+    return image.rank == 1 and image.ssim >= VISIBLE_SSIM and image.psnr > image.psnr_mean_image
+
+
+def verdict_of(images: Sequence[ImageResult]) -> Judgement:
+    """Return the judgement on an attack's images, by the rules of its finding type."""
     n = len(images)
-    recognisable = sum(i.rank == 1 and i.ssim >= RECOGNISABLE_SSIM for i in images)
-    identified = sum(i.rank == 1 for i in images)
-    told_apart = 2 * identified >= n and guessing(images) < BY_CHANCE
-    chosen = "images were" if n > 1 else "image was"
-    if 2 * recognisable >= n:
-        return "recognisable", f"{recognisable} of {n} {chosen} recovered recognisably"
-    if recognisable or told_apart:
-        text = f"{recognisable} of {n} {chosen} recovered recognisably; {identified} of {n} could be told apart"
-        return "partly recognisable", text
-    return "not demonstrated", f"none of {n} {chosen} recovered recognisably under this threat model"
+    seen, identified = sum(map(visible, images)), sum(i.rank == 1 for i in images)
+    candidates = fewest_candidates(images)
+    p = guessing(images)
+    counted, what = (seen, "came out visibly") if seen else (identified, "identified among the candidates")
+    low, high = proportion(counted, n)
+    evidence = Evidence(
+        what=f"images {what}",
+        value=counted / n,
+        low=low,
+        high=high,
+        n=n,
+        of="images",
+        by_guessing=None if seen else 1 / candidates,
+        p_value=None if seen else p,
+        method="exact binomial interval (Clopper-Pearson)"
+        + ("" if seen else "; one-sided exact binomial test against naming candidates at random"),
+    )
+    which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
+    text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly; {which}"
+    if seen:
+        headline = f"{{who}} can reconstruct training {{things}}: {seen} of {n} came out visibly."
+        return Judgement("recovered", text, evidence, headline)
+    if identified and p <= SURE:
+        headline = (
+            f"{{who}} can tell which {{things}} a client trained on, out of {candidates} candidates, though none came "
+            f"out visibly: {identified} of {n} were singled out."
+        )
+        return Judgement("identifiable", text, evidence, headline)
+    if identified and (p <= DOUBT or identified == n):
+        advice = f"attack more images: {n} among {candidates} candidates are too few to exclude luck"
+        return Judgement("inconclusive", text, evidence, advice=advice)
+    return Judgement("not demonstrated", text, evidence)
+
+
+def fewest_candidates(images: Sequence[ImageResult]) -> int:
+    """Return among how many different candidates an image was sought, at least; equal ones count once."""
+    return max(1, min(i.candidates if i.different_candidates is None else i.different_candidates for i in images))
 
 
 def guessing(images: Sequence[ImageResult]) -> float:
@@ -200,20 +232,21 @@ def guessing(images: Sequence[ImageResult]) -> float:
 
     Candidates that are equal are one: an image among 20 equal ones is identified by anything.
     """
-    fewest = min(i.candidates if i.different_candidates is None else i.different_candidates for i in images)
     identified = sum(i.rank == 1 for i in images)
-    return float(binomtest(identified, len(images), 1 / max(fewest, 1), alternative="greater").pvalue)
+    return float(binomtest(identified, len(images), 1 / fewest_candidates(images), alternative="greater").pvalue)
 
 
 FINDING_TYPES["images"] = FindingType(
     verdict=lambda findings: verdict_of([image for finding in findings for image in finding.images]),
     rules=(
-        "An image counts as recognisable when its reconstruction is nearer (mean squared error) to it than to any "
-        f"other candidate, and its SSIM is at least {RECOGNISABLE_SSIM}. The candidates are the victims and every "
-        "held-out example of the data set.",
-        "'recognisable': this holds for at least half of the images.",
-        "'partly recognisable': it holds for at least one image, or at least half of the images are identified among "
-        "the candidates and guessing would identify as many with a probability below "
-        f"{100 * BY_CHANCE:g} % (one-sided binomial test; candidates that are equal count once).",
+        "An image came out visibly when its reconstruction is nearer (mean squared error) to it than to any other "
+        f"candidate and nearer than the mean image of all candidates, and its SSIM is at least {VISIBLE_SSIM}. The "
+        "candidates are the victims and every held-out example of the data set.",
+        "Images are 'recovered' when at least one came out visibly; the share has an exact 95 % interval.",
+        "Images are 'identifiable' when none came out visibly, but so many are nearest to their own reconstruction "
+        f"that naming candidates at random would do as well with a probability of at most {100 * SURE:g} % (one-sided "
+        "exact binomial test; candidates that are equal count once).",
     ),
+    question="reconstruct training {things}",
+    control="example",
 )

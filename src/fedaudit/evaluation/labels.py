@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fedaudit.attacks.labels.attack import LabelFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_leaks, done, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_test, done, evaluate
+from fedaudit.evaluation.statistics import SURE, proportion
 from fedaudit.federation.truth import Truth
+from fedaudit.results import Evidence, FindingResult
 from fedaudit.threat import Observation
+from fedaudit.utils.seeds import generator
+
+_DRAWS = 20_000
 
 ACCURACY = Metric("label_accuracy", "share of the labels that were found, both sides counted with duplicates")
 
 
 @evaluate.register
-def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
-    """Compare inferred labels with the true ones, as multisets; the baseline guesses every class equally often."""
+def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
+    """Compare inferred labels with the true ones, as multisets; the baseline guesses every class equally often.
+
+    Luck is excluded by a Monte Carlo test: so many of 20,000 random draws of labels, every class as likely, find as
+    many of the true ones.
+    """
     message = observation.messages[0]
     true = truth.labels[message.round, message.client].flatten()
     accuracy = label_accuracy(finding.labels, true)
     guess = label_accuracy(torch.arange(len(true)) % finding.num_classes, true)
+    found = round(accuracy * len(true))
+    low, high = proportion(found, len(true))
+    drawn = _found_by_luck(true, finding.num_classes, seed)
     result = done(
         finding,
         observation,
-        metrics=[ACCURACY.of(accuracy, guess)],
+        metrics=[ACCURACY.of(accuracy, guess, low=low, high=high, n=len(true), of="labels")],
         label_source=finding.method,
         label_accuracy=accuracy,
-        leak=accuracy == 1 and accuracy > guess,
+        leak=accuracy > guess,
+        p_value=_share_above(drawn, found),
+        p_value_at_best=_share_above(drawn, len(true)),
     )
     return Evaluation(result)
 
@@ -38,11 +54,35 @@ def label_accuracy(inferred: Tensor, true: Tensor) -> float:
     return float(overlap.sum()) / len(true)
 
 
+def _found_by_luck(true: Tensor, classes: int, seed: int) -> Tensor:
+    """Return (draws,) how many of the (n,) labels random ones find, both as multisets."""
+    wanted = torch.bincount(true, minlength=classes)
+    drawn = torch.randint(len(wanted), (_DRAWS, len(true)), generator=generator(seed, "labels by luck"))
+    counts = torch.zeros((_DRAWS, len(wanted)), dtype=torch.int64).scatter_add_(1, drawn, torch.ones_like(drawn))
+    return torch.minimum(counts, wanted).sum(dim=1)
+
+
+def _share_above(drawn: Tensor, found: int) -> float:
+    """Return the Monte Carlo p-value of ``found``, which is counted as one of the draws."""
+    return (int((drawn >= found).sum()) + 1) / (len(drawn) + 1)
+
+
+def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    guess = 100 * (evidence.by_guessing or 0)
+    return (
+        f"{{who}} can tell which classes a client trained on: {100 * evidence.value:.0f} of 100 labels, where guessing "
+        f"gets {guess:.0f} (in {len(findings)} {'update' if len(findings) == 1 else 'updates'})."
+    )
+
+
 FINDING_TYPES["labels"] = FindingType(
-    verdict=by_leaks("all labels of {} of {} updates were found where guessing finds fewer"),
+    verdict=by_test(ACCURACY.name, "labels", "exact binomial interval (Clopper-Pearson); Monte Carlo test", _headline),
     rules=(
-        "An update's labels count as found when every class is named as often as it occurred, and naming every class "
-        "equally often finds fewer of them.",
+        "Labels are 'inferred' when more of them are found than by naming every class equally often, and random labels "
+        f"would do as well with a probability of at most {100 * SURE:g} % (Monte Carlo test, updates combined by "
+        "Fisher's method).",
     ),
     metrics=(ACCURACY,),
+    question="tell which classes a client trained on",
+    control="example",
 )

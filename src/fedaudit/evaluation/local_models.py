@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_leaks, done, evaluate
+from fedaudit.evaluation.statistics import SURE, sign_test
 from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, Line, MetricResult
 from fedaudit.threat import Observation
+from fedaudit.update import class_logits
 
 GAP_CLOSED = Metric(
     "gap_closed",
@@ -70,10 +72,14 @@ class Local:
         """Return the loss with the parameters ``state``."""
         return self.loss(self.output(state), self.targets)  # type: ignore[operator, no-any-return]
 
+    def hits(self, state: dict[str, Tensor]) -> Tensor:
+        """Return a mask (n,) of the client's examples that the model classifies correctly."""
+        with torch.no_grad():
+            return class_logits(self.output(state)).argmax(dim=1) == self.targets
+
     def accuracy(self, state: dict[str, Tensor]) -> float:
         """Return the share of the client's examples that the model classifies correctly."""
-        with torch.no_grad():
-            return float((self.output(state).argmax(dim=1) == self.targets).double().mean())
+        return float(self.hits(state).double().mean())
 
 
 @evaluate.register
@@ -108,11 +114,19 @@ def evaluate_local_model(
     left = losses["rebuilt"] - losses["own"]
     closed = 1 - left / gap if gap > _SMALL * max(1.0, losses["own"]) else None
     leak = closed is not None and closed >= 0.5
+    p_value = 1.0
     if observation.task_info.num_classes is not None:
         accuracies = {k: local.accuracy(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
         metrics.append(LOCAL_ACCURACY.of(accuracies["rebuilt"], accuracies["returned"]))
         metrics.append(OVER_GLOBAL.of(accuracies["rebuilt"] - accuracies["sent"]))
         leak = accuracies["rebuilt"] > max(accuracies["returned"], accuracies["sent"])
+        hits = {k: local.hits(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
+        others = max((hits["returned"], hits["sent"]), key=lambda h: int(h.sum()))
+        p_value = sign_test(int((hits["rebuilt"] & ~others).sum()), int((~hits["rebuilt"] & others).sum()))
+    else:
+        apart_by = {k: (_flat(s) - _flat(optimum)).abs() for k, s in {"rebuilt": rebuilt, "returned": returned}.items()}
+        nearer = int((apart_by["rebuilt"] < apart_by["returned"]).sum())
+        p_value = sign_test(nearer, int((apart_by["rebuilt"] > apart_by["returned"]).sum()))
     if closed is not None:
         metrics.append(GAP_CLOSED.of(closed, 0.0))
     if converged:
@@ -130,6 +144,7 @@ def evaluate_local_model(
             observation,
             metrics=metrics,
             leak=leak,
+            p_value=p_value,
             charts=[_chart(observation, rebuilt, optimum if converged else None)],
         )
     )
@@ -216,13 +231,22 @@ def _flat(state: dict[str, Tensor]) -> Tensor:
 
 
 FINDING_TYPES["local-model"] = FindingType(
-    verdict=by_leaks("{} of {} clients' own models were reconstructed"),
+    verdict=by_leaks(
+        "{} of {} clients' own models were rebuilt",
+        "{who} can rebuild a client's own model, the one that it would train alone: {text}.",
+        "clients",
+    ),
     rules=(
-        "A client's own model counts as reconstructed when it serves the client's data better than what was sent: for "
+        "A client's own model counts as rebuilt when it serves the client's data better than what was sent: for "
         "classifiers, when its accuracy on them is above that of the last model that the client returned and of the "
         "global model; for regression, when it makes up at least half of the loss between the last returned model and "
         "the client's own optimum, and lies nearer to that than any model that was sent.",
-        "'demonstrated': this holds for at least half of the clients. 'partly demonstrated': for at least one.",
+        "Own models are 'inferred' when at least one counts as rebuilt, and luck would do as well with a probability "
+        f"of at most {100 * SURE:g} % (one-sided exact sign test: for classifiers over the client's examples that only "
+        "one of two models gets right, for regression over the parameters, by which model is nearer to the optimum; "
+        "clients combined by Fisher's method).",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
+    question="rebuild a client's own model",
+    control="client",
 )

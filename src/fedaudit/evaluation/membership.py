@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
@@ -12,14 +14,15 @@ from fedaudit.evaluation.finding_types import (
     Evaluation,
     FindingType,
     Metric,
-    by_leaks,
+    by_test,
     done,
     entry,
     evaluate,
 )
+from fedaudit.evaluation.statistics import SURE, auc_interval, pooled, proportion
 from fedaudit.federation.records import NOBODY, UNUSED
 from fedaudit.federation.truth import Truth
-from fedaudit.results import Chart, Line
+from fedaudit.results import Chart, Evidence, FindingResult, Line
 from fedaudit.threat import Observation
 
 ACCURACY = Metric("membership_accuracy", "share of the records that are rightly called members or not")
@@ -27,7 +30,7 @@ AUC = Metric("membership_auc", "probability that a member's score is above anoth
 TPR = Metric("membership_tpr", "share of the members that are found where 1 % of the others are taken for members")
 
 LOW = 0.01  # false positives, for TPR
-_SURE = 0.01  # greatest p-value that counts as a leak
+_RESAMPLES = 2000
 _CAPTION = (
     "The share of the members that the attack finds, against the share of the others that it takes for members, at "
     "every threshold. An attack that knows nothing stays on the diagonal."
@@ -35,13 +38,13 @@ _CAPTION = (
 
 
 @evaluate.register
-def evaluate_membership(finding: MembershipFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
+def evaluate_membership(finding: MembershipFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     """Compare an attack's scores and decisions with whose the records are.
 
     Members and others are compared in pairs, as they were drawn, so that both are alike in class. Pairs whose member no
     update used are left out; where the attack queried one client's model, so are the pairs of other clients' members.
-    An attack counts as a leak where guessing would reach its AUC with a probability of 1 % at most, by the one-sided
-    Mann-Whitney test: it asks nothing of the scores' distribution, and is exact for few records.
+    Guessing is excluded by the one-sided Mann-Whitney test: it asks nothing of the scores' distribution, and is exact
+    for few records. The AUC's interval is a bootstrap over the pairs, the accuracy's the exact binomial one.
     """
     clients = {m.client for m in observation.messages}
     own = clients.pop() if len(clients) == 1 else None
@@ -55,8 +58,16 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     scores, said = finding.scores[rows], finding.members[rows]
     false, true = roc(scores[member], scores[~member])
     area = auc(scores[member], scores[~member])
-    p_value = float(mannwhitneyu(scores[member], scores[~member], alternative="greater").pvalue)
-    notes = [f"AUC {area:.3f} over {int(member.sum())} members and as many others; by guessing with p = {p_value:.2g}"]
+    p_value = _rank_test(scores[member], scores[~member])
+    best = _rank_test(torch.ones(int(member.sum())), torch.zeros(int((~member).sum())))
+    partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
+    low, high = auc_interval(scores[member], scores[partner[member]], resamples=_RESAMPLES, seed=seed)
+    right = int((said == member).sum())
+    ends = proportion(right, len(rows))
+    found = tpr_at(scores[member], scores[~member], LOW)
+    sure = proportion(round(found * int(member.sum())), int(member.sum()))
+    counted = {"n": len(rows), "of": "records"}
+    notes = []
     if left_out:
         notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
     if len(rows) < 2 / LOW:
@@ -65,9 +76,9 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         finding,
         observation,
         metrics=[
-            AUC.of(area, 0.5),
-            ACCURACY.of(float((said == member).double().mean()), 0.5),
-            TPR.of(tpr_at(scores[member], scores[~member], LOW), LOW),
+            AUC.of(area, 0.5, low=low, high=high, **counted),
+            ACCURACY.of(right / len(rows), 0.5, low=ends[0], high=ends[1], **counted),
+            TPR.of(found, LOW, low=sure[0], high=sure[1], n=int(member.sum()), of="members"),
         ],
         charts=[
             Chart(
@@ -81,9 +92,15 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
                 ],
             )
         ],
-        leak=p_value <= _SURE,
+        leak=area > 0.5,
+        p_value=p_value,
+        p_value_at_best=best,
     )
     return Evaluation(result.model_copy(update={"notes": [*result.notes, *notes]}))
+
+
+def _rank_test(members: Tensor, others: Tensor) -> float:
+    return float(mannwhitneyu(members, others, alternative="greater").pvalue)
 
 
 def evaluated(truth: Truth, client: int | None) -> Tensor:
@@ -122,11 +139,27 @@ def tpr_at(members: Tensor, others: Tensor, share: float) -> float:
     return float(true[false <= share].max())
 
 
+def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    """Return the leak in words: decisions where these are better than guessing, else pairs."""
+    decisions = pooled([m for f in findings for m in f.metrics if m.name == ACCURACY.name])
+    start = "{who} can tell whether a record was used for training: "
+    if decisions and decisions.low > 0.5:
+        return f"{start}right for {100 * decisions.mean:.0f} of 100, where guessing gets 50."
+    return (
+        f"{start}shown one that was used and one that wasn't, it picks the right one {100 * evidence.value:.0f} times "
+        "of 100, where guessing gets 50."
+    )
+
+
 FINDING_TYPES["membership"] = FindingType(
-    verdict=by_leaks("in {} of {} runs the attack told members from other records better than guessing"),
+    verdict=by_test(
+        AUC.name, "records", "bootstrap interval over matched pairs; one-sided Mann-Whitney test", _headline
+    ),
     rules=(
-        "Membership counts as leaked when members score above other records, and guessing would reach that AUC with a "
-        "probability of at most 1 % (one-sided Mann-Whitney test).",
+        "Membership is 'inferred' when members score above other records, and guessing would reach that AUC with a "
+        f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records).",
     ),
     metrics=(AUC, ACCURACY, TPR),
+    question="tell whether a record was used for training",
+    control="records",
 )

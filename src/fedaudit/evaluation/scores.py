@@ -3,80 +3,51 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap, ttest_1samp
 
-from fedaudit.attacks import ATTACKS
-from fedaudit.evaluation.finding_types import FINDING_TYPES, metric
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement, metric
+from fedaudit.evaluation.statistics import interval, paired_interval, pooled
 from fedaudit.results import (
+    LEAKS,
+    VERDICTS,
     AttackSummary,
     Comparison,
     FindingResult,
     ImageResult,
     Interval,
     MetricSummary,
-    Threshold,
     Timing,
 )
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.seeds import derive_seed
 
 Over = Callable[[Sequence[float]], Interval | None]
 
-_COMMON_RULES = (
-    "'not demonstrated': otherwise. This attack, with these settings, did not show a leak; another might.",
-    "'not applicable': the attack could not be run under this threat model; the reason is given.",
-)
-
-# Scores of images that a user may set a limit for; for each, higher means more leakage.
-_IMAGE_LIMITS = ("psnr", "ssim", "identification_rate", "label_accuracy")
-
-
-def limitable() -> list[str]:
-    """Return the metrics that a user may set a limit for: those of which more is more leakage."""
-    ATTACKS.names()  # other packages' kinds of findings come with their attacks
-    metrics = (m.name for kind in FINDING_TYPES.values() for m in kind.metrics if m.higher_is_better)
-    return list(dict.fromkeys([*_IMAGE_LIMITS, *metrics]))
-
 
 def verdict_rules(findings: Sequence[FindingResult]) -> list[str]:
-    """Return the rules by which ``findings`` were evaluated, in words."""
+    """Return what the verdicts mean and the rules by which ``findings`` were evaluated, in words."""
     kinds = dict.fromkeys(f.kind for f in findings if f.kind) or {"images": None}
-    return [*(rule for kind in kinds for rule in FINDING_TYPES[kind].rules), *_COMMON_RULES]
+    common = [f"'{verdict}': {text}" for verdict, text in VERDICTS.items()]
+    return [*common, *(rule for kind in kinds for rule in FINDING_TYPES[kind].rules)]
 
 
-def interval(values: Sequence[float], *, resamples: int, seed: int) -> Interval:
-    """Return mean, median and the 95 % percentile bootstrap interval of the mean; with one value it has no width."""
-    data = np.asarray(values, dtype=float)
-    low = high = float(data.mean())
-    if len(data) > 1 and np.ptp(data) > 0:
-        rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
-        ends = bootstrap((data,), np.mean, n_resamples=resamples, method="percentile", rng=rng).confidence_interval
-        low, high = float(ends.low), float(ends.high)
-    return Interval(mean=float(data.mean()), median=float(np.median(data)), low=low, high=high, n=len(data))
+def summarise(
+    findings: Sequence[FindingResult], *, resamples: int, seed: int, who: str = "The adversary", things: str = "images"
+) -> list[AttackSummary]:
+    """Return one summary for each attack on each federation, in the order of the findings.
 
+    A summary that is "not demonstrated" has no control yet: see :func:`fedaudit.evaluation.controls.with_controls`.
 
-def paired_interval(differences: Sequence[float]) -> Interval:
-    """Return mean, median and the 95 % Student interval of the mean of paired differences.
-
-    Not the bootstrap's, which is too narrow for the handful of images that an audit often has.
+    Args:
+        findings: of the audit.
+        resamples: of the bootstrap.
+        seed: of that.
+        who: the adversary, as a sentence begins with it.
+        things: the examples, in the plural.
     """
-    data = np.asarray(differences, dtype=float)
-    low = high = float(data.mean())
-    if len(data) > 1 and np.ptp(data) > 0:
-        ends = ttest_1samp(data, 0.0).confidence_interval(0.95)
-        low, high = float(ends.low), float(ends.high)
-    return Interval(mean=float(data.mean()), median=float(np.median(data)), low=low, high=high, n=len(data))
-
-
-def summarise(findings: Sequence[FindingResult], *, resamples: int, seed: int) -> list[AttackSummary]:
-    """Return one summary for each attack on each federation, in the order of the findings."""
     rows = []
-    for (federation, attack), group in _grouped(findings).items():
+    for (federation, attack), group in grouped(findings).items():
         images = [image for finding in group for image in finding.images]
         done = [f for f in group if f.status == "done"]
         kind = next((f.kind for f in done if f.kind), "images")
@@ -91,15 +62,19 @@ def summarise(findings: Sequence[FindingResult], *, resamples: int, seed: int) -
             text = f"{attack} could not be run: {group[0].reason}"
             rows.append(AttackSummary(verdict="not applicable", verdict_text=text, **common))
             continue
-        verdict, text = FINDING_TYPES[kind].verdict(done)
+        found = Judgement(*FINDING_TYPES[kind].verdict(done))
+        words = {"{who}": who, "{things}": things, "{question}": FINDING_TYPES[kind].question}
 
         def over(values: Sequence[float]) -> Interval | None:
             return interval(values, resamples=resamples, seed=seed) if values else None
 
         rows.append(
             AttackSummary(
-                verdict=verdict,
-                verdict_text=text,
+                verdict=found.verdict,
+                verdict_text=found.text,
+                headline=_filled(found.headline, words),
+                evidence=found.evidence,
+                advice=[found.advice] if found.advice else [],
                 kind=kind,
                 metrics=_metric_summaries(done, over),
                 timing=Timing(seconds=sum(f.timing.seconds for f in done if f.timing)),
@@ -108,6 +83,13 @@ def summarise(findings: Sequence[FindingResult], *, resamples: int, seed: int) -
             )
         )
     return rows
+
+
+def _filled(text: str, words: dict[str, str]) -> str:
+    for _ in range(2):  # a question has words to fill in, too
+        for key, value in words.items():
+            text = text.replace(key, value)
+    return text
 
 
 def _over_images(images: Sequence[ImageResult], done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
@@ -131,7 +113,7 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
     for name in dict.fromkeys(m.name for f in done for m in f.metrics):
         found = [m for f in done for m in f.metrics if m.name == name]
         known = metric(name)
-        mean = over([m.value for m in found])
+        mean = pooled(found) or over([m.value for m in found])
         assert mean is not None  # there is one value at least
         rows.append(
             MetricSummary(
@@ -146,12 +128,14 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
     return rows
 
 
-def compare(findings: Sequence[FindingResult]) -> list[Comparison]:
+def compare(findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]) -> list[Comparison]:
     """Return the paired comparisons of all pairs of attacks that ran on the same images, updates or clients.
 
     By PSNR for images, by the first metric of their kind for other findings. Undecided where the 95 % interval of the
-    mean difference holds zero, or where there are fewer than two pairs.
+    mean difference holds zero, or where there are fewer than two pairs; meaningless where neither attack found
+    anything: then the difference is one between two ways to fail.
     """
+    verdicts = {(s.federation, s.attack): s.verdict for s in summaries}
     rows = []
     for federation in dict.fromkeys(f.federation for f in findings):
         scores: dict[str, dict[str, dict[Any, float]]] = {}
@@ -173,6 +157,12 @@ def compare(findings: Sequence[FindingResult]) -> list[Comparison]:
                 difference = paired_interval([by_attack[a][k] - by_attack[b][k] for k in shared])
                 decided = difference.n >= 2 and not difference.low <= 0 <= difference.high
                 a_wins = (difference.mean > 0) == higher
+                reason = None
+                winner = a if a_wins else b
+                if not {verdicts[federation, a], verdicts[federation, b]} & set(LEAKS):
+                    reason = "neither attack found anything"
+                elif not _above_baseline(summaries, federation, winner, name):
+                    reason = "even the better one is no better than no attack at all"
                 rows.append(
                     Comparison(
                         federation=federation,
@@ -181,63 +171,32 @@ def compare(findings: Sequence[FindingResult]) -> list[Comparison]:
                         b=b,
                         difference=difference,
                         unit=unit,
-                        outcome="undecided" if not decided else "a is better" if a_wins else "b is better",
+                        outcome="meaningless here"
+                        if reason
+                        else "undecided"
+                        if not decided
+                        else "a is better"
+                        if a_wins
+                        else "b is better",
+                        reason=reason,
                     )
                 )
     return rows
 
 
-def check_limits(limits: dict[str, float]) -> None:
-    """Refuse limits for metrics that don't exist, or of which less is more leakage.
-
-    Raises:
-        BadInput: naming the ones that do.
-    """
-    if not isinstance(limits, dict):
-        raise BadInput(f"limits are a mapping of metrics to numbers, such as {{'psnr': 20}}, not {limits!r}")
-    for name, limit in limits.items():
-        if name not in limitable():
-            known = metric(name)
-            why = f"there is no limit for '{name}'" if known is None else f"of '{name}' less is more leakage"
-            raise BadInput(f"{why}; known: {', '.join(limitable())}")
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
-            raise BadInput(f"the limit for '{name}' is {limit!r}; give a number")
+def _above_baseline(summaries: Sequence[AttackSummary], federation: str, attack: str, name: str) -> bool:
+    """Return whether an attack's mean is better than what one has without it; True where that isn't known."""
+    summary = next(s for s in summaries if (s.federation, s.attack) == (federation, attack))
+    if name == "psnr":
+        return summary.psnr is None or summary.psnr_mean_image is None or summary.psnr.mean > summary.psnr_mean_image
+    found = next(m for m in summary.metrics if m.name == name)
+    if found.baseline is None:
+        return True
+    return (found.value.mean > found.baseline.mean) == found.higher_is_better
 
 
-def check_thresholds(
-    limits: dict[str, float], findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]
-) -> list[Threshold]:
-    """Compare the highest value of every limited metric with its limit; see :func:`limitable`."""
-    rows = []
-    for name, limit in limits.items():
-        worst, where = max(_limited(name, findings, summaries), default=(None, None))
-        exceeded = worst is not None and worst > limit
-        rows.append(Threshold(metric=name, limit=limit, worst=worst, where=where, exceeded=exceeded))
-    return rows
-
-
-def _limited(
-    name: str, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]
-) -> list[tuple[float, str]]:
-    """Return every value of the metric ``name`` with where it was met: of images, and of whatever else has it.
-
-    Labels that the adversary was given weren't recovered by anything.
-    """
-    values = [(m.value, f"{f.attack} on {f.federation}") for f in findings for m in f.metrics if m.name == name]
-    if name in ("psnr", "ssim"):
-        values += [(getattr(i, name), f"{f.attack} on {f.federation}") for f in findings for i in f.images]
-    elif name == "identification_rate":
-        rates = [(s.identification_rate, f"{s.attack} on {s.federation}") for s in summaries]
-        values += [(rate, where) for rate, where in rates if rate is not None]
-    elif name == "label_accuracy":
-        with_images = [f for f in findings if f.images and f.label_source != "given"]
-        for (federation, attack), group in _grouped(with_images).items():
-            right = [f.label_accuracy for f in group if f.label_accuracy is not None]
-            values += [(sum(right) / len(right), f"{attack} on {federation}")] if right else []
-    return values
-
-
-def _grouped(findings: Sequence[FindingResult]) -> dict[tuple[str, str], list[FindingResult]]:
+def grouped(findings: Sequence[FindingResult]) -> dict[tuple[str, str], list[FindingResult]]:
+    """Return the findings by federation and attack."""
     groups: dict[tuple[str, str], list[FindingResult]] = {}
     for finding in findings:
         groups.setdefault((finding.federation, finding.attack), []).append(finding)

@@ -64,6 +64,7 @@ def simulate(
     report: Callable[[float], None] | None = None,
     checkpoint: Checkpoint | None = None,
     workers: int = 1,
+    say: Callable[[str], None] | None = None,
 ) -> Recording:
     """Run the federation's rounds and return what travelled, the truth that belongs to it, and how it went.
 
@@ -74,6 +75,7 @@ def simulate(
         report: called with the updates made so far.
         checkpoint: where a simulation that is killed goes on from.
         workers: processes for the clients of a round, where rounds are so long that it pays.
+        say: called with a line if it goes on from a checkpoint.
 
     Raises:
         BadInput: a client's training or a rule fails on what the rounds bring.
@@ -125,6 +127,8 @@ def simulate(
             part.load_state_dict(saved["parts"][name])
         vars(history).update(saved["course"])
         rounds, rows = unpack(saved["rounds"]), saved["rows"]
+        if say:
+            say(f"resuming: {begin} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint.path}")
     seconds = 0.0  # of the last round in this process
 
     def tell(before: int, steps: int) -> None:

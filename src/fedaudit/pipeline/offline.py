@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
@@ -14,10 +15,12 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedaudit.attacks import Finding, ImageFinding, make_attack
+from fedaudit.evaluation import Limits
 from fedaudit.examples import ExampleKind
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs
+from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
 from fedaudit.pipeline.trials import Trial
@@ -41,10 +44,12 @@ def attack_transcript(
     out: Path | None,
     workers: int,
     truth: Path | Truth | None,
-    limits: dict[str, float],
+    limits: Limits,
+    controls: bool = True,
     display: Display,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    overwrite: bool = False,
 ) -> Audit | list[Finding | NotApplicable]:
     """Run attacks on a transcript; where there is no ground truth, write what was recovered to ``out``.
 
@@ -57,9 +62,11 @@ def attack_transcript(
         out: folder for images and findings; None writes nothing.
         workers: processes.
         truth: the ground truth or its file; None looks for the one in the transcript's folder.
-        limits: metric to limit.
+        limits: what the audit must keep.
+        controls: whether attacks that find nothing get a positive control.
         display: shows progress.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
+        overwrite: whether another audit's results in ``out`` may go.
 
     Returns:
         The evaluated audit; without ground truth, for each run of an attack what it recovered or why it couldn't.
@@ -91,18 +98,29 @@ def attack_transcript(
     if truth is None and isinstance(source, Path) and (source / FILE).exists():
         truth = source / FILE
     if limits and truth is None:
-        raise BadInput("--fail-above needs the ground truth to evaluate by, and there is none beside the transcript")
+        raise BadInput(
+            "--fail-above and --fail-on need the ground truth to evaluate by, and there is none beside the transcript"
+        )
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         recorded = _open_truth(truth, transcript)[1].seed
         seed = recorded if seed is None else seed
+    complete = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
+    request = {
+        "transcript": transcript.fingerprint(),
+        "attacks": [spec.model_dump(mode="json") for spec in complete],
+        "threat": adversary.model_dump(mode="json"),
+        "seed": seed or 0,
+        "device": device,
+    }
+    another = out is not None and holds_another(out, request, overwrite=overwrite)
     planned = plan([transcript], attacks, adversary, seed=seed or 0, device=device)
     trials = run_attacks(planned, workers=workers, store=out / "findings" if out else None, display=display)
     if truth is None:
         if out:
+            _make_room(out, another, request)
             _save_findings(out, trials)
         return [trial.outcome for trial in trials if trial.outcome is not None]
     loaded, scenario, data, model_record = _open_truth(truth, transcript)
-    complete = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
     name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
     attacked = scenario.model_copy(
         update={
@@ -113,27 +131,41 @@ def attack_transcript(
             "other_defences": [],
             "device": device,
             "evaluation": scenario.evaluation.model_copy(
-                update={"updates": None, "clients": None, "federations": None}
+                update={"updates": None, "clients": None, "federations": None, "controls": controls}
             ),
         }
     )
-    flags = [f"--attack {name}" for name in names] + [f"--set {key}={value}" for key, value in given[0].items()]
+    flags = [f"--attack {name}" for name in names]
+    flags += [
+        f"--set {shlex.quote(f'attacks.{name}.{key}={json.dumps(value, default=str)}')}"
+        for name, settings in zip(names, given, strict=True)
+        for key, value in settings.items()
+    ]
     flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     recording = Recording(transcript, loaded)
     check_public_examples([recording], attacks)
-    return assess(
+    assessed = assess(
         ResolvedScenario(attacked, attacks, data, model_record),
         [recording],
         trials,
         limits=limits,
         workers=workers,
         started=started,
-        repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}"
-        if all(settings == given[0] for settings in given)  # the command has one set of them for all attacks
-        else "fedaudit.attack('TRANSCRIPT', attacks=[…], out='DIR', …) from Python, with the same settings",
+        store=out / "findings" if out else None,
+        display=display,
+        repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
     )
+    if out:
+        _make_room(out, another, request)
+    return assessed
+
+
+def _make_room(out: Path, another: bool, request: dict[str, Any]) -> None:
+    if another:
+        clear(out)
+    save_request(out, request)
 
 
 def _threat(values: dict[str, Any]) -> ThreatModel:

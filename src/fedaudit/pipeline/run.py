@@ -18,18 +18,21 @@ from torch import Tensor, nn
 from fedaudit.attacks import ATTACKS, Attack, Finding
 from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.data import DATASETS, Dataset
-from fedaudit.evaluation import check_thresholds, compare, entry, evaluate, summarise, verdict_rules
+from fedaudit.evaluation import Limits, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.image_metrics import lpips_missing
-from fedaudit.examples import save_png
+from fedaudit.examples import example_kind, save_png
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
+from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
 from fedaudit.pipeline.describe import federation_record
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
+from fedaudit.pipeline.replay import CONTRADICTED, replay_error
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import (
     AdversaryRecord,
     AttackRecord,
+    AttackSummary,
     AuditResult,
     FindingResult,
     Timing,
@@ -110,7 +113,7 @@ def run_audit(
     loss: Loss | None = None,
     workers: int = 1,
     store: Path | None = None,
-    limits: dict[str, float] | None = None,
+    limits: Limits | None = None,
     display: Display | None = None,
 ) -> Audit:
     """Simulate the federations of ``scenario``, attack what the adversary sees, and evaluate.
@@ -121,7 +124,7 @@ def run_audit(
         dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
         workers: processes for the simulation and the attacks.
         store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
-        limits: metric to the value above which the audit counts as failed.
+        limits: what the audit must keep.
         display: shows progress.
 
     Raises:
@@ -142,7 +145,9 @@ def run_audit(
         device=resolved.scenario.device,
     )
     trials = run_attacks(planned, workers=workers, store=store, display=display)
-    audit = assess(resolved, recordings, trials, limits=limits or {}, workers=workers, started=started)
+    audit = assess(
+        resolved, recordings, trials, limits=limits, workers=workers, started=started, store=store, display=display
+    )
     if store:
         for federation in resolved.federations:
             simulation_checkpoint(store, federation.name).remove()
@@ -184,7 +189,7 @@ def record(
             continue
         report = display.stage(f"federation {name}", spec.rounds * (spec.clients_per_round or spec.clients))
         checkpoint = simulation_checkpoint(store, name) if store else None
-        made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers)
+        made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
         recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=about)))
     return recordings
 
@@ -248,8 +253,9 @@ def run_attacks(
 ) -> list[Trial]:
     """Run those of ``trials`` that have no outcome yet, and show how far they are; return all in order."""
     todo = [trial for trial in trials if trial.outcome is None]
-    report = (display or Quiet()).stage(f"{len(todo)} attacks", sum(trial.work for trial in todo))
-    return run_trials(trials, workers=workers, store=store, report=report)
+    display = display or Quiet()
+    report = display.stage(f"{len(todo)} attacks", sum(trial.work for trial in todo))
+    return run_trials(trials, workers=workers, store=store, report=report, say=display.say)
 
 
 def assess(
@@ -257,12 +263,14 @@ def assess(
     recordings: Sequence[Recording],
     trials: Sequence[Trial],
     *,
-    limits: dict[str, float] | None = None,
+    limits: Limits | None = None,
     workers: int,
     started: float,
     repeat: str | None = None,
+    store: Path | None = None,
+    display: Display | None = None,
 ) -> Audit:
-    """Open the truth, now that every attack has been run, and evaluate."""
+    """Open the truth, now that every attack has been run; evaluate, and run the positive controls."""
     scenario, attacks = resolved.scenario, resolved.attacks
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
@@ -275,9 +283,31 @@ def assess(
         evaluated = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
         findings.append(evaluated.result)
         image_files |= evaluated.image_files
-    resamples = scenario.evaluation.bootstrap
-    summaries = summarise(findings, resamples=resamples, seed=scenario.seed)
-    knows, does_not_know = scenario.threat.knowledge()
+    adversary = _adversary(scenario)
+    things = example_kind(resolved.data.kind or "image").plural
+    summaries = summarise(
+        findings, resamples=scenario.evaluation.bootstrap, seed=scenario.seed, who=adversary.who, things=things
+    )
+    controls: Controls | None = None
+    if scenario.evaluation.controls:
+        controls = run_controls(
+            summaries,
+            findings,
+            attacks,
+            recordings,
+            [name for name, spec, defences in scenario.runs() if defences.label == "none"],
+            scenario.threat,
+            seed=scenario.seed,
+            device=scenario.device,
+            workers=workers,
+            store=store,
+            display=display,
+        )
+        image_files |= controls.image_files
+    replayed = {r.transcript.name: replay_error(r) for r in recordings if r.history is None}
+    wrong = {name: error for name, error in replayed.items() if error is not None and error > CONTRADICTED}
+    summaries = with_controls(summaries, controls, who=adversary.who, things=things, contradicted=wrong)
+    summaries = [_with_cautions(summary, attacks, findings) for summary in summaries]
     lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)
     result = AuditResult(
         fedaudit_version=__version__,
@@ -285,23 +315,23 @@ def assess(
         scenario=scenario.model_dump(mode="json"),
         data=resolved.data,
         model=resolved.model,
-        adversary=AdversaryRecord(
-            adversary=scenario.threat.adversary,
-            summary=scenario.threat.summary,
-            knows=knows,
-            does_not_know=does_not_know,
-            acts=scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations),
-        ),
-        federations=[federation_record(r.transcript, r.history, scenario) for r in recordings],
+        adversary=adversary,
+        federations=[
+            federation_record(r.transcript, r.history, scenario).model_copy(
+                update={"replay_error": replayed.get(r.transcript.name)}
+            )
+            for r in recordings
+        ],
         attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
         findings=findings,
         summaries=summaries,
-        comparisons=compare(findings),
+        comparisons=compare(findings, summaries),
+        controls=controls.results if controls else [],
         verdict_rules=verdict_rules(findings),
         not_tested=_not_tested(scenario, attacks),
         lpips_missing=None if lpips_used else lpips_missing(),
         repeat=repeat or _how_to_repeat(scenario),
-        thresholds=check_thresholds(limits or {}, findings, summaries),
+        thresholds=check_limits(limits or Limits(), findings, summaries),
         environment=environment(scenario.device),
         timing=Timing(
             seconds=time.time() - started,
@@ -310,6 +340,27 @@ def assess(
         ),
     )
     return Audit(result, image_files, scenario.to_yaml())
+
+
+def _adversary(scenario: Scenario) -> AdversaryRecord:
+    knows, does_not_know = scenario.threat.knowledge()
+    return AdversaryRecord(
+        adversary=scenario.threat.adversary,
+        summary=scenario.threat.summary,
+        knows=knows,
+        does_not_know=does_not_know,
+        acts=scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations),
+    )
+
+
+def _with_cautions(
+    summary: AttackSummary, attacks: Sequence[Attack], findings: Sequence[FindingResult]
+) -> AttackSummary:
+    if summary.verdict not in ("identifiable", "inconclusive", "not demonstrated"):
+        return summary
+    attack = next(a for a in attacks if a.name == summary.attack)
+    own = [f for f in findings if (f.federation, f.attack) == (summary.federation, summary.attack)]
+    return summary.model_copy(update={"cautions": cautions(attack, own)})
 
 
 def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:

@@ -128,7 +128,10 @@ def train_generator(
     run = _Run(spec, plan, images, key)
     resume = out.with_name(f"{out.name}.resume")
     run.load(resume)
-    report = (display or Quiet()).stage(f"training a generator ({plan.objective})", plan.steps)
+    display = display or Quiet()
+    if run.done:
+        display.say(f"resuming: {run.done} of {plan.steps} steps kept in {resume}")
+    report = display.stage(f"training a generator ({plan.objective})", plan.steps)
     while run.done < plan.steps:
         run.step()
         report(run.done)

@@ -96,6 +96,7 @@ def run_trials(
     workers: int = 1,
     store: Path | None = None,
     report: Callable[[float], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[Trial]:
     """Run all trials that have no outcome yet; return all with theirs, in order, whatever the number of workers.
 
@@ -104,6 +105,7 @@ def run_trials(
         workers: processes; 1 means this one.
         store: folder where findings are kept as soon as they are made; those that are there already are not made again.
         report: called with the work done so far, of the sum of these trials' ``work``.
+        say: called with a line if findings that are kept in ``store`` are used.
 
     Raises:
         FedAuditError: a trial's worker died twice; the other trials were finished and are kept in ``store``.
@@ -119,6 +121,9 @@ def run_trials(
     if report:
         report(done)
     todo = [i for i, outcome in enumerate(outcomes) if outcome is None]
+    wanted = sum(trial.outcome is None for trial in trials)
+    if say and len(todo) < wanted:
+        say(f"resuming: {wanted - len(todo)} of {wanted} attacks kept in {store}")
     if store and todo:
         _make_folder(store)
     if workers <= 1 or len(todo) <= 1:

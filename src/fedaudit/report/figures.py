@@ -23,6 +23,9 @@ Quantity = Literal["objective", "psnr"]
 
 AXIS_LABELS: dict[Quantity, str] = {"objective": "objective (no unit)", "psnr": "mean PSNR (dB)"}
 
+LEAST_DB = 2.0  # the least span of an axis of PSNR
+LEAST_SHARE = 0.1  # and of a share
+
 _COLOURS = 6
 _INK, _MUTED, _GRID, _PAPER = "#fe0001", "#fe0002", "#fe0003", "#fe0004"
 _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--rule", _PAPER: "--paper"} | {
@@ -158,6 +161,8 @@ def draw_curves(series: list[Series], quantity: Quantity) -> Figure:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
+        if quantity == "psnr":
+            axes.set_ylim(*limits(values, LEAST_DB))
         axes.set_xlabel("iterations")
         axes.set_ylabel(AXIS_LABELS[quantity])
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -181,6 +186,9 @@ def draw_spread(rows: list[Spread]) -> Figure:
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
+        axes.set_xlim(
+            *limits([v for r in rows for v in [*r.psnr, r.low, r.high, r.baseline] if v is not None], LEAST_DB)
+        )
         axes.set_xlabel("PSNR (dB)")
         axes.xaxis.set_major_locator(MaxNLocator(6))
     return figure
@@ -199,13 +207,31 @@ def draw_chart(chart: Chart, names: list[str]) -> Figure:
             else:
                 every = max(1, math.ceil(len(line.x) / 8))
                 axes.plot(line.x, line.y, marker=marker, markevery=(style * every // 3, every), markersize=6, **look)
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-        if chart.y_label.endswith("(%)"):
-            axes.set_ylim(-4, 104)
+        if min((y for line in chart.lines for y in line.y), default=0.0) >= 0:
+            axes.set_ylim(bottom=0)
+        for label, limit in ((chart.x_label, axes.set_xlim), (chart.y_label, axes.set_ylim)):
+            if whole := 100 if label.endswith("(%)") else 1 if label.startswith("share ") else None:
+                limit(-0.04 * whole, 1.04 * whole)
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=any(max(line.x, default=0) > 1 for line in chart.lines)))
     return figure
+
+
+def limits(values: list[float], least: float, whole: float | None = None) -> tuple[float, float]:
+    """Return an axis' ends around ``values``: never nearer than ``least``, so that a small difference looks small.
+
+    With a ``whole`` the values are shares of it, and the axis leaves 0 to ``whole`` by no more than a marker's width.
+    """
+    finite = [v for v in values if math.isfinite(v)] or [0.0]
+    low, high = min(finite), max(finite)
+    margin = max(0.1 * (high - low), (least - (high - low)) / 2)
+    low, high = low - margin, high + margin
+    if whole is not None:
+        inside = 0.04 * whole
+        low, high = (-inside, max(high, least)) if low < 0 else (low, high)
+        low, high = (min(low, whole - least), whole + inside) if high > whole else (low, high)
+    return low, high
 
 
 def draw_swatch(style: int) -> Figure:

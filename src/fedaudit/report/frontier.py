@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from fedaudit.report import figures
-from fedaudit.results import AttackSummary, AuditResult, Interval
+from fedaudit.results import LEAKS, AttackSummary, AuditResult, Interval, Verdict
+
+_FIRST: tuple[Verdict, ...] = (*LEAKS, "not demonstrated", "inconclusive", "not applicable")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Scale:
     name: str
     unit: str
     higher_is_better: bool
+
+    @property
+    def is_share(self) -> bool:
+        """Whether its values lie between 0 and 1."""
+        return self.name.endswith("_accuracy") or self.name in {"recognised", "membership_auc", "membership_tpr"}
 
     @property
     def label(self) -> str:
@@ -68,6 +76,15 @@ def strength(summary: AttackSummary, by: Sequence[Scale]) -> tuple[int, float]:
         if value := one.of(summary):
             return -place, one.strength(value)
     return -len(by), 0.0
+
+
+def strongest(result: AuditResult, summaries: Sequence[AttackSummary]) -> AttackSummary | None:
+    """Return the one of the worst verdict, and of several the one that reached most; None of none.
+
+    One that won its control and found nothing comes before one that is inconclusive.
+    """
+    by = scales(result)
+    return max(summaries, key=lambda s: (-_FIRST.index(s.verdict), *strength(s, by)), default=None)
 
 
 @dataclass(frozen=True)
@@ -174,28 +191,63 @@ def _without(summaries: Sequence[AttackSummary], by: Scale) -> str:
 def draw(rows: list[Price], by: Scale) -> Figure | None:
     """Return leakage against accuracy, or against bytes where no accuracy was measured.
 
-    The area of a point grows with the bytes of an update; the bar is the 95 % interval. None for fewer than two points.
+    The area of a point grows with the bytes of an update; the bar is the 95 % interval, where there is one
+    (``barred``). None for fewer than two points.
     """
-    shown = [row for row in rows if row.leak is not None]
-    by_accuracy = all(row.accuracy is not None for row in shown)
+    shown = [(row, row.leak) for row in rows if row.leak is not None]
+    by_accuracy = all(row.accuracy is not None for row, _ in shown)
     if len(shown) < 2:
         return None
-    most = max(row.bytes for row in shown)
+    most = max(row.bytes for row, _ in shown)
+    places = [
+        (100 * row.accuracy if by_accuracy and row.accuracy is not None else row.bytes / 1000, leak.mean)
+        for row, leak in shown
+    ]
     with matplotlib.rc_context(figures._STYLE):
         figure = Figure(figsize=(figures._WIDTH / 72, 300 / 72), layout="constrained")
         axes = figure.subplots()
-        for i, row in enumerate(shown):
-            assert row.leak is not None
-            x = 100 * row.accuracy if by_accuracy and row.accuracy is not None else row.bytes / 1000
+        for i, ((row, leak), (x, y)) in enumerate(zip(shown, places, strict=True)):
             colour = f"#fe01{i % figures._COLOURS:02x}"
-            bar = [[row.leak.mean - row.leak.low], [row.leak.high - row.leak.mean]]
-            axes.errorbar([x], [row.leak.mean], yerr=bar, fmt="none", ecolor=colour, capsize=4)
-            axes.scatter([x], [row.leak.mean], s=20 + 160 * row.bytes / most, color=colour, zorder=3)
-            axes.annotate(row.federation, (x, row.leak.mean), (6, 5), textcoords="offset points", fontsize=10)
+            if _has_bar(leak):
+                axes.errorbar([x], [y], yerr=[[y - leak.low], [leak.high - y]], fmt="none", ecolor=colour, capsize=4)
+            axes.scatter([x], [y], s=20 + 160 * row.bytes / most, color=colour, zorder=3)
+        ends = [end for _, leak in shown for end in (leak.low, leak.mean, leak.high)]
+        across = [x for x, _ in places]
+        axes.set_xlim(*(figures.limits(across, 10, 100) if by_accuracy else figures.limits(across, 0.1 * max(across))))
+        if by.is_share:
+            axes.set_ylim(*figures.limits(ends, figures.LEAST_SHARE, 1))
+        else:
+            axes.set_ylim(*figures.limits(ends, figures.LEAST_DB if by.unit == "dB" else 0.1 * max(map(abs, ends))))
+        _name(axes, [(row.federation, *place) for (row, _), place in zip(shown, places, strict=True)])
         axes.set_xlabel("held-out accuracy (%)" if by_accuracy else "kilobytes an update")
         axes.set_ylabel(f"{by.label}, strongest attack")
-        axes.margins(0.15)
     return figure
+
+
+def barred(rows: list[Price]) -> bool:
+    """Return whether ``draw`` draws an interval at any point."""
+    return any(row.leak is not None and _has_bar(row.leak) for row in rows)
+
+
+def _has_bar(leak: Interval) -> bool:
+    return leak.n > 1 and leak.low < leak.high
+
+
+def _name(axes: Any, points: list[tuple[str, float, float]]) -> None:
+    """Write each point's name to its right, or its left where there is no room; of two that meet one a line lower."""
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    taken: list[tuple[bool, float, float]] = []
+    line, near = 0.055 * (top - bottom), 0.25 * (right - left)
+    for name, x, y in sorted(points, key=lambda point: -point[2]):
+        before = x > left + 0.6 * (right - left)
+        height = y
+        while any(side == before and abs(x - u) < near and abs(height - v) < line for side, u, v in taken):
+            height -= line
+        taken.append((before, x, height))
+        axes.annotate(
+            name.replace("$", r"\$"), (x, height), (-9 if before else 9, 5), textcoords="offset points", fontsize=10,
+            ha="right" if before else "left",
+        )  # fmt: skip
 
 
 def alt(rows: list[Price], by: Scale) -> str:

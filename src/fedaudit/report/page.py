@@ -11,13 +11,24 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jinja2
 import yaml
 from PIL import Image
 
 from fedaudit.examples import ExampleKind, example_kind, fitting_kind
 from fedaudit.report import figures, frontier, histories
-from fedaudit.report.wording import count, duration, number, percent, rounds_of, sentence, short, span, when
+from fedaudit.report.advice import advice, command
+from fedaudit.report.comparison import defence_tables
+from fedaudit.report.conclusion import (
+    SEVERITY,
+    UPDATES,
+    comparison_text,
+    control_text,
+    headline,
+    threshold_text,
+)
+from fedaudit.report.dress import render
+from fedaudit.report.frontier import strongest
+from fedaudit.report.wording import count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
@@ -26,9 +37,9 @@ from fedaudit.results import (
     FederationRecord,
     FindingResult,
     ImageResult,
-    Interval,
     Threshold,
     Verdict,
+    overall,
     with_images,
 )
 from fedaudit.utils.errors import BadInput, MissingData
@@ -38,18 +49,6 @@ from fedaudit.utils.image_bytes import decode, dimensions
 CHARTS = 8  # figures about single findings, a federation
 SHOWN = 16  # victims whose images are shown, a federation
 _LARGE = 24 * 1024  # bytes of a PNG above which the page carries a JPEG of it: 224-pixel photographs, mostly
-
-_SEVERITY: dict[Verdict, int] = {
-    "recognisable": 3,
-    "demonstrated": 3,
-    "partly recognisable": 2,
-    "partly demonstrated": 2,
-    "not demonstrated": 1,
-    "not applicable": 0,
-}
-_WHO = {"server": "The server", "eavesdropper": "An eavesdropper on the network", "client": "Another client"}
-_UPDATE = {"gradient": "gradient updates", "weights": "weight updates"}
-_UNITS = {"psnr": " dB"}
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,8 @@ class Chapter:
     summaries: list[AttackSummary]
     strongest: AttackSummary | None
     typical: tuple[Victim, Reconstruction] | None
+    drawn: list[tuple[str, PageImage]]
+    others: list[tuple[str, Verdict]]
     columns: list[str]
     victims: list[Victim]
     hidden: int
@@ -144,15 +145,6 @@ class Plots:
 
     drawn: list[tuple[str, str]]
     legend: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The answer, in a sentence and one more."""
-
-    title: str
-    detail: str
-    verdict: Verdict
 
 
 def write_report(result: AuditResult, folder: Path, path: Path) -> None:
@@ -178,22 +170,16 @@ def render_report(result: AuditResult, folder: Path) -> str:
         if name not in {f.name for f in result.federations}:
             raise BadInput(f"results: federation '{name}' is not among the federations; repeat the audit")
     chapters = [_chapter(result, record, images, i) for i, record in enumerate(result.federations, start=1)]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedaudit.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"num": number, "count": count, "percent": percent, "duration": duration, "when": when}
-    environment.filters |= {"sentence": sentence, "short": short, "span": span}
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
+        made_by=result.fedaudit_version,
+        severity=SEVERITY,
         result=result,
         chapters=chapters,
         headline=headline(result),
-        exceeded=[t for t in result.thresholds if t.exceeded],
-        threshold_text=threshold_text,
-        kinds=_UPDATE,
+        limits=[(t.outcome, threshold_text(t)) for t in result.thresholds],
+        controls=[(c, control_text(c), [_control_images(i, images) for i in c.images[:1]]) for c in result.controls],
+        kinds=UPDATES,
         copies=any(v.image.uri.startswith("data:image/jpeg") for c in chapters for v in c.victims),
         measured=any(s.psnr for s in result.summaries),
         identified=identified,
@@ -202,12 +188,14 @@ def render_report(result: AuditResult, folder: Path) -> str:
         others=with_images(result.summaries)[1],
         given={(f.federation, f.attack) for f in result.findings if f.label_source == "given"},
         label_of=lambda label: _label(result, label),
-        who=_who(result),
+        who=result.adversary.who,
         **_frontier(result),
+        defence_tables=defence_tables(result),
+        advice=[(item, command(result, item.change)) for item in advice(result)],
         refused=_refused(result.findings),
         notes=_notes(result.findings),
         seed=result.scenario.get("seed"),
-        command=_command(result.repeat, result.thresholds),
+        repeat=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things=_kind(result).plural,
     )
@@ -225,6 +213,7 @@ def _frontier(result: AuditResult) -> dict[str, object]:
         "price_scale": by,
         "price_order": first,
         "frontier": figures.to_svg(drawing, "frontier-", frontier.alt(rows, by)) if drawing else None,
+        "barred": frontier.barred(rows),
         "learning": _plots([learning], "accuracy") if learning else None,
         "taken": _plots(taken, "taken") if taken else None,
         "histories": [(f.name, f.course) for f in result.federations if f.course and f.course.accuracy],
@@ -242,105 +231,8 @@ def _plots(charts: list[Chart], prefix: str) -> Plots:
     return Plots(drawn, legend)
 
 
-def headline(result: AuditResult) -> Headline:
-    """Return the answer to 'what leaks, to whom, how badly', drawn from the verdicts of all attacks."""
-    who, things = _who(result), _kind(result).plural
-    ran = [s for s in result.summaries if s.verdict != "not applicable"]
-    if not ran:
-        detail = (
-            "Every attack was refused before it began; the reasons are listed under “What was not tested”."
-            if result.summaries
-            else "The scenario named no attack, or nothing was observed."
-        )
-        return Headline("No attack could be run, so this audit gives no answer.", detail, "not applicable")
-    worst = strongest(result, ran)
-    assert worst is not None  # one ran
-    titles: dict[Verdict, str] = {
-        "recognisable": f"{who} can reconstruct training {things} well enough to recognise them.",
-        "partly recognisable": f"{who} can reconstruct training {things} in part.",
-        "not demonstrated": f"{who} could not reconstruct recognisable training {things} with the attacks run here.",
-    }
-    if worst.metrics:
-        titles[worst.verdict] = f"{who} attacked with {worst.attack}: {worst.verdict_text}."
-    kinds = {f.name: f"{_UPDATE[f.update_kind]} ({f.name})" for f in result.federations}
-    detail = _strongest(worst, kinds[worst.federation])
-    others = {f: strongest(result, [s for s in ran if s.federation == f]) for f in kinds}
-    rest = [f"from {kinds[f]}: {s.verdict}" for f, s in others.items() if s and f != worst.federation]
-    if rest:
-        text = "; ".join(rest)
-        detail += f" {text[0].upper()}{text[1:]}."
-    if worst.verdict == "not demonstrated":
-        detail += " That is no proof of safety: see “What was not tested”."
-    return Headline(titles[worst.verdict], detail, worst.verdict)
-
-
-def comparison_text(comparison: Comparison) -> str:
-    """Return a paired comparison as a sentence, always counted in favour of the first attack that it names."""
-    d, unit = comparison.difference, f" {comparison.unit}".rstrip()
-    image_files = comparison.metric == "psnr"
-    signed = _signed if image_files else _signed_short
-    better = "recovers better images" if image_files else f"does better by {comparison.metric.replace('_', ' ')}"
-    if comparison.outcome == "b is better":
-        d = Interval(mean=-d.mean, median=-d.median, low=-d.high, high=-d.low, n=d.n)
-    told = f"{signed(d.mean)}{unit}{d.span(signed)}, n = {count(d.n)}"
-    if comparison.outcome == "b is better":
-        return f"{comparison.b} {better} than {comparison.a}: {told}"
-    if comparison.outcome == "a is better":
-        return f"{comparison.a} {better} than {comparison.b}: {told}"
-    return f"{comparison.a} and {comparison.b} cannot be told apart: {told}"
-
-
-def threshold_text(threshold: Threshold) -> str:
-    """Return a threshold and what was met, in words."""
-    unit = _UNITS.get(threshold.metric, "")
-    short = threshold.metric in {"psnr", "ssim", "mse", "lpips"}
-    name = threshold.metric.upper() if short else threshold.metric.replace("_", " ").capitalize()
-    limit = f"the limit of {threshold.limit:g}{unit}"
-    if threshold.worst is None:
-        return f"{name}: not measured, against {limit}"
-    where = f" ({threshold.where})" if threshold.where else ""
-    verb = "breaks" if threshold.exceeded else "keeps within"
-    return f"{name} of {number(threshold.worst, 2)}{unit}{where} {verb} {limit}"
-
-
-def _signed_short(value: float) -> str:
-    text = short(value)
-    return text if text.startswith(("−", "–")) else f"+{text}"
-
-
-def _signed(value: float) -> str:
-    text = number(value, 1)
-    return text if text.startswith(("−", "–")) else f"+{text}"
-
-
-def strongest(result: AuditResult, summaries: list[AttackSummary]) -> AttackSummary | None:
-    """Return the one of the worst verdict, and of several the one that reached most; None of none."""
-    by = frontier.scales(result)
-    return max(summaries, key=lambda s: (_SEVERITY[s.verdict], *frontier.strength(s, by)), default=None)
-
-
 def _kind(result: AuditResult) -> ExampleKind:
     return example_kind(result.data.kind) if result.data.kind else fitting_kind(tuple(result.data.input_shape))
-
-
-def _who(result: AuditResult) -> str:
-    return _WHO.get(result.adversary.adversary, f"The adversary ({result.adversary.adversary})")
-
-
-def _strongest(summary: AttackSummary, federation: str) -> str:
-    parts = []
-    if summary.identification_rate is not None:
-        hits = round(summary.identification_rate * summary.images)
-        parts.append(f"identified {count(hits)} of {count(summary.images)} victims")
-    if summary.psnr:
-        parts.append(f"reached a mean PSNR of {number(summary.psnr.mean, 1)} dB")
-    if summary.metrics:
-        first = summary.metrics[0]
-        without = f" (without the attack: {short(first.baseline.mean)})" if first.baseline else ""
-        parts.append(f"reached “{first.name.replace('_', ' ')}” {short(first.value.mean)}{without}")
-    if not parts:
-        return f"The strongest attack was {summary.attack} on {federation}."
-    return f"The strongest attack, {summary.attack} on {federation}, {' and '.join(parts)}."
 
 
 def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader, index: int) -> Chapter:
@@ -371,6 +263,8 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         record=record,
         summaries=summaries,
         strongest=best,
+        drawn=_drawn(best, findings, images),
+        others=_others(best, summaries),
         typical=reconstructions[(len(reconstructions) - 1) // 2] if reconstructions else None,
         columns=columns,
         victims=victims[:SHOWN],
@@ -389,6 +283,20 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         chart_lines=plots.legend,
         more_charts=max(0, len(charts) - CHARTS),
     )
+
+
+def _drawn(
+    best: AttackSummary | None, findings: list[FindingResult], images: ImageReader
+) -> list[tuple[str, PageImage]]:
+    """Return what a malicious client generated last, beside real images of the class, for the federation's card."""
+    sheets = next((f.sheets for f in findings if best and f.attack == best.attack and f.sheets), [])
+    return [(s.title, images[s.path]) for s in ([sheets[0], sheets[-1]] if len(sheets) > 1 else sheets)]
+
+
+def _others(best: AttackSummary | None, summaries: list[AttackSummary]) -> list[tuple[str, Verdict]]:
+    """Return what else was attacked in the federation, with its verdict."""
+    kinds = dict.fromkeys(s.kind for s in summaries if s.kind and best and s.kind != best.kind)
+    return [(kind.replace("-", " "), overall([s for s in summaries if s.kind == kind])) for kind in kinds if kind]
 
 
 def _chart_alt(chart: Chart) -> str:
@@ -458,6 +366,10 @@ def _spread_alt(rows: list[figures.Spread]) -> str:
     return f"PSNR of every image by attack: {'; '.join(lines)}."
 
 
+def _control_images(image: ImageResult, images: ImageReader) -> tuple[PageImage, PageImage]:
+    return images[image.true_image], images[image.reconstruction]
+
+
 def _refused(findings: list[FindingResult]) -> list[tuple[str, str, str]]:
     refused = [(f.attack, f.federation, f.reason or "no reason given") for f in findings if f.status != "done"]
     return list(dict.fromkeys(refused))
@@ -469,7 +381,10 @@ def _notes(findings: list[FindingResult]) -> list[tuple[str, int]]:
 
 
 def _command(repeat: str, thresholds: list[Threshold]) -> str:
-    limits = [f" --fail-above {shlex.quote(f'{t.metric}={t.limit:g}')}" for t in thresholds]
+    limits = [
+        f" --fail-on {t.verdict}" if t.limit is None else f" --fail-above {shlex.quote(f'{t.metric}={t.limit:g}')}"
+        for t in thresholds
+    ]
     return repeat + "".join(limits)
 
 

@@ -1,18 +1,33 @@
-"""A finished audit as a table on the terminal."""
+"""A finished audit on the terminal: the report's sentences, a table, and what to do next."""
 
 from __future__ import annotations
+
+import shlex
+import textwrap
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
+from fedaudit.report.comparison import DefenceTable, defence_tables
+from fedaudit.report.conclusion import comparison_text, control_text, headline, threshold_text
 from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
+_WIDEST_HEAD = 14  # letters, of a column of numbers
+_NOTHING = ("not demonstrated", "inconclusive", "not applicable")
+
 
 def print_summary(result: AuditResult) -> None:
-    """Print a row per attack and federation; another table for findings that aren't images."""
+    """Print the report's headline, a row per attack and federation, and another table for what isn't images."""
     console = wide_console()
+    said = headline(result)
+    console.print(f"[bold]{escape(said.title)}[/]", highlight=False)
+    for line in (said.tested, said.detail, *(f"Caution: {caution}." for caution in said.cautions)):
+        if line:
+            console.print(escape(line), highlight=False)
+    console.print()
     title = escape(f"{result.name}: {result.adversary.adversary}")
     images, others = with_images(result.summaries)
     if images or not others:
@@ -44,7 +59,11 @@ def print_summary(result: AuditResult) -> None:
                 baseline = f"{m.baseline.mean:.3g}" if m.baseline else "-"
                 table.add_row(*first, name, value, baseline, str(m.value.n))
         console.print(table)
-    if worth_comparing(result):
+    tables = defence_tables(result)
+    for one in tables:
+        console.print(_defences(one))
+        print(one.recommendation)
+    if worth_comparing(result) and not tables:
         console.print(_price(result))
     for f in result.federations:
         if f.course and f.course.stopped is not None:
@@ -52,11 +71,42 @@ def print_summary(result: AuditResult) -> None:
             print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds ran, then {why}")
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
-            print(row.verdict_text)
+            print(f"{row.attack} on {row.federation}: {row.verdict_text}")
     for c in result.comparisons:
-        d, unit, digits = c.difference, f" {c.unit}".rstrip(), "+.2f" if c.metric == "psnr" else "+.3g"
-        span = f"{d.mean:{digits}}{unit}{d.span(f'{{:{digits}}}'.format)}"
-        print(f"{c.federation}: {c.a} - {c.b}: {span}, n = {d.n}: {c.outcome}")
+        print(f"{c.federation}: {comparison_text(c)}")
+    for control in result.controls:
+        print(f"control: {control_text(control)}")
+    for summary in result.summaries:
+        for advice in summary.advice:
+            print(f"{summary.attack} on {summary.federation}: {summary.verdict}; {advice}")
+    for threshold in result.thresholds:
+        print(threshold_text(threshold))
+
+
+def next_step(result: AuditResult, report: Path) -> str:
+    """Return what to do next in a line: open ``report`` and, where something leaked, see which defences help."""
+    text = f"next: open {report}"
+    known = "fedaudit audit scenario.yaml --out DIR"  # a user's own parts, or a transcript, aren't repeated so
+    defended = any((f.aggregator, f.sanitiser) != ("mean", "none") for f in result.federations)
+    if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(known):
+        return text
+    folder = report.parent if report.parent.name not in ("", "..") else report.parent.resolve()
+    scenario, out = shlex.quote(str(folder / "scenario.yaml")), shlex.quote(f"{folder}-what-if")
+    command = f"fedaudit audit {scenario} --what-if --out {out}{result.repeat.removeprefix(known)}"
+    return f"{text}; which defence helps, and at what price: {command}"
+
+
+def _defences(table: DefenceTable) -> Table:
+    """Return what each defence of a federation still leaks, and what it costs."""
+    shown = _table(
+        f"{table.federation}: which defence, at what price",
+        ["defence", "verdict", "still leaks [95 %]", "accuracy", "accuracy lost", "an update", "odds change at most"],
+        [],
+    )
+    for row in table.rows:
+        odds = row.guarantee.rsplit("at most ", 1)[-1] if row.guarantee != "none" else "no bound"
+        shown.add_row(row.federation, row.verdict, row.leak, row.accuracy, row.lost, row.bytes, odds)
+    return shown
 
 
 def _price(result: AuditResult) -> Table:
@@ -90,10 +140,10 @@ def _price(result: AuditResult) -> Table:
 
 def _table(title: str, left: list[str], right: list[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-    for column in left:
-        table.add_column(column, no_wrap=True)
+    for column in left:  # where a terminal is too narrow names go on in the next line, and no number is cut
+        table.add_column(column, overflow="fold")
     for column in right:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(textwrap.fill(column, _WIDEST_HEAD), justify="right", no_wrap=True)
     return table
 
 

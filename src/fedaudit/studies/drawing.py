@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 import csv
 import io
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-import jinja2
+import numpy as np
 
+from fedaudit.report.dress import render
+from fedaudit.report.figures import LEAST_DB, limits
 from fedaudit.results import Interval
-from fedaudit.studies.analysis import Analysis, Cell
-from fedaudit.studies.spec import IMAGE_METRICS, measure
+from fedaudit.studies.analysis import Analysis, Cell, Outcome
+from fedaudit.studies.spec import IMAGE_METRICS, builtin_studies, measure
 from fedaudit.utils.errors import BadInput
 
 _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"}
@@ -20,7 +24,7 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0
     "bytes_sent": 0,
 }
 _ROW = 70  # characters that fit under a figure side by side
-_TEMPLATES = Path(__file__).parent / "templates"
+_LEVEL: dict[Outcome, int] = {"holds": 1, "undecided": 2, "doesn't hold": 3, "not measured": 0}  # colours of the page
 
 
 def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
@@ -32,14 +36,15 @@ def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
         BadInput: the folder can't be written.
     """
     drawn = figure(analysis)
+    points = frontier(analysis)
     contents = {
         f"result{suffix}.md": markdown(analysis).encode(),
         f"result{suffix}.csv": table_csv(analysis).encode(),
-        f"result{suffix}.html": page(analysis, drawn).encode(),
+        f"result{suffix}.html": page(analysis, drawn, points, suffix).encode(),
     }
     if drawn:
         contents[f"figure{suffix}.png"] = drawn
-    if points := frontier(analysis):
+    if points:
         contents[f"frontier{suffix}.png"] = points
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,6 +150,7 @@ def figure(analysis: Analysis) -> bytes | None:
         plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
     axes.set_xlabel(analysis.study.columns)
     axes.set_ylabel(unit_of(analysis.study.metric))
+    _widen(axes, analysis.study.metric)
     axes.grid(axis="y", alpha=0.3)
     if len(rows) > 1 or any(cell and cell.published is not None for _, cells in rows for cell in cells):
         axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
@@ -183,6 +189,9 @@ def frontier(analysis: Analysis) -> bytes | None:
     axes.set_xlabel("held-out accuracy, %; the area of a point grows with the bytes of an update")
     axes.set_ylabel(unit_of(analysis.study.metric))
     axes.margins(0.15)
+    if np.ptp(axes.get_xlim()) < 10:
+        axes.set_xlim(*limits([100 * accuracy.mean for _, _, accuracy, _ in points], 10, 100))
+    _widen(axes, analysis.study.metric)
     axes.grid(alpha=0.3)
     out = io.BytesIO()
     drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
@@ -190,23 +199,43 @@ def frontier(analysis: Analysis) -> bytes | None:
     return out.getvalue()
 
 
-def page(analysis: Analysis, drawn: bytes | None) -> str:
-    """Return one self-contained HTML page."""
-    name = analysis.study.metric
+def _widen(axes: Any, metric: str) -> None:
+    """Show no less than 2 dB on an axis of PSNR: a difference of a hundredth mustn't look like one."""
+    if metric == "psnr" and np.ptp(axes.get_ylim()) < LEAST_DB:
+        axes.set_ylim(*limits(list(axes.get_ylim()), LEAST_DB))
+
+
+def page(analysis: Analysis, drawn: bytes | None, points: bytes | None = None, suffix: str = "") -> str:
+    """Return one self-contained HTML page, in the dress of the audits' reports.
+
+    Args:
+        analysis: what the study says.
+        drawn: its ``figure``, a PNG.
+        points: its ``frontier``, a PNG.
+        suffix: follows the names of the files beside the page.
+    """
+    study = analysis.study
     down, across, rows = grid(analysis)
-    body = [
-        {"left": left, "cells": [dict(zip(("main", "small"), cell_text(name, c), strict=True)) for c in cells]}
-        for left, cells in rows
-    ]
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True)
-    return environment.get_template("study.html.j2").render(
+    if not down:  # one row: its levels read better one below the other
+        down, across, rows = [study.columns], [""], [([x], [cell]) for x, cell in zip(across, rows[0][1], strict=True)]
+    outcomes = Counter(claim.outcome for claim in analysis.claims)
+    pictures = [(drawn, f"{study.title}: {unit_of(study.metric)} by {study.columns}, with 95 % intervals.")]
+    pictures += [(points, f"{study.title}: leakage against held-out accuracy.")]
+    return render(
+        "study.html.j2",
         a=analysis,
+        severity=_LEVEL,
+        outcomes=[(outcome, outcomes[outcome]) for outcome in _LEVEL if outcomes[outcome]],
         states=_states(analysis),
-        unit=unit_of(name),
-        head=[*down, *across],
-        body=body,
-        figure=base64.b64encode(drawn).decode() if drawn else None,
+        unit=unit_of(study.metric),
+        down=down,
+        across=[level or unit_of(study.metric) for level in across],
+        body=[(left, [cell_text(study.metric, cell) for cell in cells]) for left, cells in rows],
+        pictures=[(base64.b64encode(data).decode(), alt) for data, alt in pictures if data],
         difference=lambda claim: difference_text(claim.metric, claim.difference),
+        command=f"fedaudit study run {study.name if study.name in builtin_studies() else 'STUDY.yaml'} "
+        f"--scale {analysis.scale} --out DIR",
+        suffix=suffix,
     )
 
 

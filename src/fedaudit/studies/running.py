@@ -160,6 +160,8 @@ def run_study(
     ]
     report = display.stage(f"{study.name}: {len(trials)} trials", len(trials))
     finished, failed = len(wanted) - len(tasks), 0
+    if finished:
+        display.say(f"resuming: {finished} of {len(wanted)} trials kept in {store.folder}")
     report(finished)
     for task, result in backend(run_trial, tasks) if tasks else ():
         when = datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,10 +1,13 @@
-"""What runs, how far it is, how long it will take: on a terminal only."""
+"""What runs, how far it is, how long it will take: live on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
+import math
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -12,12 +15,19 @@ if TYPE_CHECKING:
 
 Report = Callable[[float], None]
 
+SOON = 5.0  # seconds until a log's first line of progress: by then there is a pace to tell the time left by
+EVERY = 15.0  # seconds between two of them
+
 
 class Display(Protocol):
     """Shows stages of work one after the other."""
 
     def stage(self, title: str, total: float) -> Report:
         """Start a stage and return the function that says how much of ``total`` is done."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
         ...
 
 
@@ -28,12 +38,79 @@ class Quiet:
         """Return a function that does nothing."""
         return lambda _done: None
 
+    def say(self, text: str) -> None:
+        """Do nothing."""
+
+
+class Lines:
+    """Writes plain lines to standard error: what is said, and on :meth:`tick` how far the stage is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._title: str | None = None  # of the stage
+        self._total = self._done = 0.0
+        self._began = 0.0
+        self._first: tuple[float, float] | None = None  # when the first report came, and what was done before it
+
+    def stage(self, title: str, total: float) -> Report:
+        """Start a stage and return the function that says how much of ``total`` is done."""
+        with self._lock:
+            self._title, self._total, self._done, self._first = title, total, 0.0, None
+            self._began = time.monotonic()
+
+        def report(done: float) -> None:
+            with self._lock:
+                if self._title == title:
+                    # What the first report brings is often kept from another run: it says nothing of the pace.
+                    self._first = self._first or (time.monotonic(), done)
+                    self._done = done
+
+        return report
+
+    def say(self, text: str) -> None:
+        """Write the line."""
+        tell(text)
+
+    def tick(self) -> None:
+        """Write how far the stage is, and about how much time is left where that can be told."""
+        with self._lock:
+            if self._title is None:
+                return
+            now, share = time.monotonic(), self._done / self._total if self._total > 0 else 1.0
+            text = f"{self._title}: {math.floor(100 * share)} % done"
+            since, before = self._first or (now, self._done)
+            if share >= 1:
+                text = f"{self._title}: done; what follows is under way"
+            elif self._done > before and now > since:
+                left = (self._total - self._done) * (now - since) / (self._done - before)
+                text += f", about {about(left)} left"
+            else:
+                text += f" after {about(now - self._began)}"
+        self.say(text)
+
+
+def tell(text: str) -> None:
+    """Write a line to standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def about(seconds: float) -> str:
+    """Return a time as exactly as an estimate deserves: '5 s', '40 s', '12 min', '3.5 h'."""
+    if seconds < 90:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
+
 
 @contextmanager
 def live_display(enabled: bool = True) -> Iterator[Display]:
-    """Yield a live progress display on standard error, or a quiet one where that isn't a terminal."""
-    if not enabled or not sys.stderr.isatty():
+    """Yield a display on standard error: a live one on a terminal, elsewhere plain lines every 15 seconds."""
+    if not enabled or sys.stderr is None:
         yield Quiet()
+        return
+    if not sys.stderr.isatty():
+        with _ticking(Lines()) as lines:
+            yield lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -54,7 +131,31 @@ def live_display(enabled: bool = True) -> Iterator[Display]:
                 task = progress.add_task(title, total=max(total, 1e-9))
                 return lambda done: progress.update(task, completed=done)
 
+            def say(self, text: str) -> None:
+                progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
         yield _Live()
+
+
+@contextmanager
+def _ticking(lines: Lines) -> Iterator[Lines]:
+    """Let ``lines`` tick while the block runs, from a thread of its own: work may be silent for minutes."""
+    over = threading.Event()
+
+    def tick() -> None:
+        wait = SOON
+        with suppress(OSError):  # nobody reads standard error any more
+            while not over.wait(wait):
+                lines.tick()
+                wait = EVERY
+
+    thread = threading.Thread(target=tick, name="fedaudit-progress", daemon=True)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        over.set()
+        thread.join()
 
 
 def wide_console() -> Console:

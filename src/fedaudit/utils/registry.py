@@ -180,6 +180,11 @@ def register(cls: C | None = None, /, *, frozen: bool = True) -> C | Callable[[C
     return add if cls is None else add(cls)
 
 
+def settings_of(plugin: type[Plugin]) -> list[str]:
+    """Return the names of a plug-in's settings, as scenarios write them."""
+    return [_word(f.name) for f in fields(plugin) if f.init]  # type: ignore[arg-type]
+
+
 def make(registry: Registry[type[P]], name: str, settings: Mapping[str, Any] | None = None) -> P:
     """Return the plug-in ``name`` with ``settings``.
 
@@ -190,7 +195,7 @@ def make(registry: Registry[type[P]], name: str, settings: Mapping[str, Any] | N
     try:
         return cls(**(settings or {}))
     except ValidationError as error:
-        known = [_word(f.name) for f in fields(cls) if f.init]  # type: ignore[arg-type]
+        known = settings_of(cls)
         if not known and settings:
             raise BadInput(f"{registry.kind} '{name}' has no settings; leave '{next(iter(settings))}' out") from None
         raise BadInput(f"{registry.kind} '{name}': {explain(error, known=known)}") from None

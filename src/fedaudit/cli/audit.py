@@ -1,0 +1,244 @@
+"""The commands that audit: ``fedaudit audit``, ``simulate`` and ``attack``. Heavy imports happen inside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words
+from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, exit_code, limits_of
+from fedaudit.cli.options import (
+    DataDir,
+    Overwrite,
+    Seed,
+    Settings,
+    Workers,
+    check_data_dir,
+    check_folder,
+    folder,
+    number_of_workers,
+)
+from fedaudit.utils.errors import BadInput, unknown_name
+
+if TYPE_CHECKING:
+    from fedaudit.pipeline.run import Audit
+
+
+def audit(
+    scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path, typer.Option(parser=folder, metavar="FOLDER", help="For report.html, results.json and scenario.yaml.")
+    ] = Path("audit"),
+    overwrite: Overwrite = False,
+    workers: Workers = None,
+    fail_above: FailAbove = None,
+    fail_on: FailOn = None,
+    policy: Policy = None,
+    no_controls: NoControls = False,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Compare three defences that fit what is attacked with none.")
+    ] = False,
+) -> None:
+    """Simulate a federation, attack what the adversary sees, and write a report."""
+    from fedaudit.written import read_scenario
+
+    settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
+    announce(audit_in_words(read_scenario(scenario, settings, seed), what_if=what_if), number_of_workers(workers))
+    from fedaudit.scenario import load_scenario  # it imports torch, which takes seconds
+
+    loaded = load_scenario(scenario, settings, seed)
+    if what_if:
+        from fedaudit.pipeline.what_if import with_what_if
+
+        loaded = with_what_if(loaded)
+    limits = limits_of(fail_above, fail_on, policy)
+    check_data_dir(data_dir)
+    check_folder(out)
+    from fedaudit.pipeline.output import clear, holds_another  # after the checks: they take seconds to import
+    from fedaudit.pipeline.run import run_audit
+    from fedaudit.utils.progress import live_display
+
+    another = holds_another(out, loaded, overwrite=overwrite)
+    with live_display() as display:
+        finished = run_audit(
+            loaded,
+            data_dir=data_dir,
+            workers=number_of_workers(workers),
+            store=out / "findings",
+            limits=limits,
+            display=display,
+        )
+    if another:
+        clear(out)
+    _conclude(finished, finished.save(out))
+
+
+def simulate(
+    scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(parser=folder, metavar="FOLDER", help="A new one: for a transcript, or one in it a federation."),
+    ] = Path("transcript"),
+    federation: Annotated[str | None, typer.Option(help="This one only; default: all of the scenario's.")] = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    workers: Workers = None,
+) -> None:
+    """Simulate federations and write what travelled; the ground truth goes to a file of its own."""
+    from fedaudit.written import read_scenario
+
+    announce(simulation_in_words(read_scenario(scenario, settings, seed), federation), number_of_workers(workers))
+    from fedaudit import api
+    from fedaudit.federation.truth import FILE
+    from fedaudit.pipeline.transcripts import simulate_all
+    from fedaudit.scenario import load_scenario
+    from fedaudit.utils.progress import live_display
+
+    loaded = load_scenario(scenario, settings, seed)
+    check_data_dir(data_dir)
+    processes = number_of_workers(workers)
+    if federation is not None or len(loaded.runs()) == 1:
+        found = {out: api.simulate(loaded, federation=federation, data_dir=data_dir, out=out, workers=processes)}
+    else:
+        with live_display() as display:
+            recordings = simulate_all(loaded, out, data_dir=data_dir, workers=processes, display=display)
+        found = {out / recording.transcript.name: recording for recording in recordings}
+    for where, recording in found.items():
+        print(f"{recording.transcript.updates} updates in {len(recording.transcript.rounds)} round(s): {where}")
+        print(f"ground truth, for the evaluation only: {where / FILE}")
+
+
+def attack(
+    transcript: Annotated[Path, typer.Argument(help="Folder written by 'fedaudit simulate'.")],
+    attacks: Annotated[list[str], typer.Option("--attack", help="Attack to run; may be repeated.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="attacks.NAME.key=value or threat.key=value, as in a scenario; or key=value for every attack named "
+            "here that has it; repeatable.",
+        ),
+    ] = None,
+    adversary: Annotated[str, typer.Option(help="server, eavesdropper or client")] = "server",
+    knows_labels: Annotated[bool, typer.Option(help="Use the labels, if the transcript grants them.")] = False,
+    knows_training: Annotated[bool, typer.Option(help="Know how clients train.")] = True,
+    knows_public_data: Annotated[bool, typer.Option(help="Have public data of the clients' kind.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the attacks; default: the simulation's.", min=0, max=2**63 - 1)
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(parser=folder, metavar="FOLDER", help="For what was recovered, and the report.")
+    ] = Path("audit"),
+    overwrite: Overwrite = False,
+    workers: Workers = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    truth: Annotated[
+        Path | None, typer.Option(help="Ground truth for the evaluation; default: the transcript's, if it is there.")
+    ] = None,
+    fail_above: FailAbove = None,
+    fail_on: FailOn = None,
+    policy: Policy = None,
+    no_controls: NoControls = False,
+) -> None:
+    """Attack a transcript on disk; evaluate afterwards, if the ground truth is there."""
+    from fedaudit.written import parse_setting
+
+    asked: dict[str, Any] = {
+        "attacks": [{"name": name} for name in attacks],
+        "threat": {
+            "adversary": adversary,
+            "knows_labels": knows_labels,
+            "knows_training": knows_training,
+            "knows_public_data": knows_public_data,
+        },
+    }
+    dotted = [text for text in settings or [] if parse_setting(text)[0].split(".")[0] in asked]
+    short = [text for text in settings or [] if text not in dotted]
+    announce(attack_in_words(transcript, _with_settings(asked, dotted)["attacks"]), number_of_workers(workers))
+    from fedaudit import api
+    from fedaudit.pipeline.transcripts import check_single
+
+    limits = limits_of(fail_above, fail_on, policy)
+    check_single(transcript)
+    written = [long for text in short for long in _for_attacks(text, attacks)]
+    asked = _with_settings(asked, [*written, *dotted])  # what is set of one attack wins over what is set of all
+    finished = api.attack(
+        transcript,
+        asked["attacks"],
+        threat=asked["threat"],
+        seed=seed,
+        device=device,
+        truth=truth,
+        out=out,
+        workers=number_of_workers(workers),
+        fail_above=dict(limits.fail_above),
+        fail_on=limits.fail_on,
+        controls=not no_controls,
+        overwrite=overwrite,
+    )
+    if isinstance(finished, list):
+        print(f"not evaluated: no ground truth; what was recovered is listed in {out / 'findings.json'}")
+        return
+    _conclude(finished, out / "report.html")
+
+
+def _with_settings(asked: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Return what is asked of an attack with ``attacks.NAME.key=value`` and ``threat.key=value`` set."""
+    from fedaudit.written import apply_override
+
+    for text in texts:
+        changed = apply_override(asked, text)
+        if not isinstance(changed["threat"], dict) or _names(changed) != _names(asked):
+            raise BadInput(
+                f"--set {text}: give attacks.NAME.key=value or threat.key=value; --attack says which attacks"
+            )
+        asked = changed
+    return asked
+
+
+def _names(asked: dict[str, Any]) -> list[Any]:
+    attacks = asked["attacks"]
+    return [
+        one.get("name") if isinstance(one, dict) else None for one in (attacks if isinstance(attacks, list) else [])
+    ]
+
+
+def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
+    """Return ``key=value`` as it is written in a scenario, once for every attack of ``names`` that has it.
+
+    Raises:
+        BadInput: none has, or an attack isn't known.
+    """
+    from fedaudit.attacks import ATTACKS
+    from fedaudit.utils.registry import settings_of
+    from fedaudit.written import parse_setting
+
+    key = parse_setting(text)[0]
+    takes = "here --set takes attacks.NAME.key=value, threat.key=value, or a setting of an attack named here"
+    if key in ("seed", "device"):
+        raise BadInput(f"--set {text}: give --{key}; {takes}")
+    if key.split(".")[0] in ("data", "model", "federations", "defences", "evaluation"):
+        raise BadInput(f"--set {text}: the transcript has settled that; set it in 'fedaudit simulate'; {takes}")
+    known = {name: settings_of(ATTACKS[name].value) for name in names}
+    having = [name for name, settings in known.items() if key.split(".")[0] in settings]
+    if not having:
+        every = list(dict.fromkeys(setting for settings in known.values() for setting in settings))
+        raise BadInput(f"--set {text}: {unknown_name('setting', key, every)}; {takes}")
+    return [f"attacks.{name}.{text}" for name in having]
+
+
+def _conclude(finished: Audit, report: Path) -> None:
+    from fedaudit.report.terminal import next_step, print_summary
+
+    print_summary(finished.result)
+    print(f"report: {report}")
+    print(next_step(finished.result, report))
+    if code := exit_code(finished.result):
+        raise typer.Exit(code)

@@ -1,0 +1,180 @@
+"""Limits that a user or a team sets, and whether an audit keeps them: fail, pass, or not tested."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedaudit.attacks import ATTACKS
+from fedaudit.evaluation.finding_types import FINDING_TYPES, metric
+from fedaudit.evaluation.scores import grouped
+from fedaudit.results import LEAKS, AttackSummary, FindingResult, Threshold, Verdict, overall
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput, unknown_name
+
+POLICY_FILE = "fedaudit.yaml"
+
+# Scores of images that a user may set a limit for; for each, higher means more leakage.
+_IMAGE_LIMITS = ("psnr", "ssim", "identification_rate", "label_accuracy")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an audit must keep.
+
+    Attributes:
+        fail_above: metric to the value above which the audit fails.
+        fail_on: the verdict on which it fails, and on all worse ones; None: on none.
+    """
+
+    fail_above: Mapping[str, float] = field(default_factory=dict)
+    fail_on: Verdict | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.fail_above) or self.fail_on is not None
+
+    def check(self) -> Limits:
+        """Return these limits, or refuse those for what doesn't exist, or of which less is more leakage.
+
+        Raises:
+            BadInput: naming the ones that do.
+        """
+        limits = self.fail_above
+        if not isinstance(limits, Mapping):
+            raise BadInput(f"limits are a mapping of metrics to numbers, such as {{'psnr': 20}}, not {limits!r}")
+        for name, limit in limits.items():
+            if name not in limitable():
+                known = metric(name)
+                why = f"there is no limit for '{name}'" if known is None else f"of '{name}' less is more leakage"
+                raise BadInput(f"{why}; known: {', '.join(limitable())}")
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+                raise BadInput(f"the limit for '{name}' is {limit!r}; give a number")
+        if self.fail_on is not None and self.fail_on not in LEAKS:
+            raise BadInput(f"fail_on: {unknown_name('verdict', str(self.fail_on), list(LEAKS))}")
+        return self
+
+
+def read_policy(path: Path) -> Limits:
+    """Read a team's limits: YAML with ``fail_above`` (metric: number) and ``fail_on``.
+
+    Raises:
+        BadInput: the file can't be read, or says something else.
+    """
+    values = plain_yaml.read(path, f"the policy '{path}'")
+    if not isinstance(values, dict) or not values:
+        raise BadInput(f"the policy '{path}': expected fail_above: {{metric: number}} or fail_on: a verdict")
+    for key in values:
+        if key not in ("fail_above", "fail_on"):
+            raise BadInput(f"the policy '{path}': {unknown_name('key', str(key), ['fail_above', 'fail_on'])}")
+    try:
+        return Limits(values.get("fail_above") or {}, values.get("fail_on")).check()
+    except BadInput as error:
+        raise BadInput(f"the policy '{path}': {error}") from None
+
+
+def limitable() -> list[str]:
+    """Return the metrics that a user may set a limit for: those of which more is more leakage."""
+    ATTACKS.names()  # other packages' kinds of findings come with their attacks
+    metrics = (m.name for kind in FINDING_TYPES.values() for m in kind.metrics if m.higher_is_better)
+    return list(dict.fromkeys([*_IMAGE_LIMITS, *metrics]))
+
+
+def check_limits(
+    limits: Limits, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]
+) -> list[Threshold]:
+    """Return for every limit whether it is kept.
+
+    A limit passes only where it was tested on every federation that was attacked: measured, by an attack that found
+    something or won its control. A low number from an attack that could find nothing proves nothing.
+    """
+    rows = [_above(name, limit, findings, summaries) for name, limit in limits.fail_above.items()]
+    return [*rows, _on(limits.fail_on, summaries)] if limits.fail_on else rows
+
+
+def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]) -> Threshold:
+    measured = _measured(name, findings, summaries)
+    worst, federation, attack = max(measured, default=(None, "", ""))
+    row: dict[str, Any] = {
+        "metric": name,
+        "limit": limit,
+        "worst": worst,
+        "where": f"{attack} on {federation}" if worst is not None else None,
+        "exceeded": False,
+    }
+    if worst is not None and worst > limit:
+        return Threshold(**{**row, "exceeded": True, "outcome": "fail"})
+    by_federation = {f: {a for _, g, a in measured if g == f} for f in dict.fromkeys(s.federation for s in summaries)}
+    for federation, attacks in by_federation.items():
+        own = [s for s in summaries if s.federation == federation and s.attack in attacks]
+        reason = _untested(own) or (_too_little(own) if name in ("psnr", "ssim") else "")
+        if reason:
+            return Threshold(**row, reason=f"{federation}: {reason}")
+    if not by_federation:
+        return Threshold(**row, reason="nothing was attacked")
+    visible = [s for s in summaries if s.verdict == "recovered" and name in ("psnr", "ssim")]
+    note = f"kept, though {visible[0].attack} on {visible[0].federation} recovered visibly" if visible else None
+    return Threshold(**row, outcome="pass", reason=note)
+
+
+def _on(level: Verdict, summaries: Sequence[AttackSummary]) -> Threshold:
+    row: dict[str, Any] = {"metric": "verdict", "verdict": level, "where": None, "exceeded": False}
+    failing = LEAKS[: LEAKS.index(level) + 1]
+    for verdict in failing:
+        for summary in summaries:
+            if summary.verdict == verdict:
+                where = f"{verdict}: {summary.attack} on {summary.federation}"
+                return Threshold(**{**row, "where": where, "exceeded": True, "outcome": "fail"})
+    able = [s for s in summaries if level == "inferred" or s.kind in (None, "images", "class-images")]
+    for federation in dict.fromkeys(s.federation for s in summaries):
+        own = [s for s in able if s.federation == federation]
+        kinds = dict.fromkeys(s.kind for s in own if s.verdict != "not applicable") or [None]
+        for kind in kinds:
+            if reason := _untested([s for s in own if kind in (None, s.kind)]):
+                return Threshold(**row, reason=f"{federation}: {reason}")
+    if not able:
+        return Threshold(**row, reason=f"no attack was run that could end in '{level}'")
+    return Threshold(**row, outcome="pass")
+
+
+def _untested(summaries: Sequence[AttackSummary]) -> str:
+    """Return why these attacks on one federation test nothing; empty where they do."""
+    if not summaries:
+        return "nothing that was run measures it"
+    best = overall(summaries)
+    if best == "not applicable":
+        return f"no attack could be run ({summaries[0].verdict_text})"
+    if best == "inconclusive":
+        open_ones = [s for s in summaries if s.verdict == "inconclusive"]
+        return f"inconclusive: {'; '.join(open_ones[0].advice) or open_ones[0].verdict_text}"
+    return ""
+
+
+def _too_little(summaries: Sequence[AttackSummary]) -> str:
+    """Return why images that came out only identifiable might come out better; empty where there is no such reason."""
+    if overall(summaries) == "identifiable" and all(s.cautions for s in summaries):
+        return f"identifiable already, and {summaries[0].cautions[0]}"
+    return ""
+
+
+def _measured(
+    name: str, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]
+) -> list[tuple[float, str, str]]:
+    """Return every value of the metric ``name`` with its federation and attack: of images, and of whatever else has it.
+
+    Labels that the adversary was given weren't recovered by anything.
+    """
+    values = [(m.value, f.federation, f.attack) for f in findings for m in f.metrics if m.name == name]
+    if name in ("psnr", "ssim"):
+        values += [(getattr(i, name), f.federation, f.attack) for f in findings for i in f.images]
+    elif name == "identification_rate":
+        rates = [(s.identification_rate, s.federation, s.attack) for s in summaries]
+        values += [(rate, federation, attack) for rate, federation, attack in rates if rate is not None]
+    elif name == "label_accuracy":
+        with_images = [f for f in findings if f.images and f.label_source != "given"]
+        for (federation, attack), group in grouped(with_images).items():
+            right = [f.label_accuracy for f in group if f.label_accuracy is not None]
+            values += [(sum(right) / len(right), federation, attack)] if right else []
+    return values

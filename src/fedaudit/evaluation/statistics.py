@@ -1,0 +1,109 @@
+"""Intervals and tests behind verdicts: closed forms and resampling from scipy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.stats import binomtest, bootstrap, combine_pvalues, rankdata, ttest_1samp
+from torch import Tensor
+
+from fedaudit.results import Interval, MetricResult
+from fedaudit.utils.seeds import derive_seed
+
+SURE = 0.01  # a leak is claimed where guessing does as well with at most this probability
+DOUBT = 0.05  # between the two, more data are needed to decide
+
+_LEAST = 1e-300  # a p-value that underflowed has a logarithm, too
+
+
+def interval(values: Sequence[float], *, resamples: int, seed: int) -> Interval:
+    """Return mean, median and the 95 % percentile bootstrap interval of the mean; with one value it has no width."""
+    data = np.asarray(values, dtype=float)
+    low = high = float(data.mean())
+    if len(data) > 1 and np.ptp(data) > 0:
+        rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
+        ends = bootstrap((data,), np.mean, n_resamples=resamples, method="percentile", rng=rng).confidence_interval
+        low, high = float(ends.low), float(ends.high)
+    return Interval(mean=float(data.mean()), median=float(np.median(data)), low=low, high=high, n=len(data))
+
+
+def paired_interval(differences: Sequence[float]) -> Interval:
+    """Return mean, median and the 95 % Student interval of the mean of paired differences.
+
+    Not the bootstrap's, which is too narrow for the handful of images that an audit often has.
+    """
+    data = np.asarray(differences, dtype=float)
+    low = high = float(data.mean())
+    if len(data) > 1 and np.ptp(data) > 0:
+        ends = ttest_1samp(data, 0.0).confidence_interval(0.95)
+        low, high = float(ends.low), float(ends.high)
+    return Interval(mean=float(data.mean()), median=float(np.median(data)), low=low, high=high, n=len(data))
+
+
+def proportion(count: int, n: int) -> tuple[float, float]:
+    """Return the exact 95 % interval of a share of ``count`` in ``n`` (Clopper and Pearson 1934)."""
+    ends = binomtest(count, n).proportion_ci(0.95, method="exact")
+    return float(ends.low), float(ends.high)
+
+
+def combined(p_values: Sequence[float]) -> float:
+    """Return the p-value of several independent tests together (Fisher's method); of one it is that itself."""
+    if len(p_values) == 1:
+        return p_values[0]
+    return float(combine_pvalues([max(p, _LEAST) for p in p_values], method="fisher").pvalue)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Return the one-sided p-value of ``better`` against ``worse`` of paired outcomes that differ (exact McNemar)."""
+    return float(binomtest(better, better + worse, 0.5, alternative="greater").pvalue) if better + worse else 1.0
+
+
+def auc_interval(members: Tensor, others: Tensor, *, resamples: int, seed: int) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of the AUC over matched pairs of records.
+
+    Where the AUC is 0 or 1 resampling shows no spread: then the end that is open is that of the exact interval of as
+    many coin tosses as there are pairs.
+
+    Args:
+        members: (n,) scores.
+        others: (n,) scores of the matched non-members.
+        resamples: of the pairs.
+        seed: of these.
+    """
+    n = len(members)
+    rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
+    # infinite scores have a rank, too
+    ranks = torch.cat([members, others]).unique(return_inverse=True)[1].numpy()
+    drawn = rng.integers(0, n, size=(resamples, n))
+    areas = []
+    for rows in np.array_split(drawn, max(1, resamples * n // 1_000_000)):
+        both = rankdata(np.concatenate([ranks[:n][rows], ranks[n:][rows]], axis=1), axis=1)
+        areas.append((both[:, :n].sum(axis=1) - n * (n + 1) / 2) / n**2)
+    low, high = np.percentile(np.concatenate(areas), [2.5, 97.5])
+    if low == high:
+        ends = proportion(round(float(low) * n), n)
+        return min(float(low), ends[0]), max(float(high), ends[1])
+    return float(low), float(high)
+
+
+def pooled(metrics: Sequence[MetricResult]) -> Interval | None:
+    """Return the mean of a metric over several runs with the interval that each run's own interval gives it.
+
+    ``n`` counts what the runs' intervals count (records, labels), summed. None unless every run has an interval.
+    """
+    values = [m.value for m in metrics]
+    ends = [(m.low, m.high, m.n) for m in metrics]
+    if not ends or any(low is None or high is None or not n for low, high, n in ends):
+        return None
+    n = sum(n or 0 for _, _, n in ends)
+    mean = float(np.mean(values))
+    if len(metrics) == 1:
+        low, high = ends[0][0] or 0.0, ends[0][1] or 0.0
+    else:
+        below = math.sqrt(sum((v - (low or 0.0)) ** 2 for v, (low, _, _) in zip(values, ends, strict=True)))
+        above = math.sqrt(sum(((high or 0.0) - v) ** 2 for v, (_, high, _) in zip(values, ends, strict=True)))
+        low, high = mean - below / len(metrics), mean + above / len(metrics)
+    return Interval(mean=mean, median=float(np.median(values)), low=low, high=high, n=n)

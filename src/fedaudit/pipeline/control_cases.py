@@ -1,0 +1,258 @@
+"""The cases that an attack must win: what positive controls attack."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.data import load_dataset
+from fedaudit.federation.local_training import gradient, local_randomness, train
+from fedaudit.federation.records import NOBODY, UNUSED
+from fedaudit.federation.simulator import Recording
+from fedaudit.federation.transcript import Round, Transcript
+from fedaudit.federation.truth import Truth
+from fedaudit.models import build_model, initialise, set_training_mode
+from fedaudit.update import TaskInfo, TrainingConfig, Update, UpdateKind
+from fedaudit.utils.fingerprint import tensor_digest
+from fedaudit.utils.seeds import generator
+
+_STEPS = 500  # at most, to learn the members by heart
+_BY_HEART = 0.01  # mean loss at which they are
+_BATCH = 32
+_HELD = 64  # examples of the known client
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a control attacks.
+
+    Attributes:
+        recording: what the adversary sees of it, and the truth.
+        model: ``same``, the audited one, or ``reference``.
+        text: the case in words.
+        seconds: that it took to make.
+    """
+
+    recording: Recording
+    model: Literal["same", "reference"]
+    text: str
+    seconds: float = 0.0
+
+
+def one_example(recording: Recording, kind: UpdateKind, count: int = 1) -> Case:
+    """Return updates over one known example each: undefended, one step, from the audited model as clients run it.
+
+    The examples are the candidates that are most like their mean, apart from the victims: typical ones. Where
+    BatchNorm can't take a single example, an update is over two.
+
+    Args:
+        recording: of the federation whose model of the first recorded round is used.
+        kind: of the updates.
+        count: of the updates; each is a client's.
+
+    Raises:
+        BadInput: the model can't be trained on so few.
+    """
+    transcript, truth = recording.transcript, recording.truth
+    inputs, labels = _typical(truth, count + 1)
+    first = transcript.rounds[0]
+    known = next((u.training for u in first.updates if u.training), None)
+    text = f"{'one known example' if count == 1 else f'{count} known examples, one an update'}, undefended, one step"
+    return _case(transcript, truth.candidates, truth.candidate_labels, inputs, labels, count, kind, known, "same", text)
+
+
+def reference(kind: UpdateKind) -> Case:
+    """Return the same on fedaudit's reference network: convnet-small, untrained, and one of its own photographs."""
+    data = load_dataset("photos")
+    task_info = TaskInfo(
+        model="convnet-small",
+        width=32,
+        batch_norm="eval",
+        loss="cross-entropy",
+        kind=data.kind,
+        input_shape=data.input_shape,
+        num_classes=data.num_classes,
+        mean=data.mean,
+        std=data.std,
+    )
+    module = build_model("convnet-small", input_shape=data.input_shape, outputs=task_info.outputs, width=32)
+    initialise(module, "default", generator(0, "reference network"))
+    weights = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    transcript = Transcript("reference", task_info, module, nn.functional.cross_entropy, [Round(0, weights, [])])
+    truth = Truth({}, {}, data.test.inputs, data.test.targets, {})
+    inputs, labels = _typical(truth, 2)
+    text = "one of fedaudit's own photographs, on its reference network, undefended, one step"
+    return _case(transcript, data.test.inputs, data.test.targets, inputs, labels, 1, kind, None, "reference", text)
+
+
+def by_heart(recording: Recording) -> Case | None:
+    """Return a federation whose model has learnt the adversary's members by heart; None where it has no records.
+
+    One client holds them all, and trains the audited model on them until it fits them (Adam, 500 steps at most).
+    """
+    transcript, truth = recording.transcript, recording.truth
+    records = transcript.records
+    member = (truth.owners != NOBODY) & (truth.owners != UNUSED)
+    if records is None or not bool(member.any()):
+        return None
+    inputs = records.inputs.clone()
+    if len(records.columns):
+        inputs[:, records.columns] = records.codes[truth.values]
+    inputs, labels = inputs[member], records.labels[member]
+    task_info, first = transcript.task_info, transcript.rounds[0]
+    module = _client(transcript, first.weights)
+    _learn(module, transcript, task_info.normalise(inputs), labels)
+    learnt = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    rounds = []
+    for index, (before, after) in enumerate(((first.weights, learnt), (learnt, learnt))):
+        names = [name for name, p in module.named_parameters() if p.requires_grad]
+        moved = {name: after[name] - before[name] for name in names}
+        rounds.append(Round(index, before, [Update(0, "weights", moved, len(inputs), None)]))
+    own = Transcript("control-same", task_info, transcript.module, transcript.loss, rounds, {}, records)
+    owners = torch.where(member, 0, torch.where(truth.owners == NOBODY, NOBODY, UNUSED))
+    known = replace(
+        truth,
+        inputs={(0, 0): inputs, (1, 0): inputs},
+        labels={(0, 0): labels, (1, 0): labels},
+        rows={},
+        owners=owners,
+    )
+    return Case(Recording(own, known), "same", "the same model, which has learnt the members by heart, undefended")
+
+
+def one_client(recording: Recording) -> Case:
+    """Return the messages of one known client: undefended, one step of all its examples, and models that differ much.
+
+    The client holds typical candidates. It is sent as many models as the adversary saw rounds, the audited one with
+    every parameter moved at random by half its tensor's spread, so that what it answers tells most about its data.
+    """
+    transcript, truth = recording.transcript, recording.truth
+    known = next((u.training for r in transcript.rounds for u in r.updates if u.training), None)
+    inputs, labels = _typical(truth, min(_HELD, len(truth.candidates) // 2 or 1))
+    rng = generator(0, "control", "one client")
+    rounds, victims, classes = [], {}, {}
+    first = transcript.rounds[0].weights
+    moved = {name for name, p in transcript.module.named_parameters() if p.requires_grad}
+    for index in range(len(transcript.rounds)):
+        weights = {
+            name: t + 0.5 * _spread(t) * torch.randn(t.shape, generator=rng) if name in moved else t
+            for name, t in first.items()
+        }
+        update = _update(transcript, weights, 0, inputs, labels, "weights", known)
+        rounds.append(Round(index, weights, [update]))
+        victims[index, 0], classes[index, 0] = inputs, labels
+    own = Transcript("control-same", transcript.task_info, transcript.module, transcript.loss, rounds)
+    rows = {key: torch.arange(len(inputs)) for key in victims}
+    known_one = Truth(victims, classes, truth.candidates, truth.candidate_labels, {}, rows)
+    text = f"one known client of {len(inputs)} examples, undefended, one step, {len(rounds)} models that differ much"
+    return Case(Recording(own, known_one), "same", text)
+
+
+def _spread(tensor: Tensor) -> float:
+    """Return the standard deviation of a tensor's elements, or 1 where they don't differ."""
+    spread = float(tensor.double().std()) if tensor.numel() > 1 else 0.0
+    return spread or 1.0
+
+
+def _case(
+    transcript: Transcript,
+    candidates: Tensor,
+    candidate_labels: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    count: int,
+    kind: UpdateKind,
+    known: TrainingConfig | None,
+    model: Literal["same", "reference"],
+    text: str,
+) -> Case:
+    size = 1 if _takes_one(transcript, inputs) else 2
+    if size == 2:
+        text = text.replace("one known example", "two known examples")
+    weights = transcript.rounds[0].weights
+    updates, victims, classes = [], {}, {}
+    for client in range(count):
+        rows = slice(client, client + size)
+        updates.append(_update(transcript, weights, client, inputs[rows], labels[rows], kind, known))
+        victims[0, client], classes[0, client] = inputs[rows], labels[rows]
+    own = Transcript(
+        f"control-{model}", transcript.task_info, transcript.module, transcript.loss, [Round(0, weights, updates)]
+    )
+    return Case(Recording(own, Truth(victims, classes, candidates, candidate_labels, {})), model, text)
+
+
+def _update(
+    transcript: Transcript,
+    weights: dict[str, Tensor],
+    client: int,
+    inputs: Tensor,
+    labels: Tensor,
+    kind: UpdateKind,
+    known: TrainingConfig | None,
+) -> Update:
+    """Return an undefended update of one step, at the learning rate of the audited clients where that is known."""
+    module = _client(transcript, weights)
+    rate = known.learning_rate if known else 0.01
+    batch = (transcript.task_info.normalise(inputs), labels)
+    with local_randomness(0):
+        if kind == "gradient":
+            tensors = gradient(module, transcript.loss, batch)
+        else:
+            train(module, transcript.loss, [batch], learning_rate=rate)
+            tensors = {n: p.detach() - weights[n] for n, p in module.named_parameters() if p.requires_grad}
+    training = TrainingConfig(rate, 1, (len(inputs),), data_size=len(inputs))
+    return Update(client, kind, tensors, len(inputs), training)
+
+
+def _client(transcript: Transcript, weights: dict[str, Tensor]) -> nn.Module:
+    """Return the model as a client runs it, without dropout."""
+    module = copy.deepcopy(transcript.module)
+    module.load_state_dict(weights)
+    set_training_mode(module, transcript.task_info.batch_norm, dropout=False)
+    return module
+
+
+def _takes_one(transcript: Transcript, inputs: Tensor) -> bool:
+    """Return whether the model, as clients run it, takes a single example."""
+    try:
+        with torch.no_grad():
+            _client(transcript, transcript.rounds[0].weights)(transcript.task_info.normalise(inputs[:1]))
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _typical(truth: Truth, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` candidates of middling distance to the mean of all, victims apart, and their labels."""
+    victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
+    rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
+    rows = rows if len(rows) >= count else list(range(len(truth.candidates)))
+    others = truth.candidates[rows].flatten(1).double()
+    order = (others - others.mean(dim=0)).square().sum(dim=1).argsort().tolist()
+    middle = max(0, len(order) // 2 - count // 2)
+    chosen = [rows[order[(middle + i) % len(order)]] for i in range(count)]
+    return truth.candidates[chosen], truth.candidate_labels[chosen]
+
+
+def _learn(module: nn.Module, transcript: Transcript, inputs: Tensor, labels: Tensor) -> None:
+    """Train ``module`` in place on the members until it fits them."""
+    optimiser = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=1e-3)
+    rng = generator(0, "control", "by heart")
+    losses: list[float] = []
+    with local_randomness(0):
+        while len(losses) < _STEPS:
+            for rows in torch.randperm(len(inputs), generator=rng).split(_BATCH):
+                if len(rows) < 2 <= len(inputs):
+                    continue  # BatchNorm can't normalise a single example
+                optimiser.zero_grad()
+                value = transcript.loss(module(inputs[rows]), labels[rows])
+                value.backward()
+                optimiser.step()
+                losses.append(float(value.detach()))
+            per_pass = max(1, len(inputs) // _BATCH)
+            if sum(losses[-per_pass:]) / len(losses[-per_pass:]) < _BY_HEART:
+                break

@@ -1,0 +1,349 @@
+"""Positive controls: beside every attack that found nothing, the same attack on a case that it must win.
+
+Without one, "found nothing" may mean that the federation is safe, or that the attack had too little effort, or can't
+cope with this model. A control decides which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from fedaudit.attacks import Attack, Finding
+from fedaudit.evaluation import FINDING_TYPES, evaluate
+from fedaudit.federation.simulator import Recording
+from fedaudit.pipeline.control_cases import Case, by_heart, one_client, one_example, reference
+from fedaudit.pipeline.trials import Trial, run_trials
+from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
+from fedaudit.threat import ThreatModel, observe
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.progress import Display, Quiet
+
+_SHARE = 0.25  # of the attacks' time, which controls may take together; one may always be run
+_PROGRESS = 0.05
+_LABELS = 8  # updates of one example each, for attacks on labels: one label could be luck
+
+
+@dataclass
+class Controls:
+    """The controls of an audit.
+
+    Attributes:
+        results: in the order in which they were run.
+        image_files: of the images in them.
+        of: (federation, attack) to the position of its control in ``results``.
+    """
+
+    results: list[ControlResult] = field(default_factory=list)
+    image_files: dict[str, Tensor] = field(default_factory=dict)
+    of: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, result: ControlResult, owners: Sequence[AttackSummary]) -> None:
+        """Add a control that belongs to ``owners``, in place of any that they have."""
+        self.results.append(result)
+        for owner in owners:
+            self.of[owner.federation, owner.attack] = len(self.results) - 1
+
+
+def run_controls(
+    summaries: Sequence[AttackSummary],
+    findings: Sequence[FindingResult],
+    attacks: Sequence[Attack],
+    recordings: Sequence[Recording],
+    undefended: Sequence[str],
+    threat: ThreatModel,
+    *,
+    seed: int,
+    device: str = "cpu",
+    workers: int = 1,
+    store: Path | None = None,
+    display: Display | None = None,
+) -> Controls:
+    """Run a control for every attack that found nothing, once for all federations.
+
+    First choice: an undefended federation of this audit from which the same attack did find something; it costs
+    nothing. Else the easiest case of the audited model, and where that is lost, of the reference network. Together they
+    take a quarter of the attacks' time at most, by what the attacks took, but one is always run.
+
+    Args:
+        summaries: of all attacks, still without controls.
+        findings: of all attacks, with their times.
+        attacks: of the audit.
+        recordings: of the federations.
+        undefended: names of those that have no defence.
+        threat: whose attacks they are.
+        seed: of the scenario.
+        device: where to compute.
+        workers: processes.
+        store: folder that keeps findings.
+        display: shows progress.
+    """
+    found = Controls()
+    open_ones: dict[str, list[AttackSummary]] = {}
+    for summary in summaries:
+        if summary.verdict != "not demonstrated":
+            continue
+        if winner := _winner(summary, summaries, undefended):
+            text = f"{summary.attack} found something from {winner.federation}, which has no defence"
+            found.add(
+                ControlResult(
+                    attack=summary.attack,
+                    model="same",
+                    federation=winner.federation,
+                    case="the same federation without its defences",
+                    won=True,
+                    text=text,
+                ),
+                [summary],
+            )
+        else:
+            open_ones.setdefault(summary.attack, []).append(summary)
+    by_name = {recording.transcript.name: recording for recording in recordings}
+    allowed = _SHARE * sum(f.timing.seconds for f in findings if f.timing)
+    spent, ran = 0.0, 0
+    for model in ("same", "reference"):
+        trials: dict[str, tuple[Case, list[Trial]]] = {}
+        for attack in attacks:
+            owners = open_ones.get(attack.name, [])
+            if not owners:
+                continue
+            cost = _cost(attack.name, findings)
+            made: tuple[Case, list[Trial]] | str = "a quarter of the attacks' time was spent on other controls"
+            if spent + cost <= allowed or not ran:
+                made = _trials(attack, model, owners[0], by_name[owners[0].federation], threat, seed, device)
+            if isinstance(made, str):
+                if model == "same":
+                    found.add(_none(attack.name, made), open_ones.pop(attack.name))
+                continue
+            trials[attack.name] = made
+            spent, ran = spent + cost, ran + 1
+        if not trials:
+            continue
+        flat = [trial for _, own in trials.values() for trial in own]
+        report = (display or Quiet()).stage(f"{len(trials)} positive controls", sum(trial.work for trial in flat))
+        finished = iter(run_trials(flat, workers=workers, store=store, report=report))
+        for name, (case, own) in trials.items():
+            result, files = _result(name, case, [next(finished) for _ in own], seed)
+            spent += (result.timing.seconds if result.timing else 0.0) - _cost(name, findings)
+            if model == "reference":
+                before = found.results[found.of[open_ones[name][0].federation, name]]
+                result = result.model_copy(update={"text": f"{before.text}; {result.text}"})
+            found.add(result, open_ones[name])
+            found.image_files |= files
+            if result.won or result.won is None:
+                open_ones.pop(name)
+    return found
+
+
+def _winner(
+    summary: AttackSummary, summaries: Sequence[AttackSummary], undefended: Sequence[str]
+) -> AttackSummary | None:
+    """Return the same attack's leak from an undefended federation that sends the same kind of update, if any."""
+    return next(
+        (
+            other
+            for other in summaries
+            if other.attack == summary.attack
+            and other.federation in undefended
+            and other.federation != summary.federation
+            and other.update_kind == summary.update_kind
+            and other.verdict in LEAKS
+        ),
+        None,
+    )
+
+
+def _cost(attack: str, findings: Sequence[FindingResult]) -> float:
+    """Return the seconds that a control of one example takes, by what the attack's own runs took."""
+    costs = [f.timing.seconds / math.sqrt(max(1, f.num_examples)) for f in findings if f.attack == attack and f.timing]
+    return min(costs, default=0.0)
+
+
+def _trials(
+    attack: Attack,
+    model: str,
+    summary: AttackSummary,
+    recording: Recording,
+    threat: ThreatModel,
+    seed: int,
+    device: str,
+) -> tuple[Case, list[Trial]] | str:
+    """Return the control's case and the trials on it, or why there is none."""
+    recipe = FINDING_TYPES[summary.kind or "images"].control
+    if recipe is None or (model == "reference" and recipe != "example"):
+        return "an attack of its kind has no easier case of one's own: compare with a federation without defences"
+    count = _LABELS if summary.kind == "labels" and model == "same" else 1
+    reason = ""
+    began = time.perf_counter()
+    for kind in ("gradient", "weights"):
+        try:
+            if recipe == "records":
+                case = by_heart(recording)
+            elif recipe == "client":
+                case = one_client(recording)
+            elif model == "same":
+                case = one_example(recording, "gradient" if kind == "gradient" else "weights", count)
+            else:
+                case = reference("gradient" if kind == "gradient" else "weights")
+            if case is None:
+                return "there are no records to learn by heart"
+            seen = observe(case.recording.transcript, threat).split(attack.scope())
+            for observation in seen:
+                attack.check(observation)
+        except (NotApplicable, BadInput) as error:
+            reason = f"it can't be run on one example: {error}"
+            continue
+        case = dataclasses.replace(case, seconds=time.perf_counter() - began)
+        return case, [Trial(attack, observation, seed, device) for observation in seen]
+    return reason
+
+
+def _result(attack: str, case: Case, trials: Sequence[Trial], seed: int) -> tuple[ControlResult, dict[str, Tensor]]:
+    """Return what came of a control, and its images."""
+    done: list[FindingResult] = []
+    files: dict[str, Tensor] = {}
+    for trial in trials:
+        if isinstance(trial.outcome, Finding):
+            evaluated = evaluate(trial.outcome, trial.observation, case.recording.truth, seed=seed)
+            done.append(evaluated.result)
+            files |= evaluated.image_files
+    done = [result for result in done if result.status == "done"]
+    if not done:
+        reasons = [str(t.outcome) for t in trials if not isinstance(t.outcome, Finding)]
+        return _none(attack, reasons[0] if reasons else "it found nothing to evaluate"), {}
+    judged = FINDING_TYPES[done[0].kind or "images"].verdict(done)
+    won = judged.verdict == "recovered" if done[0].images else judged.verdict in LEAKS
+    text = f"{attack} {'won' if won else 'lost'} it: {judged.text}"
+    images = [image for result in done for image in result.images]
+    return ControlResult(
+        attack=attack,
+        model=case.model,
+        federation=None,
+        case=case.text,
+        won=won,
+        text=text,
+        images=images,
+        metrics=[metric for result in done for metric in result.metrics],
+        timing=Timing(seconds=case.seconds + sum(r.timing.seconds for r in done if r.timing)),
+    ), files
+
+
+def _none(attack: str, reason: str) -> ControlResult:
+    return ControlResult(attack=attack, model="same", federation=None, case="none", won=None, text=reason)
+
+
+def with_controls(
+    summaries: Sequence[AttackSummary],
+    controls: Controls | None,
+    *,
+    who: str,
+    things: str,
+    contradicted: Mapping[str, float],
+) -> list[AttackSummary]:
+    """Return the summaries with their final verdicts and headlines.
+
+    "Not demonstrated" stands only where a control was won; all else that found nothing is inconclusive.
+
+    Args:
+        summaries: still without controls.
+        controls: None where they were turned off.
+        who: the adversary, as a sentence begins with it.
+        things: the examples, in the plural.
+        contradicted: federations whose recorded local training doesn't reproduce their updates, with the error.
+    """
+    return [_final(s, controls, who, things, contradicted.get(s.federation)) for s in summaries]
+
+
+def _final(
+    summary: AttackSummary, controls: Controls | None, who: str, things: str, error: float | None
+) -> AttackSummary:
+    if summary.verdict in LEAKS or summary.verdict == "not applicable":
+        return summary
+    question = FINDING_TYPES[summary.kind or "images"].question.replace("{things}", things)
+    open_question = f"This audit can't tell whether {_inside(who)} can {question}"
+    if summary.verdict == "inconclusive":
+        return summary.model_copy(update={"headline": f"{open_question}: {summary.advice[0]}."})
+    if error is not None:
+        advice = (
+            f"correct what is recorded of the local training (learning rate, momentum, steps, BatchNorm): repeated on "
+            f"the true examples it gives other updates than those that travelled (relative error {error:.2g})"
+        )
+        headline = f"{open_question}: what is recorded of the local training contradicts the updates."
+        return _inconclusive(summary, headline, advice)
+    place = controls.of.get((summary.federation, summary.attack)) if controls else None
+    if controls is None or place is None:
+        return _inconclusive(
+            summary,
+            f"{open_question}: {summary.attack} found nothing, and positive controls were turned off.",
+            "turn positive controls on (evaluation.controls)",
+        )
+    control = controls.results[place]
+    base = summary.model_copy(update={"control": place})
+    if control.won and control.model == "same":
+        how = (
+            f"it did from {control.federation}, which has no defence"
+            if control.federation
+            else f"it won its positive control on this model ({control.case})"
+        )
+        headline = f"{who} could not {question} with {summary.attack}, although {how}."
+        return base.model_copy(update={"headline": headline})
+    if control.won is None:
+        return _inconclusive(
+            base,
+            f"{open_question}: {summary.attack} found nothing, and no positive control could be run.",
+            f"no control was run: {control.text}",
+        )
+    advice = (
+        "the attack works on the reference network, but not on this model even in its easiest case: raise its effort "
+        "(iterations, restarts), or use another attack"
+        if control.won
+        else "the attack lost its easiest case: raise its effort (iterations, restarts), or use another attack"
+    )
+    headline = f"{open_question}: {summary.attack} fails even in the easiest case of this model."
+    return _inconclusive(base, headline, advice)
+
+
+def cautions(attack: Attack, findings: Sequence[FindingResult]) -> list[str]:
+    """Return what weakens a verdict without a leak: little effort, progress that hadn't ended, facts that are unknown.
+
+    Args:
+        attack: with its settings.
+        findings: of its runs on one federation.
+    """
+    lines = []
+    for setting in ("iterations", "restarts"):
+        default = getattr(type(attack), setting, None)
+        value = getattr(attack, setting, None)
+        if isinstance(default, int) and isinstance(value, int) and value < default:
+            lines.append(f"little effort: {value:,} {setting}, where the attack's default is {default:,}")
+    falling = sum(_still_falling(f.curve) for f in findings if f.curve)
+    if falling:
+        lines.append(f"still making progress at the end, in {falling} of {len(findings)} runs: give it more iterations")
+    if any("training config" in note for f in findings for note in f.notes):
+        lines.append("how the clients train was not known to it")
+    return lines
+
+
+def _still_falling(curve: Curve) -> bool:
+    """Return whether the last tenth of the iterations still brought a twentieth of all progress."""
+    end = 0.9 * curve.iterations[-1]
+    late = [value for i, value in zip(curve.iterations, curve.objective, strict=True) if i <= end]
+    if not late or not all(map(math.isfinite, curve.objective)):
+        return False
+    return late[-1] - curve.objective[-1] > _PROGRESS * (curve.objective[0] - curve.objective[-1])
+
+
+def _inconclusive(summary: AttackSummary, headline: str, advice: str) -> AttackSummary:
+    changes = {"verdict": "inconclusive", "headline": headline, "advice": [*summary.advice, advice]}
+    return summary.model_copy(update=changes)
+
+
+def _inside(who: str) -> str:
+    """Return the adversary as it stands within a sentence."""
+    return who[0].lower() + who[1:]

@@ -1,0 +1,121 @@
+"""What lies in a folder for results already: another audit's is refused, or makes room when that is wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedaudit.pipeline.prepare import spell_out
+from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.folders import inside
+
+REQUEST = "attack.yaml"  # what was asked of an attack on a transcript
+# What we write into the folder itself. Whatever else lies there stays, findings/ too: they are kept by content.
+OWN_FILES = ("report.html", "results.json", "scenario.yaml", "findings.json", REQUEST)
+
+
+def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bool) -> bool:
+    """Return whether ``out`` holds the results of something else than what is wanted.
+
+    Args:
+        out: folder that results go to; it needn't exist.
+        wanted: an audit's scenario, or what is asked of an attack on a transcript (see :func:`save_request`).
+        overwrite: whether these may go, see :func:`clear`.
+
+    Raises:
+        BadInput: it does, and they may not.
+    """
+    found = next((out / name for name in ("results.json", "findings.json") if (out / name).exists()), None)
+    if found is None or _same(out, wanted):
+        return False
+    if not overwrite:
+        raise BadInput(
+            f"'{out}' holds another audit{_named(out)}; give another --out, or --overwrite (Python: overwrite=True) "
+            "to delete its report and images first"
+        )
+    return True
+
+
+def clear(out: Path) -> None:
+    """Delete an audit's results in ``out``: our own files, and of others those that its lists name as ours.
+
+    Raises:
+        BadInput: a file can't be deleted.
+    """
+    named = [*_named_files(out)]
+    for name in (*named, *OWN_FILES):
+        try:
+            path = inside(out, name)
+            path.unlink(missing_ok=True)
+        except BadInput:
+            continue  # a list that names what lies elsewhere isn't ours
+        except OSError as error:
+            raise BadInput(f"can't delete '{out / name}': {error.strerror or error}") from None
+
+
+def save_request(out: Path, request: dict[str, Any]) -> None:
+    """Write what is asked of an attack on a transcript, so that :func:`holds_another` knows it again.
+
+    Raises:
+        BadInput: it can't be written.
+    """
+    try:
+        inside(out, REQUEST).write_text(plain_yaml.dumps(request), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
+
+
+def _same(out: Path, wanted: Scenario | dict[str, Any]) -> bool:
+    if isinstance(wanted, dict):
+        with suppress(BadInput):
+            return bool(plain_yaml.read(out / REQUEST, REQUEST) == plain_yaml.loads(plain_yaml.dumps(wanted), REQUEST))
+        return False
+    before = _read(out / "results.json")
+    if not isinstance(before, dict) or (out / REQUEST).exists():
+        return False
+    spelt_out = spell_out(wanted)
+    with suppress(BadInput):  # perhaps written by a version that had fewer settings: then with their defaults
+        return spell_out(scenario_from(before.get("scenario"))) == spelt_out
+    return False
+
+
+def _named(out: Path) -> str:
+    """Return the name of the audit in ``out``, and when it began, as far as its results say so."""
+    before = _read(out / "results.json")
+    name = before.get("name") if isinstance(before, dict) else None
+    return f", '{name[:60]}'" if isinstance(name, str) else ""
+
+
+def _named_files(out: Path) -> Iterator[str]:
+    """Yield the images that the folder's own lists name, and the findings beside them: never anything else."""
+    for image in _strings(_read(out / "results.json"), _read(out / "findings.json")):
+        path = Path(image)
+        if path.suffix == ".png" and path.parts[:1] == ("images",) and ".." not in path.parts:
+            yield image
+    rows = _read(out / "findings.json")
+    for row in rows if isinstance(rows, list) else []:
+        file = row.get("file") if isinstance(row, dict) else None
+        if isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors"):
+            yield file
+
+
+def _strings(*values: Any) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            yield from _strings(*value.values())
+        elif isinstance(value, list):
+            yield from _strings(*value)
+
+
+def _read(path: Path) -> Any:
+    """Return what a JSON file says; None where there is none, or it says nothing that can be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        return json.loads(path.read_bytes())
+    return None

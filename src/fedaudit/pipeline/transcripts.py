@@ -1,0 +1,64 @@
+"""All federations of a scenario on disk: a folder with a transcript and its truth for each."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from fedaudit.federation.simulator import Recording
+from fedaudit.federation.transcript import INDEX, check_new
+from fedaudit.federation.truth import save_recording
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
+from fedaudit.scenario import Scenario
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.folders import check_folder
+from fedaudit.utils.progress import Display
+
+
+def simulate_all(
+    scenario: Scenario, out: Path, *, data_dir: Path | None, workers: int, display: Display
+) -> list[Recording]:
+    """Simulate every federation of ``scenario`` and write the transcript and the truth of each to ``out/NAME``.
+
+    ``out`` appears at once; where it takes long and is killed, the same call goes on from there.
+
+    Args:
+        scenario: what to simulate.
+        out: a new folder.
+        data_dir: where data sets that aren't embedded lie.
+        workers: processes.
+        display: shows progress.
+
+    Raises:
+        BadInput: something in the scenario can't be used, or ``out`` isn't new or can't be written.
+    """
+    check_new(out)
+    check_folder(out)
+    partial = out.with_name(out.name + ".partial")
+    resolved = resolve(scenario, data_dir=data_dir, display=display)
+    recordings = record(resolved, workers=workers, store=partial, display=display)
+    for recording in recordings:
+        folder = partial / recording.transcript.name
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
+        save_recording(recording.transcript, recording.truth, folder)
+    try:
+        for file in partial.iterdir():
+            if file.is_file():  # checkpoints
+                file.unlink()
+        partial.replace(out)
+    except OSError as error:
+        raise BadInput(f"can't write the transcripts to '{out}': {error.strerror or error}") from None
+    return recordings
+
+
+def check_single(folder: Path) -> None:
+    """Refuse a folder that holds no transcript, but whose folders do.
+
+    Raises:
+        BadInput: it is one.
+    """
+    if folder.is_dir() and not (folder / INDEX).is_file():
+        within = sorted(str(path.parent) for path in folder.glob(f"*/{INDEX}"))
+        if within:
+            raise BadInput(f"'{folder}' holds {len(within)} transcripts; attack one at a time: {', '.join(within)}")

@@ -1,0 +1,140 @@
+"""What to do about a result: each piece of advice with the command or the change of the scenario that tries it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, NamedTuple
+
+from fedaudit.report.comparison import UNDEFENDED
+from fedaudit.report.conclusion import headline
+from fedaudit.results import LEAKS, AttackSummary, AuditResult
+
+_COMMAND = "fedaudit audit scenario.yaml --out DIR"
+_BATCH = 8
+
+
+class Advice(NamedTuple):
+    """What to do.
+
+    Attributes:
+        title: in a few words.
+        text: why, and what it costs.
+        change: the flags that try it, as ``fedaudit audit`` takes them.
+    """
+
+    title: str
+    text: str
+    change: str
+
+
+def advice(result: AuditResult) -> list[Advice]:
+    """Return what to do, the most useful first."""
+    found = headline(result)
+    if found.verdict in LEAKS:
+        return _against(result)
+    return [*_to_conclude(result), *([_keep("inferred")] if found.verdict == "not demonstrated" else [])]
+
+
+def command(result: AuditResult, change: str) -> str:
+    """Return the command that tries a change, or the change alone where a user's own parts can't be named in one."""
+    if not result.repeat.startswith(_COMMAND):
+        return change
+    return f"fedaudit audit scenario.yaml {change} --out NEW{result.repeat.removeprefix(_COMMAND)}"
+
+
+def _against(result: AuditResult) -> list[Advice]:
+    leaks = [s for s in result.summaries if s.verdict in LEAKS]
+    kinds = {s.kind for s in leaks}
+    lines = []
+    if any(f.aggregator in UNDEFENDED and f.sanitiser == "none" for f in result.federations):
+        lines.append(
+            Advice(
+                "Compare defences.",
+                "Runs this audit again under three defences that fit what was found; shows what each leaks and costs.",
+                "--what-if",
+            )
+        )
+        lines.append(
+            Advice(
+                "Clip updates and add noise before they leave the client.",
+                "Differential privacy bounds what any attack can learn. It costs accuracy, less with more clients.",
+                "--set defences.sanitiser=dp --set defences.sanitiser.epsilon=null",
+            )
+        )
+    if "images" in kinds and (change := _larger_batch(result, leaks)):
+        lines.append(
+            Advice(
+                "Send less often, about more examples.",
+                "Larger batches usually make images harder to reconstruct. They guarantee nothing.",
+                change,
+            )
+        )
+    if kinds & {"membership", "attribute"} and (change := _fewer_rounds(result, leaks)):
+        lines.append(
+            Advice(
+                "Train for fewer rounds.",
+                "A model that has learnt its examples by heart tells who they are.",
+                change,
+            )
+        )
+    lines.append(_keep(min((s.verdict for s in leaks), key=LEAKS.index)))
+    return lines
+
+
+def _keep(level: str) -> Advice:
+    return Advice(
+        "Hold the next version to it.",
+        "With this limit the audit fails (exit code 1) when the verdict is reached, and says so (exit code 3) when it "
+        "could not be tested.",
+        f"--fail-on {level}",
+    )
+
+
+def _to_conclude(result: AuditResult) -> list[Advice]:
+    """Return what makes an open audit conclude: more effort, more records, other attacks."""
+    lines = []
+    attacks = {a.name: a.settings for a in result.attacks}
+    for name, settings in attacks.items():
+        own = [s for s in result.summaries if s.attack == name and s.verdict not in (*LEAKS, "not applicable")]
+        iterations = settings.get("iterations")
+        short = next((c for s in own for c in s.cautions if "iterations" in c), None)
+        if own and short and isinstance(iterations, int):
+            text = f"{short[0].upper()}{short[1:]}."
+            change = f"--set attacks.{name}.iterations={10 * iterations}"
+            lines.append(Advice(f"Give {name} more effort.", text, change))
+    records = result.scenario.get("threat", {}).get("records")
+    if records and any(s.verdict == "inconclusive" and s.kind in ("membership", "attribute") for s in result.summaries):
+        text = "More records decide what fewer leave to luck."
+        lines.append(Advice("Ask about more records.", text, f"--set threat.records={2 * records}"))
+    if any(s.kind == "images" for s in result.summaries):
+        others = [name for name in ("invg", "agic", "geng", "gias") if name not in attacks][:2]
+        if others:
+            listed = ", ".join([*attacks, *others])
+            text = "Another attack may find what these did not."
+            lines.append(Advice("Run other attacks, too.", text, f"--set {shlex.quote(f'attacks=[{listed}]')}"))
+    return lines
+
+
+def _larger_batch(result: AuditResult, leaks: list[AttackSummary]) -> str:
+    """Return the flags that make a leaking federation's batches larger, if there are examples enough."""
+    known = max((i.candidates for f in result.findings for i in f.images), default=0)
+    for spec in _leaking(result, leaks):
+        needed = _BATCH * spec["clients"]
+        if spec["batch_size"] < _BATCH and needed <= known and spec["algorithm"] == "fedsgd":
+            name = spec["name"]
+            more = f" --set federations.{name}.examples={needed}" if spec.get("examples") else ""
+            return f"--set federations.{name}.batch_size={_BATCH}{more}"
+    return ""
+
+
+def _fewer_rounds(result: AuditResult, leaks: list[AttackSummary]) -> str:
+    for spec in _leaking(result, leaks):
+        if spec["rounds"] > 3 and not spec.get("record"):
+            return f"--set federations.{spec['name']}.rounds={spec['rounds'] // 2}"
+    return ""
+
+
+def _leaking(result: AuditResult, leaks: list[AttackSummary]) -> list[dict[str, Any]]:
+    names = {s.federation for s in leaks}
+    specs: list[dict[str, Any]] = result.scenario.get("federations", [])
+    return [s for s in specs if any(n == s["name"] or n.startswith(f"{s['name']}-") for n in names)]

@@ -1,0 +1,160 @@
+"""What a result comes to, in sentences: the headline, comparisons, limits and controls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedaudit.report.comparison import defence_tables
+from fedaudit.report.frontier import strongest
+from fedaudit.report.wording import count, number, short
+from fedaudit.results import (
+    LEAKS,
+    AttackSummary,
+    AuditResult,
+    Comparison,
+    ControlResult,
+    Interval,
+    Threshold,
+    Verdict,
+    overall,
+)
+
+UPDATES = {"gradient": "gradient updates", "weights": "weight updates"}
+SEVERITY: dict[str, int] = {  # of a verdict, as the page's colours and symbols know it
+    "recovered": 3,
+    "identifiable": 2,
+    "inferred": 2,
+    "not demonstrated": 1,
+    "inconclusive": 0,
+    "not applicable": 0,
+    "not attacked": 0,
+}
+_UNITS = {"psnr": " dB"}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The answer.
+
+    Attributes:
+        title: in a sentence, which says no more than the verdict.
+        tested: on what, with what effort.
+        detail: what else there is to say of other federations, and of what the verdict isn't.
+        verdict: of the whole audit.
+        cautions: what weakens it.
+    """
+
+    title: str
+    tested: str
+    detail: str
+    verdict: Verdict
+    cautions: tuple[str, ...] = ()
+
+
+def headline(result: AuditResult) -> Headline:
+    """Return the answer to 'what leaks, to whom, how badly', drawn from the verdicts of all attacks.
+
+    The worst leak, if there is any; else what is still open; else what was not demonstrated.
+    """
+    ran = [s for s in result.summaries if s.verdict != "not applicable"]
+    if not ran:
+        detail = (
+            "Every attack was refused before it began; the reasons are listed under “What was not tested”."
+            if result.summaries
+            else "The scenario named no attack, or nothing was observed."
+        )
+        return Headline("No attack could be run, so this audit gives no answer.", "", detail, "not applicable")
+    groups: dict[tuple[str, str | None], list[AttackSummary]] = {}
+    for summary in ran:
+        groups.setdefault((summary.federation, summary.kind), []).append(summary)
+    verdicts = {key: overall(group) for key, group in groups.items()}
+    order = (*LEAKS, "inconclusive", "not demonstrated")
+    verdict = min(verdicts.values(), key=order.index)
+    chief = strongest(result, [s for key, g in groups.items() if verdicts[key] == verdict for s in g])
+    assert chief is not None  # one ran
+    title = chief.headline or f"{result.adversary.who}, by {chief.attack}: {verdict}. {chief.verdict_text}."
+    elsewhere = []
+    for name in dict.fromkeys(s.federation for s in ran):
+        rest = [v for (federation, kind), v in verdicts.items() if federation == name and (name, kind) != _key(chief)]
+        if rest:
+            update = next(UPDATES[f.update_kind] for f in result.federations if f.name == name)
+            elsewhere.append(f"{name} ({update}): {', '.join(dict.fromkeys(rest))}")
+    if tables := defence_tables(result):
+        elsewhere = []
+    text = f"Elsewhere: {'; '.join(elsewhere)}." if elsewhere else ""
+    text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
+    if verdict not in LEAKS:
+        text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
+    cautions = tuple(dict.fromkeys(c for s in ran if _key(s) == _key(chief) for c in s.cautions))
+    return Headline(title, tested(result, chief), text, verdict, cautions)
+
+
+def tested(result: AuditResult, summary: AttackSummary) -> str:
+    """Return in a sentence on what an attack was run, and with what effort."""
+    record = next(f for f in result.federations if f.name == summary.federation)
+    state = result.model.trained if record.rounds == 1 else f"{result.model.trained} before {record.rounds} rounds"
+    model = f"{result.model.name} ({state}"
+    model += f", BatchNorm in {result.model.batch_norm} mode)" if result.model.batch_norm != "none" else ")"
+    batch = f"batches of {count(record.batch_size)}" if record.batch_size > 1 else "single examples"
+    n = f"n = {count(summary.evidence.n)} {summary.evidence.of}" if summary.evidence else f"n = {summary.images} images"
+    settings = next((a.settings for a in result.attacks if a.name == summary.attack), {})
+    effort = f" with {count(settings['iterations'])} iterations" if isinstance(settings.get("iterations"), int) else ""
+    seconds = f", {summary.timing.seconds:.0f} s" if summary.timing and summary.timing.seconds >= 1 else ""
+    return (
+        f"Tested on {model}, {result.data.name}, {UPDATES[summary.update_kind]} over {batch} ({summary.federation}); "
+        f"{n}; {summary.attack}{effort}{seconds}."
+    )
+
+
+def _key(summary: AttackSummary) -> tuple[str, str | None]:
+    return summary.federation, summary.kind
+
+
+def control_text(control: ControlResult) -> str:
+    """Return a control and what came of it, in a sentence."""
+    if control.won is None:
+        return f"{control.attack}: no positive control was run: {control.text}"
+    return f"{control.attack}, on {control.case}: {control.text}"
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return a paired comparison as a sentence, always counted in favour of the first attack that it names."""
+    d, unit = comparison.difference, f" {comparison.unit}".rstrip()
+    if comparison.outcome == "meaningless here":
+        why = comparison.reason or "neither attack found anything"
+        return f"{comparison.a} and {comparison.b}: a comparison is meaningless here, {why}"
+    image_files = comparison.metric == "psnr"
+    signed = _signed if image_files else _signed_short
+    better = "recovers better images" if image_files else f"does better by {comparison.metric.replace('_', ' ')}"
+    if comparison.outcome == "b is better":
+        d = Interval(mean=-d.mean, median=-d.median, low=-d.high, high=-d.low, n=d.n)
+    told = f"{signed(d.mean)}{unit}{d.span(signed)}, n = {count(d.n)}"
+    if comparison.outcome == "b is better":
+        return f"{comparison.b} {better} than {comparison.a}: {told}"
+    if comparison.outcome == "a is better":
+        return f"{comparison.a} {better} than {comparison.b}: {told}"
+    return f"{comparison.a} and {comparison.b} cannot be told apart: {told}"
+
+
+def threshold_text(threshold: Threshold) -> str:
+    """Return a limit, whether it is kept, and what was met, in one line."""
+    outcome = threshold.outcome.upper()
+    if threshold.limit is None:
+        line = f"{outcome}: no verdict “{threshold.verdict}” or worse"
+        return f"{line} ({threshold.where or threshold.reason})" if threshold.where or threshold.reason else line
+    unit = _UNITS.get(threshold.metric, "")
+    name = threshold.metric.upper() if threshold.metric in {"psnr", "ssim"} else threshold.metric.replace("_", " ")
+    line = f"{outcome}: {name} at most {threshold.limit:g}{unit}"
+    if threshold.worst is not None:
+        line += f": {number(threshold.worst, 2)}{unit} was met ({threshold.where})"
+    return f"{line}; {threshold.reason}" if threshold.reason else line
+
+
+def _signed_short(value: float) -> str:
+    text = short(value)
+    return text if text.startswith(("−", "–")) else f"+{text}"
+
+
+def _signed(value: float) -> str:
+    text = number(value, 1)
+    return text if text.startswith(("−", "–")) else f"+{text}"

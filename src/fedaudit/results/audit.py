@@ -1,0 +1,136 @@
+"""The whole result, read and written."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import textwrap
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from fedaudit.results.base import READING, Record, Timing
+from fedaudit.results.findings import AttackSummary, Comparison, ControlResult, FindingResult, Verdict
+from fedaudit.results.setting import AdversaryRecord, AttackRecord, DataRecord, FederationRecord, ModelRecord
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import explain
+
+SCHEMA_VERSION: Final = 2
+
+
+class Threshold(Record):
+    """A limit that the user set with --fail-above or --fail-on, and the worst that was met."""
+
+    metric: str = Field(description="the metric of --fail-above; 'verdict' for --fail-on")
+    limit: float | None = Field(default=None, description="of --fail-above")
+    verdict: Verdict | None = Field(default=None, description="of --fail-on: it fails on this and on all worse ones")
+    worst: float | None = None
+    where: str | None = Field(description="attack and federation of the worst value")
+    exceeded: bool
+    outcome: Literal["pass", "fail", "not tested"] = Field(
+        default="not tested", description="not tested: nothing measured it, or what measured it is inconclusive"
+    )
+    reason: str | None = Field(default=None, description="why it was not tested, or what the limit leaves out")
+
+
+def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a result of schema version 1 as one of version 2: verdicts by their new names, without controls.
+
+    "Not demonstrated" had no control then, so it is inconclusive now; what "partly recognisable" was, its images tell.
+    """
+    seen = {
+        (f["federation"], f["attack"])
+        for f in values["findings"]
+        for i in f.get("images", [])
+        if i["rank"] == 1 and i["ssim"] >= 0.5
+    }
+
+    def renamed(summary: dict[str, Any]) -> dict[str, Any]:
+        visible = (summary["federation"], summary["attack"]) in seen or summary.get("kind") == "class-images"
+        verdict = {
+            "recognisable": "recovered",
+            "partly recognisable": "recovered" if visible else "identifiable",
+            "demonstrated": "recovered" if visible else "inferred",
+            "partly demonstrated": "recovered" if visible else "inferred",
+            "not demonstrated": "inconclusive",
+        }.get(summary["verdict"], summary["verdict"])
+        return {**summary, "verdict": verdict}
+
+    def tested(limit: dict[str, Any]) -> dict[str, Any]:
+        kept = "not tested" if limit.get("worst") is None else "pass"
+        return {**limit, "outcome": "fail" if limit["exceeded"] else kept}
+
+    return {
+        **values,
+        "schema_version": SCHEMA_VERSION,
+        "summaries": [renamed(s) for s in values["summaries"]],
+        "thresholds": [tested(t) for t in values["thresholds"]],
+    }
+
+
+class AuditResult(Record):
+    """Everything that an audit found."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+    fedaudit_version: str
+    name: str
+    scenario: dict[str, Any] = Field(description="the resolved scenario; repeating it gives the same numbers")
+    data: DataRecord
+    model: ModelRecord
+    adversary: AdversaryRecord
+    federations: list[FederationRecord]
+    attacks: list[AttackRecord]
+    findings: list[FindingResult]
+    summaries: list[AttackSummary]
+    comparisons: list[Comparison]
+    controls: list[ControlResult] = Field(default=[], description="positive controls; summaries name theirs")
+    verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
+    not_tested: list[str] = Field(description="what this audit says nothing about")
+    lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
+    repeat: str = Field(default="fedaudit audit scenario.yaml --out DIR", description="the command that repeats it")
+    thresholds: list[Threshold]
+    environment: dict[str, str]
+    timing: Timing
+
+    def save(self, path: Path) -> None:
+        """Write ``results.json`` to ``path``."""
+        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> AuditResult:
+        """Read a ``results.json``; fields that only a later fedaudit knows are left out.
+
+        Raises:
+            BadInput: the file can't be read, or isn't a result of this schema version.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BadInput(f"can't read '{path}': {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{path} is truncated or not JSON ({error})") from None
+        version = values.get("schema_version") if isinstance(values, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise BadInput(
+                f"{path} has schema version {version}, and this fedaudit reads {SCHEMA_VERSION}; "
+                f"install the one that wrote it ({reprlib.repr(values.get('fedaudit_version'))}), or a later one"
+            )
+        try:
+            if version == 1:
+                values = _from_version_1(values)
+            return cls.model_validate(values, context=READING)
+        except ValidationError as error:
+            raise BadInput(f"{path} isn't an audit's result: {explain(error, cls)}") from None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"{path} isn't an audit's result: {error!r}") from None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        reached = {summary.verdict for summary in self.summaries}
+        return [
+            ("name", textwrap.shorten(self.name, 60, placeholder="…")),
+            ("federations", len(self.federations)),
+            ("attacks", len(self.attacks)),
+            ("findings", len(self.findings)),
+            ("worst", next((verdict for verdict in get_args(Verdict) if verdict in reached), None)),
+        ]

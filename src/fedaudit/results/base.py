@@ -1,0 +1,50 @@
+"""What the parts of a result share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+READING = "fields that only a later fedaudit knows are left out"
+
+
+def _open(schema: dict[str, Any]) -> None:
+    """Let the published schema accept fields of later versions, as :meth:`AuditResult.load` does."""
+    schema.pop("additionalProperties", None)
+
+
+class Record(BaseModel):
+    """Refuses unknown fields where it is made, and leaves them out where a file is read: see docs/results.md."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_open)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unknown(cls, values: Any, info: ValidationInfo) -> Any:
+        if info.context == READING and isinstance(values, dict):
+            return {key: value for key, value in values.items() if key in cls.model_fields}
+        return values
+
+
+class Timing(Record):
+    """What differs from run to run."""
+
+    seconds: float = Field(description="wall seconds")
+    started: str | None = Field(default=None, description="ISO 8601, UTC")
+    workers: int | None = None
+
+
+class Interval(Record):
+    """Mean and median over n images, with a 95 % interval of the mean (bootstrap; Student for paired differences)."""
+
+    mean: float
+    median: float
+    low: float
+    high: float
+    n: int
+
+    def span(self, form: Callable[[float], str]) -> str:
+        """Return the interval in brackets, after a space; nothing for n = 1, which has none."""
+        return f" [{form(self.low)}, {form(self.high)}]" if self.n > 1 else ""

@@ -1,0 +1,239 @@
+"""What an audit found: findings, their summaries and controls, and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedaudit.results.base import Interval, Record, Timing
+
+# From the worst down; VERDICTS says what each means.
+Verdict = Literal["recovered", "identifiable", "inferred", "inconclusive", "not demonstrated", "not applicable"]
+
+VERDICTS: dict[Verdict, str] = {
+    "recovered": "Training data came out visibly: someone who looks at the result sees what was trained on.",
+    "identifiable": "Nothing came out visibly, but the result singles out the true example among candidates, "
+    "more often than luck would.",
+    "inferred": "Something about the training data was told better than by guessing: membership, attributes, labels, a "
+    "client's own model.",
+    "inconclusive": "This audit can't tell: the attack lost its positive control, or none was run, or there is too "
+    "little to test.",
+    "not demonstrated": "The attack found nothing, although it won its positive control. Another attack might find "
+    "more: this never means safe.",
+    "not applicable": "The attack could not be run under this threat model; the reason is given.",
+}
+LEAKS: tuple[Verdict, ...] = ("recovered", "identifiable", "inferred")
+
+
+class ImageResult(Record):
+    """One victim image against its reconstruction. Paths are relative to the folder of results.json."""
+
+    true_image: str = Field(description="PNG of the victim")
+    reconstruction: str = Field(description="PNG of what the attack recovered")
+    true_label: int
+    label: int | None = Field(description="label that the attack used for this image")
+    mse: float = Field(description="mean squared error on [0, 1] pixels")
+    psnr: float = Field(description="dB on [0, 1] pixels, capped at 100")
+    ssim: float
+    lpips: float | None = Field(default=None, description="null where the weights could not be had: see lpips_missing")
+    rank: int = Field(
+        description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified"
+    )
+    candidates: int = Field(description="size of the candidate set that rank refers to")
+    different_candidates: int | None = Field(default=None, description="of them, how many differ from each other")
+    uses: int = Field(default=1, description="how often the update used this example (local epochs)")
+    rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
+    psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
+    psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
+
+
+class Curve(Record):
+    """The attack's progress, at the iterations at which it kept a snapshot."""
+
+    iterations: list[int]
+    objective: list[float] = Field(description="what the attack minimised (the adversary sees this)")
+    psnr: list[float] = Field(description="mean PSNR in dB (the adversary does not see this)")
+
+
+class MetricResult(Record):
+    """One number by which a finding that isn't images is evaluated."""
+
+    name: str
+    value: float
+    unit: str = ""
+    higher_is_better: bool = Field(description="whether a higher value means that the attack did better")
+    baseline: float | None = Field(default=None, description="the same number without the attack")
+    low: float | None = Field(default=None, description="lower end of the 95 % interval over what n counts")
+    high: float | None = Field(default=None, description="upper end of it")
+    n: int | None = Field(default=None, description="how many records, labels, ... it is measured on")
+    of: str | None = Field(default=None, description="what n counts")
+
+
+class Line(Record):
+    """One line of a chart; a single point is drawn as a level across the chart."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+
+
+class Chart(Record):
+    """A figure that belongs to a finding, as data."""
+
+    title: str
+    caption: str = Field(description="what it shows, in words")
+    x_label: str
+    y_label: str
+    lines: list[Line]
+
+
+class Sheet(Record):
+    """A row of images that belongs to a finding, side by side in one PNG."""
+
+    title: str
+    path: str = Field(description="relative to the folder of results.json")
+
+
+class FindingResult(Record):
+    """One run of an attack, on what it receives: one update, one client, or the federation; evaluated."""
+
+    attack: str
+    federation: str
+    update_kind: Literal["gradient", "weights"]
+    round: int | None = Field(description="null where the attack received several rounds, or none")
+    client: int | None = Field(description="null where the attack received several clients, or none")
+    rounds: list[int] = Field(default=[], description="the rounds that it received")
+    num_examples: int = Field(description="over how many examples (with repetition) the updates were made")
+    status: Literal["done", "not applicable"]
+    kind: str | None = Field(default=None, description="what was recovered: 'images' or another finding type")
+    metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was evaluated")
+    charts: list[Chart] = Field(default=[], description="figures about this finding")
+    sheets: list[Sheet] = Field(default=[], description="rows of images about this finding")
+    leak: bool | None = Field(default=None, description="whether it counts as a leak by its kind's rule; null: images")
+    p_value: float | None = Field(
+        default=None, description="probability that guessing does as well, by the test that its kind's rule names"
+    )
+    p_value_at_best: float | None = Field(
+        default=None, description="the same if everything had been told rightly: above 1 %, there is too little to test"
+    )
+    reason: str | None = Field(default=None, description="why the attack could not be run, and the remedy")
+    images: list[ImageResult] = Field(default=[])
+    label_source: str | None = Field(default=None, description="'given' or the name of the label inference")
+    matching: float | None = Field(
+        default=None,
+        description="of the images that the attack tied to updates of several rounds, the share that are the same "
+        "example in each of them",
+    )
+    label_accuracy: float | None = Field(default=None, description="share of labels recovered, as a multiset")
+    objective: float | None = Field(default=None, description="final value of what the attack minimised")
+    iterations: int = 0
+    curve: Curve | None = None
+    notes: list[str] = Field(default=[])
+    timing: Timing | None = None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        where = {"attack": self.attack, "federation": self.federation, "round": self.round, "client": self.client}
+        measured = {metric.name: metric.value for metric in self.metrics[:1]}
+        return [*where.items(), ("status", self.status), ("images", len(self.images)), *measured.items()]
+
+
+class Evidence(Record):
+    """The number behind a verdict, with its interval or test."""
+
+    what: str = Field(description="what was counted or measured, in words")
+    value: float
+    low: float | None = Field(default=None, description="lower end of the 95 % interval")
+    high: float | None = Field(default=None, description="upper end of it")
+    n: int
+    of: str = Field(description="what n counts: images, records, ...")
+    by_guessing: float | None = Field(default=None, description="the value without the attack")
+    p_value: float | None = Field(default=None, description="probability that guessing does as well")
+    method: str = Field(description="of the interval and the test")
+
+
+class MetricSummary(Record):
+    """One metric over all findings of an attack."""
+
+    name: str
+    summary: str = Field(description="what it measures, in words")
+    unit: str = ""
+    higher_is_better: bool
+    value: Interval
+    baseline: Interval | None = Field(default=None, description="the same without the attack, where it is known")
+
+
+class AttackSummary(Record):
+    """All findings of one attack on one federation: a row of the report's table."""
+
+    attack: str
+    federation: str
+    update_kind: Literal["gradient", "weights"]
+    updates: int = Field(description="runs of the attack: one an update, or a client, or the federation")
+    images: int
+    kind: str | None = Field(default=None, description="what was recovered; null where nothing could be run")
+    metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't images")
+    verdict: Verdict
+    verdict_text: str = Field(description="what the verdict rests on, in a sentence")
+    headline: str = Field(default="", description="the verdict as a sentence for a data-protection officer")
+    evidence: Evidence | None = Field(default=None, description="the number behind the verdict; null: not run")
+    control: int | None = Field(default=None, description="which of the result's controls belongs to it, from 0")
+    cautions: list[str] = Field(default=[], description="what weakens a verdict without a leak")
+    advice: list[str] = Field(default=[], description="what to change so that an inconclusive audit can conclude")
+    psnr: Interval | None = None
+    mse: Interval | None = None
+    ssim: Interval | None = None
+    lpips: Interval | None = None
+    identification_rate: float | None = Field(default=None, description="share of images whose rank is 1")
+    label_accuracy: float | None = None
+    psnr_mean_image: float | None = None
+    psnr_same_class: float | None = None
+    timing: Timing | None = None
+
+
+def overall(summaries: Sequence[AttackSummary]) -> Verdict:
+    """Return what attacks of one kind on one federation say together: the worst leak, else the best-founded verdict.
+
+    An attack that won its control and found nothing says more than one beside it that is inconclusive.
+    """
+    order = (*LEAKS, "not demonstrated", "inconclusive", "not applicable")
+    return min((s.verdict for s in summaries), key=order.index, default="not applicable")
+
+
+def with_images(summaries: Sequence[AttackSummary]) -> tuple[list[AttackSummary], list[AttackSummary]]:
+    """Return the summaries for a table of images, and those for a table of other metrics.
+
+    What could not be run goes to the images, unless there are only others.
+    """
+    others = [s for s in summaries if s.metrics]
+    if others and not any(s.images for s in summaries):
+        return [], list(summaries)
+    return [s for s in summaries if not s.metrics], others
+
+
+class Comparison(Record):
+    """A paired comparison of two attacks on the same images (or updates, or clients): difference = a - b."""
+
+    federation: str
+    metric: str = Field(description="'psnr', or the first metric of the finding type")
+    a: str
+    b: str
+    difference: Interval
+    unit: str = "dB"
+    outcome: Literal["a is better", "b is better", "undecided", "meaningless here"]
+    reason: str | None = Field(default=None, description="why it is meaningless here")
+
+
+class ControlResult(Record):
+    """A positive control: the same attack with the same settings on a case that it must win."""
+
+    attack: str
+    model: Literal["same", "reference"] = Field(description="the audited model, or fedaudit's reference network")
+    federation: str | None = Field(description="the audit's federation that is the control; null: made for it")
+    case: str = Field(description="what was attacked, in words")
+    won: bool | None = Field(description="null: it could not be run")
+    text: str = Field(description="what came of it, in a sentence")
+    images: list[ImageResult] = Field(default=[])
+    metrics: list[MetricResult] = Field(default=[])
+    timing: Timing | None = None
