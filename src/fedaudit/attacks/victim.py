@@ -56,7 +56,7 @@ class Victim:
 
 
 def load_victim(
-    observation: Observation, message: Message, device: str, *, statistics: Statistics = "batch"
+    observation: Observation, message: Message, device: str, *, statistics: str = "batch"
 ) -> tuple[Victim, list[Layer]]:
     """Return the model as the client ran it, and its layers in forward order.
 

@@ -402,7 +402,7 @@ def prepare(
     *,
     num_examples: int | None = None,
     aware: bool = True,
-    statistics: Statistics = "batch",
+    statistics: str = "batch",
 ) -> Prepared:
     """Make the one update of ``observation`` ready: the model as the client ran it, the gradient, the labels.
 
