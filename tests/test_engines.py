@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.engines.first_order import first_order
-from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, CHECK_EVERY, EngineName, make_engine
-from fedaudit.attacks.inversion.engines.passes import Pass, eager, traced
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, CHECK_EVERY, make_engine
+from fedaudit.attacks.inversion.engines.passes import eager, traced
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
-from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Term, squared_l2, weighted_cosine
+from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Objective, squared_l2, weighted_cosine
 from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
@@ -53,15 +54,15 @@ class Refusing(list[str]):
         pytest.fail(note)
 
 
-PASSES: dict[str, Callable[[Victim], Pass]] = {
+PASSES: dict[str, Callable[[Victim], Callable[..., Any]]] = {
     "eager": eager,
     "traced": lambda victim: traced(victim, Refusing()),
 }
 
 
 def engine_and_notes(
-    name: EngineName, victim: Victim, training: TrainingConfig, distance: Distance, steps: int = 100
-) -> tuple[Term, list[str]]:
+    name: str, victim: Victim, training: TrainingConfig, distance: Distance, steps: int = 100
+) -> tuple[Objective, list[str]]:
     """Return the engine for labels 0, 1, …, and the notes that it will fill."""
     notes: list[str] = []
     labels = torch.arange(sum(training.batch_sizes), device=next(iter(victim.parameters.values())).device)

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, make_attack
-from fedaudit.federation import simulator
+from fedaudit.federation import record_draw, simulator
 from fedaudit.pipeline import prepare
 from fedaudit.pipeline import run as auditing
 from fedaudit.pipeline.prepare import resolve
@@ -264,7 +264,7 @@ def test_one_audit_makes_and_checks_everything_once(
         monkeypatch.setattr(where, name, counted)
 
     for where, name in (
-        (simulator, "partition"), (simulator, "draw"), (prepare, "load_dataset"), (prepare, "build_model"),
+        (simulator, "partition"), (record_draw, "draw"), (prepare, "load_dataset"), (prepare, "build_model"),
         (prepare, "check"), (auditing, "resolve"), (auditing, "check_public_examples"),
     ):  # fmt: skip
         count(where, name)

@@ -25,7 +25,6 @@ from fedaudit.report import frontier, histories
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import Tensors
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 
@@ -73,11 +72,11 @@ class Recorder(Behaviour):
     def __init__(self) -> None:
         self.turns: list[ClientStep] = []
 
-    def __call__(self, step: ClientStep) -> Tensors:
+    def __call__(self, step: ClientStep) -> dict[str, Tensor]:
         self.turns.append(dataclasses.replace(step, weights={n: t.clone() for n, t in step.weights.items()}))
         return step.train(step.batches)
 
-    def adversary_log(self) -> Tensors:
+    def adversary_log(self) -> dict[str, Tensor]:
         return {"turns": torch.tensor(len(self.turns))}
 
     def settings(self) -> dict[str, Any]:

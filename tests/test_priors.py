@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
-from fedaudit.attacks.inversion.objectives import Term, flatten, layer_l2
+from fedaudit.attacks.inversion.objectives import Objective, flatten, layer_l2
 from fedaudit.attacks.inversion.priors import (
     batch_norm_statistics,
     has_running_statistics,
@@ -57,7 +57,7 @@ def victim(name: str) -> Victim:
     )
 
 
-PRIORS: dict[str, Callable[[], Term]] = {
+PRIORS: dict[str, Callable[[], Objective]] = {
     "total variation": lambda: smoothness,
     "image norm": lambda: image_l2,
     "clipping": lambda: outside_range(RANGE),

@@ -15,7 +15,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.evaluation.membership import evaluated
 from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.record_draw import RecordDraw, draw
-from fedaudit.federation.records import NOBODY, UNUSED, RecordsSpec
+from fedaudit.federation.records import NOBODY, UNUSED
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
@@ -44,7 +44,7 @@ REST, HELD_OUT = split([*range(80)]), split([*range(100, 200)])
 
 
 def drawn(records: int = 20, public: int = 30, seed: int = 0) -> RecordDraw:
-    return draw(RecordsSpec(records, public), SHARES, 2, REST, HELD_OUT, generator=generator(seed, "x"))
+    return draw(records, public, SHARES, 2, REST, HELD_OUT, generator=generator(seed, "x"))
 
 
 @given(records=st.integers(1, 47).map(lambda n: 2 * n), public=st.integers(0, 20), seed=st.integers(0, 1000))
@@ -80,7 +80,7 @@ def test_what_nobody_holds_comes_from_the_clients_own_split_first():
 def test_matched_non_members_are_of_the_other_sort_and_of_the_same_class_and_group():
     shares = [split([*range(10)], group=0), split([*range(10, 20)], group=1), split([99], group=2)]
     held_out = Split(torch.cat([split([*range(200, 240)]).inputs]), torch.arange(40) % 3, torch.arange(40) // 20)
-    made = draw(RecordsSpec(20, 0), shares, 2, split([], group=0), held_out, generator=generator(1, "x"))
+    made = draw(20, 0, shares, 2, split([], group=0), held_out, generator=generator(1, "x"))
     assert made.records is not None
     assert made.matched[made.matched].equal(torch.arange(20))
     assert ((made.owners == NOBODY) != (made.owners[made.matched] == NOBODY)).all()

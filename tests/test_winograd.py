@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedaudit.attacks.inversion.engines import native, winograd
 from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
-from fedaudit.attacks.inversion.engines.passes import Pass, traced
+from fedaudit.attacks.inversion.engines.passes import traced
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.objectives import weighted_cosine
 from fedaudit.attacks.victim import Victim
@@ -178,7 +179,7 @@ def small_victim() -> Victim:
     return Victim(module, F.cross_entropy, parameters, dict(module.named_buffers()))
 
 
-def engine_agrees(victim: Victim, run_pass: Pass) -> None:
+def engine_agrees(victim: Victim, run_pass: Callable[..., Any]) -> None:
     images, labels = random((2, 3, 12, 12), 4), torch.tensor([1, 3])
     leaves = {n: p.clone().requires_grad_() for n, p in victim.parameters.items()}
     target = torch.autograd.grad(victim.value(leaves, random((2, 3, 12, 12), 5), labels), list(leaves.values()))

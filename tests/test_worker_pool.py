@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedaudit.federation import simulator
 from fedaudit.federation import worker_pool as pool
 from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
@@ -43,8 +44,8 @@ def test_any_number_of_workers_gives_the_same_bits(
     add_counting(monkeypatch)
     made = scenario(defences, rounds=3, **changes)
     alone, history, _ = simulated(made, 1)
-    monkeypatch.setattr(pool, "_WORTH", -1.0)  # processes from the first round on
-    monkeypatch.setattr(pool.WorkerPool, "_here", lambda *_: pytest.fail("the turns were taken in this process"))
+    monkeypatch.setattr(simulator, "_WORTH", -1.0)  # processes from the first round on
+    monkeypatch.setattr(pool, "_here", lambda *_: pytest.fail("the turns were taken in this process"))
     shared, other, told = simulated(made, 2)
     assert shared.fingerprint() == alone.fingerprint()
     assert same(shared.adversary_log, alone.adversary_log)
@@ -55,5 +56,5 @@ def test_any_number_of_workers_gives_the_same_bits(
 
 
 def test_short_rounds_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool.WorkerPool, "_apart", lambda *_: pytest.fail("processes for a simulation of a second"))
+    monkeypatch.setattr(pool, "_apart", lambda *_: pytest.fail("processes for a simulation of a second"))
     simulated(scenario({}), 2)

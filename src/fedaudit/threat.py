@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from fedaudit.federation.records import Records, RecordsSpec
+from fedaudit.federation.records import Records
 from fedaudit.federation.transcript import Transcript
 from fedaudit.update import Loss, TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
@@ -61,16 +61,6 @@ class ThreatModel(BaseModel):
         if self.hidden_attribute is not None and not self.records:
             raise ValueError("hidden_attribute is hidden in records; set records, to 300 for example")
         return self
-
-    def wanted(self, *, pretrained: bool) -> RecordsSpec:
-        """Return what the simulator draws for this adversary; ``pretrained``: the model was, on the train split."""
-        return RecordsSpec(
-            records=self.records or 0,
-            public=self.public_examples or 0,
-            during_training=self.adversary == "client",
-            hidden=self.hidden_attribute,
-            pretrained=pretrained,
-        )
 
     @property
     def summary(self) -> str:
@@ -179,7 +169,7 @@ class Observation:
                 "set threat.adversary=client"
             )
 
-    def split(self, scope: Scope = "update") -> list[Observation]:
+    def split(self, scope: str = "update") -> list[Observation]:
         """Return what single runs of an attack receive: an observation an update, one a client, or this one.
 
         Each has the global weights of the rounds of its own messages only. Where there are no messages, the list of
@@ -217,6 +207,14 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
             messages.append(Message(record.index, update.client, record.weights, seen))
     if threat.adversary == "client":
         messages = []
+    records = transcript.records if threat.records is not None else None
+    if records is not None and threat.public_examples is None:
+        records = dataclasses.replace(
+            records,
+            public_inputs=records.public_inputs[:0],
+            public_labels=records.public_labels[:0],
+            public_values=records.public_values[:0],
+        )
     return Observation(
         federation=transcript.name,
         threat=threat,
@@ -227,18 +225,5 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         weights=tuple(r.weights for r in transcript.rounds),
         messages=tuple(messages),
         adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
-        records=_records(transcript.records, threat),
+        records=records,
     )
-
-
-def _records(records: Records | None, threat: ThreatModel) -> Records | None:
-    if records is None or threat.records is None:
-        return None
-    if threat.public_examples is None:
-        return dataclasses.replace(
-            records,
-            public_inputs=records.public_inputs[:0],
-            public_labels=records.public_labels[:0],
-            public_values=records.public_values[:0],
-        )
-    return records

@@ -15,7 +15,6 @@ from fedaudit.examples import EXAMPLE_KINDS, ExampleKind, example_kind, register
 from fedaudit.utils.errors import BadInput, unknown_name
 
 UpdateKind = Literal["gradient", "weights"]
-Tensors = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 # Beyond these a number in a file is an error or an attack on this machine's memory.
@@ -167,10 +166,10 @@ class Update:
 
     client: int
     kind: UpdateKind
-    tensors: Tensors
+    tensors: dict[str, Tensor]
     num_examples: int
     training: TrainingConfig | None
-    buffers: Tensors = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
     sanitised: SanitiserInfo | None = None
 

@@ -115,7 +115,7 @@ class Attack(Plugin, ABC):
             NotApplicable: it turned out on the way.
         """
 
-    def scope(self) -> Scope:
+    def scope(self) -> str:
         """Return what one run with these settings receives: ``default_scope``, unless a setting changes it."""
         return self.default_scope
 

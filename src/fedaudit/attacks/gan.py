@@ -16,7 +16,7 @@ from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.generator import Generator, GeneratorSpec
 from fedaudit.threat import Observation, Scope
-from fedaudit.update import TaskInfo, Tensors
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive, Whole
 
@@ -89,7 +89,7 @@ class GANClient(Behaviour):
     last: int = field(default=-1, init=False)  # round in which the generator was trained
     kept: dict[int, Tensor] = field(default_factory=dict, init=False)
 
-    def __call__(self, step: ClientStep) -> Tensors:
+    def __call__(self, step: ClientStep) -> dict[str, Tensor]:
         """Return what honest training on the poisoned batches gives."""
         if step.round < self.start:
             return step.train(step.batches, self.limit)
@@ -162,7 +162,7 @@ class GANClient(Behaviour):
         with torch.no_grad():
             self.kept[index] = self.generator(self.codes)
 
-    def adversary_log(self) -> Tensors:
+    def adversary_log(self) -> dict[str, Tensor]:
         """Return the images that were kept, by round, and the target."""
         images = {f"{_ROUND}{index:05d}": kept for index, kept in self.kept.items()}
         return {**images, _TARGET: torch.tensor(self.target)} if images else {}

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from fedaudit.federation.local_training import draws_at_random, local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation, ThreatModel
-from fedaudit.update import Loss, TaskInfo, Tensors, Update
+from fedaudit.update import Loss, TaskInfo, Update
 
 # Whose statistics BatchNorm takes in an attack on clients that train with those of their batch: those of the dummy
 # batch, or the running ones.
@@ -39,24 +39,24 @@ class Victim:
 
     module: nn.Module
     loss: Loss
-    parameters: Tensors
-    constants: Tensors
+    parameters: dict[str, Tensor]
+    constants: dict[str, Tensor]
     dropout: bool = False
 
-    def outputs(self, images: Tensor, parameters: Tensors | None = None) -> Tensor:
+    def outputs(self, images: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
         """Return the model's outputs at ``parameters`` (or its own); BatchNorm's running statistics stay."""
         writes = any(part.training for part in self.module.modules())
         constants = {name: t.clone() for name, t in self.constants.items()} if writes else self.constants
         state = {**(self.parameters if parameters is None else parameters), **constants}
         return torch.as_tensor(functional_call(self.module, state, (images,)))
 
-    def value(self, parameters: Tensors, images: Tensor, labels: Tensor) -> Tensor:
+    def value(self, parameters: dict[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss at ``parameters``."""
         return self.loss(self.outputs(images, parameters), labels)
 
 
 def load_victim(
-    observation: Observation, message: Message, device: str, *, statistics: Statistics = "batch"
+    observation: Observation, message: Message, device: str, *, statistics: str = "batch"
 ) -> tuple[Victim, list[Layer]]:
     """Return the model as the client ran it, and its layers in forward order.
 

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.engines.guarded import EngineName, make_engine
+from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
-from fedaudit.attacks.inversion.objectives import Term, weighted_cosine
+from fedaudit.attacks.inversion.objectives import Objective, weighted_cosine
 from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
 from fedaudit.attacks.victim import Victim
@@ -80,7 +80,7 @@ class Tool:
     """
 
     iterate: Callable[[], object]
-    engine: Term
+    engine: Objective
 
 
 def prepare(case: Case) -> Prepared:
@@ -101,7 +101,7 @@ def prepare(case: Case) -> Prepared:
     return Prepared(victim, labels, target, start, (-edge, edge), case.training)
 
 
-def our_tool(name: EngineName, ready: Prepared) -> Tool:
+def our_tool(name: str, ready: Prepared) -> Tool:
     """Return our engine ``name`` in our loop."""
     distance = weighted_cosine(ready.target, [1.0] * len(ready.target))
     engine = make_engine(name, ready.victim, ready.labels, ready.training, distance, steps=1000, notes=[])

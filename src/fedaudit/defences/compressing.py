@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, flat, norm, unflat
-from fedaudit.update import SanitiserInfo, Tensors, Update
+from fedaudit.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Fraction, Number, Positive, Whole
 
@@ -114,8 +114,8 @@ class DeepGradientCompression(Sanitiser):
     warmup: Whole = 4
 
     rounds: int = field(default=0, init=False)  # of this client
-    velocity: Tensors = field(default_factory=dict, init=False)  # u
-    accumulated: Tensors = field(default_factory=dict, init=False)  # v
+    velocity: dict[str, Tensor] = field(default_factory=dict, init=False)  # u
+    accumulated: dict[str, Tensor] = field(default_factory=dict, init=False)  # v
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update with zeros in place of what isn't sent."""

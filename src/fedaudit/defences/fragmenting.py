@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaudit.defences.compressing import Ratio, share
 from fedaudit.defences.sanitising import ClientContext, Sanitiser
-from fedaudit.update import SanitiserInfo, Tensors, Update
+from fedaudit.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 
 
@@ -43,7 +43,7 @@ class Fragmented(Sanitiser):
     ratio: Ratio = 0.6
     direction: Literal["aligned", "literal"] = "aligned"
 
-    previous: Tensors | None = field(default=None, init=False)  # the model received last
+    previous: dict[str, Tensor] | None = field(default=None, init=False)  # the model received last
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
         """Return the chosen layers."""
@@ -82,7 +82,7 @@ class FragmentedAtRandom(Sanitiser):
 Layers = list[tuple[str, ...]]
 
 
-def _cosine(layer: tuple[str, ...], tensors: Tensors, moved: Tensors) -> float:
+def _cosine(layer: tuple[str, ...], tensors: dict[str, Tensor], moved: dict[str, Tensor]) -> float:
     own: Tensor = torch.cat([tensors[name].double().reshape(-1) for name in layer if name in tensors])
     other = torch.cat([moved[name].double().reshape(-1) for name in layer if name in tensors])
     lengths = float(own.norm() * other.norm())

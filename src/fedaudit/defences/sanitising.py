@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.update import SanitiserInfo, Tensors, Update
+from fedaudit.update import SanitiserInfo, Update
 from fedaudit.utils.registry import Plugin, Registry, register
 
 
@@ -25,7 +25,7 @@ class ClientContext:
         clients: that take part in a round.
     """
 
-    weights: Tensors
+    weights: dict[str, Tensor]
     layers: tuple[tuple[str, ...], ...]
     clients: int
 
@@ -67,7 +67,7 @@ class NoSanitiser(Sanitiser):
         return update
 
 
-def changed(update: Update, tensors: Tensors, how: SanitiserInfo) -> Update:
+def changed(update: Update, tensors: dict[str, Tensor], how: SanitiserInfo) -> Update:
     """Return ``update`` with other tensors, and what everybody knows of how they came about."""
     return replace(update, tensors=tensors, sanitised=how)
 
@@ -77,7 +77,7 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
 
 
-def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
+def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Undo :func:`flat`."""
     pieces = vector.split([tensor.numel() for tensor in like.values()])
     return {name: piece.view_as(tensor) for (name, tensor), piece in zip(like.items(), pieces, strict=True)}

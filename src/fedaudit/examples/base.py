@@ -12,8 +12,6 @@ from torch import Tensor
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Registry
 
-Statistics = tuple[float, ...]
-
 
 class ExampleKind:
     """A kind of examples. What is not overridden holds for examples of real values, used as they are given.
@@ -78,7 +76,7 @@ class ExampleKind:
         self.check_bounds(examples, where)
         return examples.contiguous()
 
-    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Statistics, Statistics]:
+    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
         """Return both splits (n, ...) as a data set holds them, and mean and standard deviation for the model."""
         channels = self.channels(tuple(train.shape[1:]))
         return train, test, (0.0,) * channels, (1.0,) * channels
@@ -122,11 +120,11 @@ class ExampleKind:
 
     # --- what the model sees ----------------------------------------------------------------------------------------
 
-    def normalise(self, examples: Tensor, mean: Statistics, std: Statistics) -> Tensor:
+    def normalise(self, examples: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
         """Return what the model sees of examples (n, ...): (x − mean) / std, per channel."""
         return (examples - _channelwise(mean, examples)) / _channelwise(std, examples)
 
-    def denormalise(self, inputs: Tensor, mean: Statistics, std: Statistics) -> Tensor:
+    def denormalise(self, inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
         """Undo :meth:`normalise`."""
         return inputs * _channelwise(std, inputs) + _channelwise(mean, inputs)
 
@@ -164,7 +162,7 @@ class ExampleKind:
         save_png(self.draw(example[None]), path)
 
 
-def _channelwise(values: Statistics, like: Tensor) -> Tensor:
+def _channelwise(values: tuple[float, ...], like: Tensor) -> Tensor:
     shape = (1, -1, *([1] * (like.ndim - 2)))
     return torch.tensor(values, dtype=like.dtype, device=like.device).view(shape)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedaudit.examples.base import ExampleKind, Statistics, eight_bit, register
+from fedaudit.examples.base import ExampleKind, eight_bit, register
 from fedaudit.utils.errors import BadInput
 
 _CHANNELS = (1, 3, 4)
@@ -72,7 +72,7 @@ class Image(ExampleKind):
         self.check_bounds(x, where, remedy)
         return x.contiguous()
 
-    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Statistics, Statistics]:
+    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
         """Return both splits as they are, with the mean and standard deviation of the train split's channels."""
         return (train, test, *channel_statistics(train))
 
@@ -87,7 +87,7 @@ class Image(ExampleKind):
         return torch.cat(parts[:-1], dim=2)
 
 
-def channel_statistics(images: Tensor) -> tuple[Statistics, Statistics]:
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and standard deviation per channel of images (n, C, H, W), as two tuples of C."""
     pixels = images.transpose(0, 1).flatten(1)
     means = [float(channel.mean(dtype=torch.float64)) for channel in pixels]

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedaudit.examples.base import ExampleKind, Statistics, register
+from fedaudit.examples.base import ExampleKind, register
 
 
 class Table(ExampleKind):
@@ -32,15 +32,15 @@ class Table(ExampleKind):
         self.check_finite(rows, where)
         return rows
 
-    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Statistics, Statistics]:
+    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
         """Return both splits standardised by the train split; nothing is left for the model to take out."""
         return (*standardise(train, test), (0.0,), (1.0,))
 
-    def normalise(self, examples: Tensor, mean: Statistics, std: Statistics) -> Tensor:  # noqa: ARG002
+    def normalise(self, examples: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:  # noqa: ARG002
         """Return the rows as they are."""
         return examples
 
-    def denormalise(self, inputs: Tensor, mean: Statistics, std: Statistics) -> Tensor:  # noqa: ARG002
+    def denormalise(self, inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:  # noqa: ARG002
         """Return the rows as they are."""
         return inputs
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedaudit.federation.local_training import Batch
-from fedaudit.update import Loss, TaskInfo, Tensors
+from fedaudit.update import Loss, TaskInfo
 from fedaudit.utils.registry import Plugin, Registry
 from fedaudit.utils.registry import register as register
 
@@ -19,7 +18,7 @@ from fedaudit.utils.registry import register as register
 class HonestTraining(Protocol):
     """Trains as the protocol says, on whatever batches it is given."""
 
-    def __call__(self, batches: Sequence[Batch], limit: float | None = None) -> Tensors:
+    def __call__(self, batches: Sequence[tuple[Tensor, Tensor]], limit: float | None = None) -> dict[str, Tensor]:
         """Return what the client would send: the gradient, or ΔW.
 
         Args:
@@ -49,13 +48,13 @@ class ClientStep:
     round: int
     client: int
     model: nn.Module
-    weights: Tensors
-    batches: list[Batch]
+    weights: dict[str, Tensor]
+    batches: list[tuple[Tensor, Tensor]]
     train: HonestTraining
     task_info: TaskInfo
     loss: Loss
     generator: torch.Generator
-    records: Batch | None = None
+    records: tuple[Tensor, Tensor] | None = None
 
 
 BEHAVIOURS: Registry[type[Behaviour]] = Registry("behaviour", "fedaudit.behaviours")
@@ -67,7 +66,7 @@ class Behaviour(Plugin, ABC):
     registry = BEHAVIOURS
 
     @abstractmethod
-    def __call__(self, step: ClientStep) -> Tensors:
+    def __call__(self, step: ClientStep) -> dict[str, Tensor]:
         """Return what the client sends: a tensor for each of the model's trainable parameters."""
 
     def check(self, task_info: TaskInfo, records: bool) -> None:
@@ -81,6 +80,6 @@ class Behaviour(Plugin, ABC):
             BadInput: it can't; the message gives the reason and the remedy.
         """
 
-    def adversary_log(self) -> Tensors:
+    def adversary_log(self) -> dict[str, Tensor]:
         """Return the adversary log so far: what it has recorded, by name."""
         return {}

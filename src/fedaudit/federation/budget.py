@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 
-from fedaudit.data.dataset import Split
 from fedaudit.defences.privacy import Account, DifferentialPrivacy, account, central_noise
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.checkpoint import State
+from fedaudit.federation.client import Federation
 from fedaudit.federation.history import History
-from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.utils.registry import make
 
 
 class PrivacyBudget:
     """Who may still send, where the updates have differential privacy."""
 
-    def __init__(
-        self, spec: FederationSpec, defences: DefencesSpec, client_data: list[Split], history: History
-    ) -> None:
+    def __init__(self, federation: Federation, history: History) -> None:
+        spec, client_data, sanitiser = federation.spec, federation.client_data, federation.defences.sanitiser
         self.history = history
         self.account: Account | None = None
         self.central_noise = 0.0
         self.sent = [0] * spec.clients
         self.finished = 0
-        dp = make(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
+        dp = make(SANITISERS, sanitiser.name, sanitiser.settings())
         if not isinstance(dp, DifferentialPrivacy):
             return
         fewest = min(map(len, client_data))

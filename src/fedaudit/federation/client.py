@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,17 +21,14 @@ from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.encoding import decode, encode
 from fedaudit.federation.history import History
-from fedaudit.federation.local_training import Batch, Gradients, gradient, local_randomness, train, trainable
+from fedaudit.federation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.federation.record_draw import RecordDraw
-from fedaudit.federation.records import Records, RecordsSpec
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
-from fedaudit.update import Loss, TaskInfo, Tensors, TrainingConfig, Update
+from fedaudit.update import Loss, TaskInfo, TrainingConfig, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
-
-Layers = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,9 @@ class Federation:
         model: with the weights of round 0.
         loss: mean over a batch.
         reveal_labels: whether updates carry their labels, for threat models that grant them.
-        wanted: the examples that the threat model grants the adversary.
-        client_data: what each client holds.
+        client_data: what each client holds; the malicious ones are the last.
         drawn: the adversary's records, and on what accuracy is measured.
+        during_training: whether malicious clients have these records while the federation runs.
         aggregator: of the server.
         behaviour: of the malicious clients, as they begin; None where there are none.
         accuracy_every: accuracy is measured every so many rounds and after the last; None: never.
@@ -70,9 +67,9 @@ class Federation:
     model: nn.Module
     loss: Loss
     reveal_labels: bool
-    wanted: RecordsSpec
     client_data: list[Split]
     drawn: RecordDraw
+    during_training: bool
     aggregator: Aggregator
     behaviour: Behaviour | None = None
     accuracy_every: int | None = None
@@ -80,35 +77,34 @@ class Federation:
 
 
 class Client:
-    """One client: its data, its place in the current pass over them, its sanitiser's state."""
+    """One client: its data, its place in the current pass over them, its sanitiser's state.
+
+    Args:
+        number: from 0; the server's own trainer has another.
+        data: that it holds.
+        federation: its own.
+        layers: names of the parameters and buffers of each of the model's layers, in forward order.
+    """
 
     def __init__(
-        self,
-        number: int,
-        data: Split,
-        federation: Federation,
-        spec: FederationSpec,
-        defences: DefencesSpec,
-        seed: int,
-        layers: Layers,
-        behaviour: Behaviour | None = None,
-        records: Records | None = None,
+        self, number: int, data: Split, federation: Federation, layers: tuple[tuple[str, ...], ...] = ()
     ) -> None:
         self.number = number
         self.data = data
         self.task_info, self.loss = federation.task_info, federation.loss
         self.reveal_labels = federation.reveal_labels
-        self.spec = spec
-        self.seed = seed
+        self.spec, self.seed = spec, seed = federation.spec, federation.seed
         self.order = generator(seed, spec.name, "order", number)
         self.noise = generator(seed, spec.name, "sanitiser", number)
-        self.sanitiser = make(SANITISERS, defences.sanitiser.name, defences.sanitiser.settings())
+        sanitiser = federation.defences.sanitiser
+        self.sanitiser = make(SANITISERS, sanitiser.name, sanitiser.settings())
         self.layers = layers
-        self.behaviour = behaviour
-        self.records = records
+        malicious = number >= spec.honest
+        self.behaviour = federation.behaviour if malicious else None
+        self.records = federation.drawn.records if malicious and federation.during_training else None
         self.used = torch.zeros(len(data), dtype=torch.bool)  # which of its examples an update was made from
         self.behaviour_rng = generator(seed, spec.name, "behaviour", number)
-        self.gradients: Gradients | None = None
+        self.gradients: Callable[..., list[Tensor]] | None = None
         if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
             self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
         self.pending: list[Tensor] = []
@@ -152,7 +148,7 @@ class Client:
         per_epoch = math.ceil(len(self.data) / self.spec.batch_size)
         return [self._next() for _ in range((self.spec.local_epochs or 1) * per_epoch)]
 
-    def train(self, model: nn.Module, index: int) -> tuple[Tensors, list[Tensor]]:
+    def train(self, model: nn.Module, index: int) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
         rows = self._batches()
         self.used[torch.cat(rows)] = True
@@ -171,8 +167,12 @@ class Client:
             return self.behaviour(step), rows
 
     def _honest(
-        self, model: nn.Module, start: Tensors, batches: Sequence[Batch], limit: float | None = None
-    ) -> Tensors:
+        self,
+        model: nn.Module,
+        start: dict[str, Tensor],
+        batches: Sequence[tuple[Tensor, Tensor]],
+        limit: float | None = None,
+    ) -> dict[str, Tensor]:
         """Return the gradient of the first batch, or ΔW after training ``model`` in place on all of them."""
         spec, loss = self.spec, self.loss
         if spec.algorithm == "fedsgd":
@@ -190,7 +190,9 @@ class Client:
         )
         return {name: p.detach() - start[name] for name, p in trainable(model).items()}
 
-    def run_round(self, model: nn.Module, index: int, start: Tensors, history: History) -> tuple[Update, Tensor]:
+    def run_round(
+        self, model: nn.Module, index: int, start: dict[str, Tensor], history: History
+    ) -> tuple[Update, Tensor]:
         """Return the update of round ``index`` as it arrives, and the rows of the examples it was made from, in order.
 
         Args:
@@ -235,7 +237,7 @@ class Client:
         history.sanitising_seconds += time.perf_counter() - began
         return self._send(update, start, history), used
 
-    def _send(self, update: Update, start: Tensors, history: History) -> Update:
+    def _send(self, update: Update, start: dict[str, Tensor], history: History) -> Update:
         """Return the update as it is read from the bytes that travel."""
         message = encode({**update.tensors, **update.buffers}, list(start))
         arrived = decode(message, start)

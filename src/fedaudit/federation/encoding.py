@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.update import Tensors
 from fedaudit.utils.errors import CorruptTranscript
 
 _DENSE, _SPARSE, _BITMAP, _SIGNS = range(4)
@@ -38,7 +37,7 @@ def encode(tensors: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
     return b"".join(parts)
 
 
-def decode(message: bytes, like: Mapping[str, Tensor]) -> Tensors:
+def decode(message: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that :func:`encode` wrote.
 
     Args:

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.models import set_training_mode
-from fedaudit.update import Loss, Tensors
+from fedaudit.update import Loss
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-Batch = tuple[Tensor, Tensor]
 
 # What a user's own model or loss raises on examples that it can't take.
 _FAILURES = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError)
@@ -70,12 +68,13 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-# What takes the place of a batch's gradient where a defence changes the training itself: one tensor a parameter.
-Gradients = Callable[[nn.Module, Loss, Batch], list[Tensor]]
-
-
-def gradient(model: nn.Module, loss: Loss, batch: Batch, gradients: Gradients | None = None) -> Tensors:
+def gradient(
+    model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], gradients: Callable[..., list[Tensor]] | None = None
+) -> dict[str, Tensor]:
     """Return the gradient of the mean loss over ``batch`` for every trainable parameter, or what ``gradients`` says.
+
+    ``gradients`` takes its place where a defence changes the training itself: of (model, loss, batch) one tensor a
+    parameter.
 
     Raises:
         BadInput: the gradient isn't finite, or the loss isn't one number.
@@ -99,13 +98,13 @@ def gradient(model: nn.Module, loss: Loss, batch: Batch, gradients: Gradients | 
 def train(
     model: nn.Module,
     loss: Loss,
-    batches: Iterable[Batch],
+    batches: Iterable[tuple[Tensor, Tensor]],
     *,
     learning_rate: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     proximal_mu: float = 0.0,
-    gradients: Gradients | None = None,
+    gradients: Callable[..., list[Tensor]] | None = None,
     limit: float | None = None,
 ) -> list[float]:
     """Train ``model`` in place by SGD, one step a batch; return each step's loss before the step.
@@ -142,7 +141,7 @@ def train(
     return [float(value) for value in losses]
 
 
-def _loss(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
+def _loss(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]) -> Tensor:
     inputs, targets = batch
     try:
         value = loss(model(inputs), targets)

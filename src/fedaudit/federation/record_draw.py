@@ -9,10 +9,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedaudit.data.dataset import Attribute, Split
-from fedaudit.federation.records import NOBODY, UNUSED, Records, RecordsSpec
+from fedaudit.data.dataset import Attribute, Dataset, Split
+from fedaudit.federation.records import NOBODY, UNUSED, Records
+from fedaudit.federation.spec import FederationSpec
+from fedaudit.utils import seeds
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import tensor_digest
+
+
+def _nothing() -> Tensor:
+    return torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -20,20 +26,20 @@ class RecordDraw:
     """Records, and what only the simulator knows of them.
 
     Attributes:
-        records: what the adversary gets.
+        held_out: the examples on which accuracy is measured: none of those that were drawn.
+        records: what the adversary gets, if anything.
         owners: (n,) the client that holds the record, or :data:`~fedaudit.federation.records.NOBODY`.
         positions: (n,) its row among that client's examples, or -1.
         matched: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
-        held_out: the examples on which accuracy is measured: none of those that were drawn.
         values: (n,) which value of the hidden attribute each record has; empty where none is hidden.
     """
 
-    records: Records | None
-    owners: Tensor
-    positions: Tensor
-    matched: Tensor
     held_out: Split
-    values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    records: Records | None = None
+    owners: Tensor = field(default_factory=_nothing)
+    positions: Tensor = field(default_factory=_nothing)
+    matched: Tensor = field(default_factory=_nothing)
+    values: Tensor = field(default_factory=_nothing)
 
     def owned(self, used: Sequence[Tensor]) -> Tensor:
         """Return ``owners`` with ``UNUSED`` for what no update used; ``used`` has a mask for every client."""
@@ -44,15 +50,73 @@ class RecordDraw:
         return torch.tensor(known, dtype=torch.int64)
 
 
+def draw_records(
+    data: Dataset,
+    split: str,
+    spec: FederationSpec,
+    client_data: Sequence[Split],
+    *,
+    seed: int,
+    records: int = 0,
+    public: int = 0,
+    hidden: str | None = None,
+    pretrained: bool = False,
+    measured: bool = False,
+) -> RecordDraw:
+    """Return the records that the adversary holds, if any, and on what accuracy is measured.
+
+    That is the split which the clients don't hold; where the model was trained on that, what is left of theirs.
+
+    Args:
+        data: whose ``split`` (train or test) the clients hold.
+        split: train or test.
+        spec: of the federation.
+        client_data: what each client holds; the honest ones first.
+        seed: of the scenario; the same records under every defence.
+        records: how many; half of them are clients' examples.
+        public: further examples of the same kind that the adversary holds.
+        hidden: the attribute that the records lack, if any.
+        pretrained: the model was trained on the whole train split before: none of that is an example that nobody
+            trained on.
+        measured: whether accuracy will be.
+
+    Raises:
+        BadInput: there are too few examples, or no such attribute.
+    """
+    rest, held_out = (data.train, data.test) if split == "train" else (data.test, data.train)
+    if pretrained:
+        rest, held_out = (rest[:0], held_out) if split == "train" else (rest, held_out[:0])
+    if hidden is not None and hidden not in data.attributes:
+        known = ", ".join(data.attributes) or "none"
+        raise BadInput(f"the data set '{data.name}' has no attribute '{hidden}' to hide; it has: {known}")
+    try:
+        if records:
+            rng = seeds.generator(seed, spec.name, "records")
+            attribute = None if hidden is None else (hidden, data.attributes[hidden])
+            drawn = draw(records, public, client_data, spec.honest, rest, held_out, generator=rng, hidden=attribute)
+        else:
+            drawn = RecordDraw(held_out if len(held_out) else _unheld(rest, client_data, set()))
+        left, classes = len(drawn.held_out), data.num_classes
+        if pretrained and split == "test" and measured and classes is not None and left < classes:
+            raise BadInput(
+                f"the model was trained on the train split, and clients leave {left} examples of the test split to "
+                "measure accuracy on; use data.split: train, or fewer examples (federations.*.examples)"
+            )
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
+    return drawn
+
+
 def draw(
-    wanted: RecordsSpec,
+    records: int,
+    public: int,
     client_data: Sequence[Split],
     honest: int,
     rest: Split,
     held_out: Split,
     *,
     generator: torch.Generator,
-    hidden: Attribute | None = None,
+    hidden: tuple[str, Attribute] | None = None,
 ) -> RecordDraw:
     """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
 
@@ -63,23 +127,19 @@ def draw(
     is measured on what is left of ``held_out``, or where that is empty, on what is left of ``rest``.
 
     Args:
-        wanted: how many.
+        records: how many.
+        public: how many further examples.
         client_data: what each client holds; the honest ones first.
         honest: how many of them there are.
         rest: examples of the split that the clients hold, held or not; they may be theirs.
         held_out: the other split.
         generator: of all draws.
-        hidden: the attribute of that name in ``wanted``: it is taken out of the records, not out of public examples.
+        hidden: an attribute and its name: it is taken out of the records, not out of public examples.
 
     Raises:
         BadInput: there are too few examples.
     """
-    nothing = torch.zeros(0, dtype=torch.int64)
-    if not wanted.records:
-        return RecordDraw(
-            None, nothing, nothing, nothing, held_out if len(held_out) else _unheld(rest, client_data, set())
-        )
-    half = wanted.records // 2
+    half = records // 2
     theirs = _joined(client_data[:honest])
     marks = [_digests(data) for data in client_data]
     malicious = {mark for share in marks[honest:] for mark in share}
@@ -95,19 +155,19 @@ def draw(
         *(len(rest) + torch.randperm(len(held_out), generator=generator)).tolist(),
     ]
     non_members = _distinct(order, [*_digests(rest), *_digests(held_out)], malicious | set(own))
-    if len(non_members) < half + wanted.public + 1:  # one, at least, for accuracy
+    if len(non_members) < half + public + 1:  # one, at least, for accuracy
         raise BadInput(
-            f"threat.records and public_examples ask for {half + wanted.public} examples that nobody trains on, and "
+            f"threat.records and public_examples ask for {half + public} examples that nobody trains on, and "
             f"there are {max(0, len(non_members) - 1)}; lower them, or let the clients hold less "
             "(federations.*.examples)"
         )
     others = _matched(_strata(theirs, members), non_members, _strata(free, non_members))
     gone = set(others)
-    public = [row for row in non_members if row not in gone][: wanted.public]
-    taken = {row - len(rest) for row in [*others, *public]}
+    further = [row for row in non_members if row not in gone][:public]
+    taken = {row - len(rest) for row in [*others, *further]}
     left = held_out[[row for row in range(len(held_out)) if row not in taken]]
     if not len(held_out):
-        left = _unheld(rest, client_data, {*others, *public})
+        left = _unheld(rest, client_data, {*others, *further})
     elif not len(left):
         raise BadInput("threat.records and public_examples leave nothing to measure accuracy on; lower them")
     shuffle = torch.randperm(2 * half, generator=generator)
@@ -117,26 +177,27 @@ def draw(
     positions = torch.tensor(members) - (lengths.cumsum(0) - lengths)[owners]
     none = torch.full((half,), NOBODY)
     pairs = torch.arange(2 * half).roll(half)  # the i-th member goes with the i-th of the others
-    records = Records(
+    given = Records(
         torch.cat([theirs.inputs[members], free.inputs[others]])[shuffle],
         torch.cat([theirs.targets[members], free.targets[others]])[shuffle],
-        free.inputs[public],
-        free.targets[public],
+        free.inputs[further],
+        free.targets[further],
     )
-    values = nothing
-    if hidden is not None and wanted.hidden is not None:
-        held, known = theirs.attributes[wanted.hidden], free.attributes[wanted.hidden]
+    values = _nothing()
+    if hidden is not None:
+        name, attribute = hidden
+        held, known = theirs.attributes[name], free.attributes[name]
         values = torch.cat([held[members], known[others]])[shuffle]
-        columns = torch.tensor(hidden.columns, dtype=torch.int64)
-        records.inputs[:, columns] = 0.0
-        codes = hidden.codes if len(columns) else torch.zeros(len(hidden.values), 0)
-        records = replace(records, codes=codes, columns=columns, public_values=known[public])
+        columns = torch.tensor(attribute.columns, dtype=torch.int64)
+        given.inputs[:, columns] = 0.0
+        codes = attribute.codes if len(columns) else torch.zeros(len(attribute.values), 0)
+        given = replace(given, codes=codes, columns=columns, public_values=known[further])
     return RecordDraw(
-        records=records,
+        left,
+        given,
         owners=torch.cat([owners, none])[shuffle],
         positions=torch.cat([positions, none])[shuffle],
         matched=place[pairs[shuffle]],
-        held_out=left,
         values=values,
     )
 

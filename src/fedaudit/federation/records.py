@@ -12,26 +12,6 @@ UNUSED = -2  # owner of a record that a client holds, but that none of its updat
 
 
 @dataclass(frozen=True)
-class RecordsSpec:
-    """What a threat model grants its adversary.
-
-    Attributes:
-        records: half of them are clients' examples.
-        public: further examples of the same kind.
-        during_training: whether malicious clients have the records while the federation runs.
-        hidden: the attribute that the records lack, if any.
-        pretrained: the model was trained on the whole train split before: none of that is an example that nobody
-            trained on.
-    """
-
-    records: int = 0
-    public: int = 0
-    during_training: bool = False
-    hidden: str | None = None
-    pretrained: bool = False
-
-
-@dataclass(frozen=True)
 class Records:
     """What the adversary holds; nothing in it tells whose a record is.
 

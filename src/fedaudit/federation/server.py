@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedaudit.defences.aggregation import Aggregate, Aggregator, Cohort
 from fedaudit.federation.checkpoint import State
-from fedaudit.update import Tensors, Update
+from fedaudit.update import Update
 from fedaudit.utils.errors import BadInput
 
 
@@ -42,7 +42,9 @@ class Server:
         if self.generator:
             self.generator.set_state(state["noise"])
 
-    def apply(self, weights: Tensors, updates: list[Update], root: Tensors | None = None) -> tuple[Tensors, Aggregate]:
+    def apply(
+        self, weights: dict[str, Tensor], updates: list[Update], root: dict[str, Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], Aggregate]:
         """Return the global model's state after the round, and what the aggregator said.
 
         Trainable parameters go through the aggregator. Where some clients hold tensors back, those that the same
@@ -92,7 +94,7 @@ class Server:
         state |= self._statistics(weights, updates, whole)
         return state, whole
 
-    def _part(self, names: list[str], updates: list[Update], root: Tensors | None) -> Aggregate:
+    def _part(self, names: list[str], updates: list[Update], root: dict[str, Tensor] | None) -> Aggregate:
         cohort = Cohort(
             clients=tuple(u.client for u in updates),
             examples=tuple(u.num_examples for u in updates),
@@ -105,7 +107,7 @@ class Server:
                 raise BadInput(f"client {update.client} sent NaN or infinite values")
         return self.aggregator(matrix, cohort)
 
-    def _statistics(self, weights: Tensors, updates: list[Update], aggregate: Aggregate) -> Tensors:
+    def _statistics(self, weights: dict[str, Tensor], updates: list[Update], aggregate: Aggregate) -> dict[str, Tensor]:
         """Return the buffers that local training has changed."""
         state = {}
         for name in dict.fromkeys(name for update in updates for name in update.buffers):
@@ -130,7 +132,7 @@ class Server:
         return state
 
 
-def _flat(rows: list[Tensors], names: list[str]) -> Tensor:
+def _flat(rows: list[dict[str, Tensor]], names: list[str]) -> Tensor:
     """Return the (n, d) matrix of the tensors of ``names``, without a second copy of any row."""
     sizes = [rows[0][name].numel() for name in names]
     first = rows[0][names[0]]
@@ -141,6 +143,6 @@ def _flat(rows: list[Tensors], names: list[str]) -> Tensor:
     return matrix
 
 
-def _split(vector: Tensor, names: list[str], like: Tensors) -> Tensors:
+def _split(vector: Tensor, names: list[str], like: dict[str, Tensor]) -> dict[str, Tensor]:
     pieces = vector.split([like[name].numel() for name in names])
     return {name: piece.view_as(like[name]) for name, piece in zip(names, pieces, strict=True)}

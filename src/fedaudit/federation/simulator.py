@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,15 +21,13 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import Behaviour
 from fedaudit.federation.budget import PrivacyBudget
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
-from fedaudit.federation.client import Client, Federation, Layers
+from fedaudit.federation.client import Client, Federation
 from fedaudit.federation.history import History
-from fedaudit.federation.record_draw import RecordDraw, draw
-from fedaudit.federation.records import RecordsSpec
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
-from fedaudit.federation.worker_pool import WorkerPool
+from fedaudit.federation.worker_pool import run_round
 from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import computation, tensor_digest
@@ -35,9 +35,8 @@ from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import check_memory
 
-Report = Callable[[float], None]
-
 _SERVER = -1  # its number where it trains itself: clients count from 0
+_WORTH = 10.0  # seconds that are left, below which starting processes doesn't pay
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Recording:
 def simulate(
     federation: Federation,
     *,
-    report: Report | None = None,
+    report: Callable[[float], None] | None = None,
     checkpoint: Checkpoint | None = None,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
@@ -86,18 +85,12 @@ def simulate(
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
     behaviour, aggregator = copy.deepcopy((federation.behaviour, federation.aggregator))  # they may remember
-    honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
-    during_training = drawn.records if federation.wanted.during_training else None
-    clients = [
-        Client(
-            i, data, federation, spec, defences, seed, layers, *((behaviour, during_training) if i >= honest else ())
-        )
-        for i, data in enumerate(client_data)
-    ]
+    own_copies = dataclasses.replace(federation, behaviour=behaviour)
+    clients = [Client(number, data, own_copies, layers) for number, data in enumerate(client_data)]
     root = _root(federation)
     history = History(federation.accuracy_every, federation.accuracy_examples)
     per_round = spec.clients_per_round or spec.clients
-    budget = PrivacyBudget(spec, defences, client_data, history)
+    budget = PrivacyBudget(federation, history)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
     sampler = _sampler(spec, seed)
@@ -136,7 +129,7 @@ def simulate(
         rounds, rows = unpack(saved["rounds"]), saved["rows"]
         if say:
             say(f"resuming: {begin} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint.path}")
-    pool = WorkerPool(clients, workers, spec.rounds - begin)
+    seconds = 0.0  # of the last round in this process
 
     def tell(before: int, steps: int) -> None:
         if report:
@@ -149,7 +142,18 @@ def simulate(
             history.stopped, history.why = index, why
             break
         kept = spec.record is None or index in spec.record
-        results = pool.run_round(model, index, weights, chosen, history, partial(tell, index * per_round))
+        apart = workers > 1 and len(chosen) > 1 and seconds * (spec.rounds - index) > _WORTH
+        began = time.perf_counter()
+        results = run_round(
+            [clients[number] for number in chosen],
+            model,
+            index,
+            weights,
+            history,
+            partial(tell, index * per_round),
+            workers=workers if apart else 1,
+        )
+        seconds = seconds if apart else time.perf_counter() - began
         updates = [update for update, _ in results]
         if kept:
             rows |= {(index, number): used for number, (_, used) in zip(chosen, results, strict=True)}
@@ -221,7 +225,7 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
-        options = spec.partition.options()
+        options = spec.partition.model_dump(exclude={"scheme"}, exclude_none=True)
         rows = partition(spec.partition.scheme, held.targets, spec.clients, rng, groups=held.groups, **options)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
@@ -231,64 +235,13 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
             raise BadInput(
                 f"federation '{spec.name}': malicious.lacks names classes, and '{dataset.name}' has none; leave it out"
             )
-        first = spec.clients - spec.malicious.clients
         without = torch.tensor(spec.malicious.lacks)
-        client_data[first:] = [data[~torch.isin(data.targets, without)] for data in client_data[first:]]
+        client_data[spec.honest :] = [data[~torch.isin(data.targets, without)] for data in client_data[spec.honest :]]
         if not all(map(len, client_data)):
             raise BadInput(
                 f"federation '{spec.name}': without the classes that they lack a malicious client has nothing left"
             )
     return client_data
-
-
-def draw_records(
-    data: Dataset,
-    split: str,
-    wanted: RecordsSpec,
-    spec: FederationSpec,
-    client_data: list[Split],
-    *,
-    seed: int,
-    measured: bool = False,
-) -> RecordDraw:
-    """Return the records that the adversary holds, if any, and on what accuracy is measured.
-
-    That is the split which the clients don't hold; where the model was trained on that, what is left of theirs.
-
-    Args:
-        data: whose ``split`` (train or test) the clients hold.
-        split: train or test.
-        wanted: of these data.
-        spec: of the federation.
-        client_data: what each client holds.
-        seed: of the scenario; the same records under every defence.
-        measured: whether accuracy will be.
-
-    Raises:
-        BadInput: there are too few examples.
-    """
-    pool, held_out = (data.train, data.test) if split == "train" else (data.test, data.train)
-    rng = generator(seed, spec.name, "records")
-    if wanted.hidden is not None and wanted.hidden not in data.attributes:
-        known = ", ".join(data.attributes) or "none"
-        raise BadInput(f"the data set '{data.name}' has no attribute '{wanted.hidden}' to hide; it has: {known}")
-    hidden = data.attributes[wanted.hidden] if wanted.hidden is not None else None
-    honest = spec.clients - (spec.malicious.clients if spec.malicious else 0)
-    try:
-        if not wanted.pretrained:
-            return draw(wanted, client_data, honest, pool, held_out, generator=rng, hidden=hidden)
-        if split == "train":  # all of it was trained on
-            return draw(wanted, client_data, honest, pool[:0], held_out, generator=rng, hidden=hidden)
-        drawn = draw(wanted, client_data, honest, pool, held_out[:0], generator=rng, hidden=hidden)
-        classes = data.num_classes
-        if measured and classes is not None and len(drawn.held_out) < classes:
-            raise BadInput(
-                f"the model was trained on the train split, and clients leave {len(drawn.held_out)} examples of the "
-                "test split to measure accuracy on; use data.split: train, or fewer examples (federations.*.examples)"
-            )
-        return drawn
-    except BadInput as error:
-        raise BadInput(f"federation '{spec.name}': {error}") from None
 
 
 def check(federation: Federation) -> None:
@@ -310,7 +263,7 @@ def check(federation: Federation) -> None:
         if sample_level and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
         if federation.behaviour:
-            given_records = bool(federation.wanted.records and federation.wanted.during_training)
+            given_records = federation.drawn.records is not None and federation.during_training
             federation.behaviour.check(federation.task_info, given_records)
         _check_budget(federation)
     except BadInput as error:
@@ -320,7 +273,7 @@ def check(federation: Federation) -> None:
 def _check_budget(federation: Federation) -> None:
     """Refuse a privacy budget that ends the federation before the first recorded round."""
     spec = federation.spec
-    budget = PrivacyBudget(spec, federation.defences, federation.client_data, History())
+    budget = PrivacyBudget(federation, History())
     first = min(spec.record or [0])
     if budget.account is None or budget.allowed > first:  # nobody has sent so often by then
         return
@@ -349,21 +302,16 @@ def _check_size(federation: Federation) -> None:
 
 def _root(federation: Federation) -> Client | None:
     """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
-    aggregator, client_data, spec, seed = (
-        federation.aggregator,
-        federation.client_data,
-        federation.spec,
-        federation.seed,
-    )
-    if not aggregator.root:
+    if not federation.aggregator.root:
         return None
-    wanted = aggregator.settings()["root_examples"]
-    owned = Split(torch.cat([s.inputs for s in client_data]), torch.cat([s.targets for s in client_data]))
-    rows = torch.randperm(len(owned), generator=generator(seed, spec.name, "root"))[:wanted]
-    return Client(_SERVER, owned[rows], federation, spec, DefencesSpec(), seed, ())
+    wanted = federation.aggregator.settings()["root_examples"]
+    held = federation.client_data
+    owned = Split(torch.cat([s.inputs for s in held]), torch.cat([s.targets for s in held]))
+    rows = torch.randperm(len(owned), generator=generator(federation.seed, federation.spec.name, "root"))[:wanted]
+    return Client(_SERVER, owned[rows], dataclasses.replace(federation, defences=DefencesSpec()))
 
 
-def _layers(federation: Federation) -> Layers:
+def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
     """Return the names of each layer's parameters and statistics, in forward order."""
     sample = federation.task_info.normalise(torch.zeros(2, *federation.task_info.input_shape))
     groups = {layer.name: list(layer.parameters) for layer in layer_groups(federation.model, sample)}

@@ -20,17 +20,12 @@ class PartitionSpec(Spec):
     shards_per_client: Count | None = Field(default=None, description="shards")
     m: Count | None = Field(default=None, description="label-to-clients: clients a label")
 
-    def options(self) -> dict[str, float]:
-        """Return the options that were given."""
-        given = {"alpha": self.alpha, "k": self.k, "shards_per_client": self.shards_per_client, "m": self.m}
-        return {name: value for name, value in given.items() if value is not None}
-
     @model_validator(mode="after")
     def _fits_together(self) -> PartitionSpec:
         if self.scheme not in PARTITIONS:
             raise ValueError(unknown_name("partition", self.scheme, PARTITIONS.names()))
         takes = PARTITIONS[self.scheme].info["options"]
-        for name in self.options():
+        for name in self.model_dump(exclude={"scheme"}, exclude_none=True):
             if name not in takes:
                 allowed = f"only {', '.join(takes)}" if takes else "no options"
                 raise ValueError(f"the partition '{self.scheme}' takes {allowed}; leave '{name}' out")
@@ -67,6 +62,11 @@ class FederationSpec(Spec):
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )
+
+    @property
+    def honest(self) -> int:
+        """How many clients are honest: the first ones."""
+        return self.clients - (self.malicious.clients if self.malicious else 0)
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:

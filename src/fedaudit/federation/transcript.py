@@ -24,7 +24,6 @@ from fedaudit.update import (
     Loss,
     SanitiserInfo,
     TaskInfo,
-    Tensors,
     TrainingConfig,
     Update,
     UpdateKind,
@@ -54,7 +53,7 @@ class Round:
     """
 
     index: int
-    weights: Tensors
+    weights: dict[str, Tensor]
     updates: list[Update]
     rejected: dict[int, str] = field(default_factory=dict)
     fallback: str | None = None
@@ -63,6 +62,7 @@ class Round:
         return f"Round({self.index}: {len(self.updates)} updates, {len(self.rejected)} rejected)"
 
 
+@dataclass(eq=False)
 class Transcript:
     """What travelled in one federation.
 
@@ -76,24 +76,14 @@ class Transcript:
         records: the examples that the adversary holds, if any.
     """
 
-    def __init__(
-        self,
-        name: str,
-        task_info: TaskInfo,
-        module: nn.Module,
-        loss: Loss,
-        rounds: list[Round],
-        adversary_log: Tensors | None = None,
-        records: Records | None = None,
-    ) -> None:
-        self.name = name
-        self.task_info = task_info
-        self.module = module
-        self.loss = loss
-        self.rounds = rounds
-        self.adversary_log = adversary_log or {}
-        self.records = records
-        self._checked = False
+    name: str
+    task_info: TaskInfo
+    module: nn.Module
+    loss: Loss
+    rounds: list[Round]
+    adversary_log: dict[str, Tensor] = field(default_factory=dict)
+    records: Records | None = None
+    _checked: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
         what = f"{self.task_info.model} on {'x'.join(map(str, self.task_info.input_shape))}"
@@ -122,7 +112,7 @@ class Transcript:
             _check(record.weights, state, f"{place}, global weights")
             for update in record.updates:
                 own = f"{place}, client {update.client}"
-                _check_update(update.tensors, update.buffers, update.sanitised, parameters, buffers, own)
+                _check_update(update.tensors, update.buffers, parameters, buffers, own, whole=update.sanitised is None)
                 if update.labels is not None:
                     _check_labels(update.labels, self.task_info, own)
         self._checked = True
@@ -338,7 +328,7 @@ def _read_setup(path: Path, values: dict[str, Any]) -> TaskInfo:
         raise CorruptTranscript(f"{path}: 'setup' is broken: {error}") from None
 
 
-def _read_file(folder: Path, file: str) -> Tensors:
+def _read_file(folder: Path, file: str) -> dict[str, Tensor]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", file) or (folder / file).is_symlink():
         raise CorruptTranscript(f"the index of '{folder}' names a file that isn't a plain one beside it: {file[:80]!r}")
     path = folder / file
@@ -350,14 +340,14 @@ def _read_file(folder: Path, file: str) -> Tensors:
         raise CorruptTranscript(f"{path} is truncated or not a safetensors file ({error})") from None
 
 
-def _expected(module: nn.Module) -> tuple[Tensors, Tensors, Tensors]:
+def _expected(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Return the whole state of ``module``, its trainable parameters, and the buffers that travel."""
     state = module.state_dict()
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     return state, parameters, {name: b for name, b in module.named_buffers() if name in state}
 
 
-def _check(tensors: Tensors, wanted: Tensors, path: Path | str) -> None:
+def _check(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: Path | str) -> None:
     for name, own in wanted.items():
         if name not in tensors:
             raise CorruptTranscript(f"{path}: tensor '{name}' is missing")
@@ -374,21 +364,21 @@ def _check(tensors: Tensors, wanted: Tensors, path: Path | str) -> None:
             raise CorruptTranscript(f"{path}: tensor '{name}' has NaN or infinite values")
 
 
-def _read_tensors(folder: Path, file: str, wanted: Tensors) -> Tensors:
+def _read_tensors(folder: Path, file: str, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
     tensors = _read_file(folder, file)
     _check(tensors, wanted, folder / file)
     return tensors
 
 
 def _read_update(
-    folder: Path, entry: _UpdateEntry, parameters: Tensors, buffers: Tensors, task_info: TaskInfo
+    folder: Path, entry: _UpdateEntry, parameters: dict[str, Tensor], buffers: dict[str, Tensor], task_info: TaskInfo
 ) -> Update:
     tensors = _read_file(folder, entry.file)
     path = folder / entry.file
     moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
     own = {k: v for k, v in tensors.items() if not k.startswith("buffers/")}
     filed = {f"parameters/{k}": v for k, v in parameters.items()}
-    sent = _check_update(own, moved, entry.sanitised, filed, buffers, path)
+    sent = _check_update(own, moved, filed, buffers, path, whole=entry.sanitised is None)
     try:
         return Update(
             client=entry.client,
@@ -405,16 +395,19 @@ def _read_update(
 
 
 def _check_update(
-    own: Tensors,
-    moved: Tensors,
-    sanitised: SanitiserInfo | None,
-    parameters: Tensors,
-    buffers: Tensors,
+    own: dict[str, Tensor],
+    moved: dict[str, Tensor],
+    parameters: dict[str, Tensor],
+    buffers: dict[str, Tensor],
     path: Path | str,
-) -> Tensors:
-    """Return those of ``parameters`` that were sent in ``own``, and refuse what isn't as the model has it."""
-    # a sanitiser may hold tensors back, but then says that it was there
-    sent = {k: v for k, v in parameters.items() if sanitised is None or k in own}
+    *,
+    whole: bool,
+) -> dict[str, Tensor]:
+    """Return those of ``parameters`` that were sent in ``own``, and refuse what isn't as the model has it.
+
+    A sanitiser may hold tensors back, but then says that it was there; without one the update must be ``whole``.
+    """
+    sent = {k: v for k, v in parameters.items() if whole or k in own}
     if not sent:
         raise CorruptTranscript(f"{path}: there is no parameter of the model in it")
     _check(own, sent, path)

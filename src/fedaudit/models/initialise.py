@@ -15,11 +15,8 @@ from torch import Tensor, nn
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Registry
 
-Fill = Callable[[nn.Module, torch.Generator], None]
-Scheme = Callable[[nn.Module], Fill | None]
-
-INITIALISATIONS: Registry[Scheme] = Registry("initialisation")
-"""Functions from a module to what fills the module's own parameters, or None for a layer that the scheme lacks."""
+INITIALISATIONS: Registry[Callable[[nn.Module], Callable[..., None] | None]] = Registry("initialisation")
+"""Functions from a module to what fills its own parameters with draws, or None for a layer that the scheme lacks."""
 
 CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
@@ -35,7 +32,7 @@ def initialise(model: nn.Module, scheme: str, generator: torch.Generator) -> Non
         BadInput: an unknown scheme, or a layer whose parameters the scheme does not know; then nothing is changed.
     """
     rule = INITIALISATIONS[scheme].value
-    plan: list[tuple[nn.Module, Fill]] = []
+    plan: list[tuple[nn.Module, Callable[..., None]]] = []
     for name, module in model.named_modules():
         if _own_parameters(module) or isinstance(module, NORM):
             fill = rule(module)
@@ -52,26 +49,26 @@ def initialise(model: nn.Module, scheme: str, generator: torch.Generator) -> Non
 
 
 @INITIALISATIONS.register("default", "PyTorch's default: U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and biases")
-def _default(module: nn.Module) -> Fill | None:
+def _default(module: nn.Module) -> Callable[..., None] | None:
     if _is_plain(module, (*CONV, nn.Linear)):
         return _fill_default
     return _norm(module)
 
 
 @INITIALISATIONS.register("he", "He et al. 2015: convolutions N(0, 2/fan_out), their biases 0; linear as default")
-def _he(module: nn.Module) -> Fill | None:
+def _he(module: nn.Module) -> Callable[..., None] | None:
     if _is_plain(module, CONV):
         return _fill_he
     return _default(module)
 
 
 @INITIALISATIONS.register("uniform", "DLG (Zhu et al. 2019): U(-0.5, 0.5) for every weight and bias of every layer")
-def _uniform(_module: nn.Module) -> Fill | None:
+def _uniform(_module: nn.Module) -> Callable[..., None] | None:
     return _fill_uniform
 
 
 @INITIALISATIONS.register("given", "leave the model as it is")
-def _given(_module: nn.Module) -> Fill | None:
+def _given(_module: nn.Module) -> Callable[..., None] | None:
     return _fill_nothing
 
 
@@ -106,7 +103,7 @@ def _fill_nothing(_module: nn.Module, _generator: torch.Generator) -> None:
     pass
 
 
-def _norm(module: nn.Module) -> Fill | None:
+def _norm(module: nn.Module) -> Callable[..., None] | None:
     known = isinstance(module, NORM) and set(_own_parameters(module)) <= {"weight", "bias"}
     return _fill_norm if known else None
 

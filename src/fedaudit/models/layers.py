@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaudit.models.initialise import CONV, NORM
-
-Kind = Literal["conv", "linear", "norm", "other"]
 
 # Autograd nodes that may stand between a layer and "its" ReLU, without the suffix "Backward0".
 _SCALE = "Add Sub Rsub Neg Mul Div Sum Mean"
@@ -41,14 +39,14 @@ class Layer:
 
     Attributes:
         name: of the module, as in ``named_modules()`` ("" for the model itself).
-        kind: what it is.
+        kind: ``conv``, ``linear``, ``norm`` or ``other``.
         parameters: names as in ``named_parameters()``.
         relu_follows: a ReLU takes this layer's output, directly or through normalisation, addition, scaling, pooling
             or a change of shape: its gradient may then hold exact zeros.
     """
 
     name: str
-    kind: Kind
+    kind: str
     parameters: tuple[str, ...]
     relu_follows: bool
 
@@ -87,7 +85,7 @@ def layer_groups(model: nn.Module, inputs: Tensor) -> list[Layer]:
     return [Layer(name, kind, tuple(groups[name]), name in before_relu) for name, kind in kinds.items()]
 
 
-def _kind(module: nn.Module) -> Kind:
+def _kind(module: nn.Module) -> str:
     if isinstance(module, CONV):
         return "conv"
     if isinstance(module, nn.Linear):
@@ -142,7 +140,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _before_relu(trace: _Trace, kinds: Mapping[str, Kind]) -> set[str]:
+def _before_relu(trace: _Trace, kinds: Mapping[str, str]) -> set[str]:
     """Walk the graph from the output back to the input and name the layers met under a ReLU, before anything opaque."""
     found: set[str] = set()
     seen: set[tuple[Any, bool]] = set()

@@ -16,7 +16,7 @@ from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.update import TaskInfo, Tensors, TrainingConfig, Update, UpdateKind
+from fedaudit.update import TaskInfo, TrainingConfig, Update, UpdateKind
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 
@@ -187,7 +187,7 @@ def _case(
 
 def _update(
     transcript: Transcript,
-    weights: Tensors,
+    weights: dict[str, Tensor],
     client: int,
     inputs: Tensor,
     labels: Tensor,
@@ -208,7 +208,7 @@ def _update(
     return Update(client, kind, tensors, len(inputs), training)
 
 
-def _client(transcript: Transcript, weights: Tensors) -> nn.Module:
+def _client(transcript: Transcript, weights: dict[str, Tensor]) -> nn.Module:
     """Return the model as a client runs it, without dropout."""
     module = copy.deepcopy(transcript.module)
     module.load_state_dict(weights)

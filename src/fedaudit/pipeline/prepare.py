@@ -19,7 +19,8 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour
 from fedaudit.federation.client import Federation
 from fedaudit.federation.local_training import draws_at_random, local_randomness, train
-from fedaudit.federation.simulator import check, draw_records, partition_clients
+from fedaudit.federation.record_draw import draw_records
+from fedaudit.federation.simulator import check, partition_clients
 from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
 from fedaudit.models import (
     MODELS,
@@ -255,12 +256,23 @@ def _federations(
 ) -> list[Federation]:
     """Return every federation under every set of defences, checked; under all of them clients hold the same."""
     names = iter(name for name, _, _ in scenario.runs())
-    wanted = scenario.threat.wanted(pretrained=scenario.model.training.epochs > 0)
-    split, seed, measured = scenario.data.split, scenario.seed, scenario.evaluation.accuracy_every
+    threat, evaluation = scenario.threat, scenario.evaluation
+    split, seed, measured = scenario.data.split, scenario.seed, evaluation.accuracy_every
     federations = []
     for spec, behaviour in zip(scenario.federations, behaviours, strict=True):
         client_data = partition_clients(dataset, split, spec, seed=seed)
-        drawn = draw_records(dataset, split, wanted, spec, client_data, seed=seed, measured=measured is not None)
+        drawn = draw_records(
+            dataset,
+            split,
+            spec,
+            client_data,
+            seed=seed,
+            records=threat.records or 0,
+            public=threat.public_examples or 0,
+            hidden=threat.hidden_attribute,
+            pretrained=scenario.model.training.epochs > 0,
+            measured=measured is not None,
+        )
         for defences, aggregator in zip((scenario.defences, *scenario.other_defences), aggregators, strict=True):
             federation = Federation(
                 name=next(names),
@@ -272,14 +284,14 @@ def _federations(
                 task_info=task_info,
                 model=model,
                 loss=loss,
-                reveal_labels=scenario.threat.knows_labels,
-                wanted=wanted,
+                reveal_labels=threat.knows_labels,
                 client_data=client_data,
                 drawn=drawn,
+                during_training=threat.adversary == "client",
                 aggregator=aggregator,
                 behaviour=behaviour,
                 accuracy_every=measured,
-                accuracy_examples=scenario.evaluation.accuracy_examples,
+                accuracy_examples=evaluation.accuracy_examples,
             )
             check(federation)
             federations.append(federation)

@@ -10,7 +10,7 @@ from fedaudit.federation.local_training import draws_at_random, gradient, local_
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
 from fedaudit.models import set_training_mode
-from fedaudit.update import Tensors, Update
+from fedaudit.update import Update
 from fedaudit.utils.errors import BadInput
 
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
@@ -46,8 +46,8 @@ def replay_error(recording: Recording) -> float | None:
 
 
 def _replayed(
-    transcript: Transcript, weights: Tensors, update: Update, inputs: torch.Tensor, labels: torch.Tensor
-) -> Tensors:
+    transcript: Transcript, weights: dict[str, torch.Tensor], update: Update, inputs: torch.Tensor, labels: torch.Tensor
+) -> dict[str, torch.Tensor]:
     training = update.training
     assert training is not None
     module = copy.deepcopy(transcript.module)

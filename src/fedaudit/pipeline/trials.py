@@ -16,8 +16,6 @@ from fedaudit.utils.machine import one_thread
 from fedaudit.utils.processes import WorkerDied, run_tasks, tell
 from fedaudit.utils.seeds import generator
 
-Report = Callable[[float], None]
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -57,7 +55,7 @@ class Trial:
             device_name(self.device),
         )[:32]
 
-    def run(self, report: Report | None = None) -> Finding | NotApplicable:
+    def run(self, report: Callable[[float], None] | None = None) -> Finding | NotApplicable:
         """Run the attack and return the finding, or why there is none."""
         seen, scope = self.observation, self.attack.scope()
         where: tuple[str | int, ...] = ()
@@ -97,7 +95,7 @@ def run_trials(
     *,
     workers: int = 1,
     store: Path | None = None,
-    report: Report | None = None,
+    report: Callable[[float], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[Trial]:
     """Run all trials that have no outcome yet; return all with theirs, in order, whatever the number of workers.
@@ -158,7 +156,7 @@ def run_trials(
     return [replace(trial, outcome=outcome) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 
-def _run_and_keep(trial: Trial, path: Path | None, report: Report | None) -> Finding | NotApplicable:
+def _run_and_keep(trial: Trial, path: Path | None, report: Callable[[float], None] | None) -> Finding | NotApplicable:
     outcome = trial.run(report)
     if path and isinstance(outcome, Finding):
         try:
@@ -168,7 +166,7 @@ def _run_and_keep(trial: Trial, path: Path | None, report: Report | None) -> Fin
     return outcome
 
 
-def _shifted(report: Report | None, before: float) -> Report | None:
+def _shifted(report: Callable[[float], None] | None, before: float) -> Callable[[float], None] | None:
     return None if report is None else lambda done: report(before + done)
 
 

@@ -18,7 +18,7 @@ from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.victim import unknown_training
 from fedaudit.models import set_training_mode
 from fedaudit.threat import Message, Observation, ThreatModel
-from fedaudit.update import Loss, TaskInfo, Tensors, class_logits
+from fedaudit.update import Loss, TaskInfo, class_logits
 from fedaudit.utils.errors import NotApplicable
 
 _TIE = 1e-4  # relative; below, two candidates for the last layer's derivative can't be told apart by themselves
@@ -71,7 +71,7 @@ class RGap(Attack):
         """
         self._prepare(observation)
 
-    def _prepare(self, observation: Observation) -> tuple[nn.Module, list[Block], Tensors]:
+    def _prepare(self, observation: Observation) -> tuple[nn.Module, list[Block], dict[str, Tensor]]:
         message = observation.single()
         task_info = observation.task_info
         super().check(observation)
@@ -133,7 +133,7 @@ def as_trained(module: nn.Module, task_info: TaskInfo, weights: Mapping[str, Ten
     return own.double()
 
 
-def _exact_gradient(message: Message, threat: ThreatModel) -> Tensors:
+def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
     """Return the gradient of one example in float64.
 
     Of one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there.
@@ -182,7 +182,9 @@ def _last_layer(blocks: list[Block]) -> tuple[str, nn.Linear]:
     return step.name, step.module
 
 
-def _candidates(last: tuple[str, nn.Linear], gradient: Tensors, loss: Loss, granted: Tensor | None) -> list[Tensor]:
+def _candidates(
+    last: tuple[str, nn.Linear], gradient: dict[str, Tensor], loss: Loss, granted: Tensor | None
+) -> list[Tensor]:
     """Return the possible k = ∂L/∂logits, (classes,) each.
 
     Raises:
@@ -259,7 +261,7 @@ def _scales(direction: Tensor, label: int, logits: Tensor, bias: Tensor) -> list
 
 
 def _backwards(
-    blocks: list[Block], k: Tensor, gradient: Tensors, progress: Progress, run: tuple[int, int]
+    blocks: list[Block], k: Tensor, gradient: dict[str, Tensor], progress: Progress, run: tuple[int, int]
 ) -> tuple[Tensor, list[str]]:
     """Return the input (1, *shape) that explains ``gradient``, and what the user should know.
 
@@ -302,7 +304,7 @@ def _adjoint(block: Block, k: Tensor) -> Tensor:
     return torch.as_tensor(found[0])
 
 
-def mismatch(module: nn.Module, loss: Loss, image: Tensor, label: Tensor, gradient: Tensors) -> float:
+def mismatch(module: nn.Module, loss: Loss, image: Tensor, label: Tensor, gradient: dict[str, Tensor]) -> float:
     """Return ‖∇L(image) − gradient‖ / ‖gradient‖: the attack's own measure of its success."""
     parameters: dict[str, Any] = {name: p for name, p in module.named_parameters() if name in gradient}
     with torch.enable_grad():

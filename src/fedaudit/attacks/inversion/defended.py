@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Weight, flatten
+from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, flatten
 from fedaudit.update import Update
 
 # How much it counts that an element which wasn't sent should be zero. It is smaller than those that were, of DGC
@@ -39,7 +39,7 @@ def distance_to(
     """
     known = update.sanitised
     targets = [target[n] for n in names]
-    plain: list[Weight] = [weights[n] for n in names]
+    plain: list[float | Tensor] = [weights[n] for n in names]
     if known is None:
         return DISTANCES[name](targets, plain)
     if known.signs:

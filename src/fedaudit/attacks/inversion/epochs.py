@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack, register
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
-from fedaudit.attacks.inversion.objectives import Term
+from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.reconstruct import with_priors
 from fedaudit.attacks.inversion.template import GradientInversion, Prepared, to_pixels
 from fedaudit.threat import Observation, Scope
@@ -141,7 +141,9 @@ class Epochs(Attack):
         matching = len(epochs) > 1 and len(epochs[0]) > 1
         done, total = 0, matching * len(updates) * self.pre_iterations * method.restarts
 
-        def minimise(method: GradientInversion, distance: Term, prepared: Prepared, count: int) -> tuple[Tensor, Trace]:
+        def minimise(
+            method: GradientInversion, distance: Objective, prepared: Prepared, count: int
+        ) -> tuple[Tensor, Trace]:
             nonlocal done
             before, done = done, done + method.iterations * method.restarts
             objective = with_priors(distance, method.priors(prepared))
@@ -211,7 +213,7 @@ class Epochs(Attack):
         return gammas, epochs
 
 
-def joint(terms: Sequence[tuple[float, Term, Tensor]], part: Tensor, device: torch.device) -> Term:
+def joint(terms: Sequence[tuple[float, Objective, Tensor]], part: Tensor, device: torch.device) -> Objective:
     """Return Σ_k γ_k·Dist_k of the shared images (Xu et al. 2022, Eq. 5).
 
     Args:

@@ -16,9 +16,9 @@ from torch.func import functional_call
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.findings import ImageFinding, Trace
-from fedaudit.attacks.inversion.objectives import flatten, unflatten
-from fedaudit.attacks.inversion.reconstruct import Objective, Schedule, reconstruct
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, to_pixels
+from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten
+from fedaudit.attacks.inversion.reconstruct import reconstruct
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Schedule, to_pixels
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.generator import Generator, TrainedGenerator
 from fedaudit.threat import Observation

@@ -9,10 +9,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
-from fedaudit.attacks.inversion.objectives import Term
+from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import batch_norm_statistics, has_running_statistics, image_l2, registered_mean
-from fedaudit.attacks.inversion.reconstruct import Objective, Schedule
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared
+from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Schedule
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.utils.validation import Count, NonNegative
 
@@ -63,7 +62,7 @@ class GradInversion(GradientInversion):
     batch_norm: NonNegative = 1e-2
     noise: NonNegative = 0.2
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:
+    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
         """Add the image norm and, where they mean something, BatchNorm's statistics."""
         priors = [*super().priors(prepared), (self.image_norm, image_l2)]
         if self.batch_norm and has_running_statistics(prepared.victim):

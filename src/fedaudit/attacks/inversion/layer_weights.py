@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from torch import Tensor
 
 from fedaudit.models import Layer
 
-Shape = Literal["linear", "logarithmic", "exponential"]
-OthersWeight = Literal["preceding", "one", "zero"]
 
-
-def shape_values(shape: Shape, end: float, count: int) -> list[float]:
+def shape_values(shape: str, end: float, count: int) -> list[float]:
     """Return l_1 … l_count through (1, 1) and (count, ``end``).
 
     ``linear`` is Eq. 7; ``logarithmic`` a·log x + b and ``exponential`` a·eˣ + b are the other shapes of Table I,
@@ -47,9 +43,9 @@ def layer_weights(
     gradient: Mapping[str, Tensor],
     *,
     end: float,
-    shape: Shape = "linear",
+    shape: str = "linear",
     relu_modifier: bool = True,
-    others: OthersWeight = "preceding",
+    others: str = "preceding",
 ) -> dict[str, float]:
     """Return the weight α of every tensor of ``gradient``, by name.
 

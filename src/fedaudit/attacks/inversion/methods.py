@@ -11,10 +11,17 @@ from torch import Tensor
 from fedaudit.attacks.base import ATTACK_CONFIG, register
 from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
-from fedaudit.attacks.inversion.objectives import Term
+from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import label_regulariser, off_scale, outside_range
-from fedaudit.attacks.inversion.reconstruct import Objective, OptimiserName, Schedule
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Start, prepare
+from fedaudit.attacks.inversion.template import (
+    FedAvgWay,
+    GradientInversion,
+    OptimiserName,
+    Prepared,
+    Schedule,
+    Start,
+    prepare,
+)
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.threat import Observation
 from fedaudit.update import Update
@@ -146,7 +153,7 @@ class CPL(GradientInversion):
     start: Start = "patterned"
     label_weight: NonNegative = 1e-6
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:
+    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
         """Add the label regulariser."""
         own = (self.label_weight, label_regulariser(prepared.victim, prepared.labels))
         return [*super().priors(prepared), own]
@@ -203,7 +210,7 @@ class Geng(GradientInversion):
     clipping: NonNegative = 1e-4
     scaling: NonNegative = 1e-6
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:
+    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
         """Add clipping and scaling."""
         return [
             *super().priors(prepared),

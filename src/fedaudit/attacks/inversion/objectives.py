@@ -10,12 +10,9 @@ from torch import Tensor
 
 _TINY = 1e-30  # keeps a gradient of zero from dividing by zero; far below any float32 square that matters
 
-# A term of what is minimised: (n, C, H, W) normalised images -> (value, its gradient on them). The distance is one, and
-# who computes it an engine; the others are priors.
-Term = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-# One weight for all elements of a tensor, or one for each of them.
-Weight = float | Tensor
+# What is minimised, or a term of it: all variables, the (n, C, H, W) normalised dummy images first -> (value, its
+# gradient on each of them). The distance is a term, and who computes it an engine; the others are priors.
+Objective = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     ]
 
 
-def squared_l2(target: Sequence[Tensor], weights: Sequence[Weight]) -> Distance:
+def squared_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
     """Return the weighted squared Euclidean distance to ``target``: Σ_i w_i ‖g_i − t_i‖² (DLG, Zhu et al. 2019).
 
     Its derivative is 2·w·(g − t).
@@ -71,7 +68,7 @@ def squared_l2(target: Sequence[Tensor], weights: Sequence[Weight]) -> Distance:
     return Distance(value, derivative)
 
 
-def layer_l2(target: Sequence[Tensor], weights: Sequence[Weight]) -> Distance:
+def layer_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
     """Return the sum of the tensors' weighted Euclidean distances: Σ_i ‖w_i·(g_i − t_i)‖ (Yin et al. 2021, Eq. 3).
 
     Its derivative is w²·(g − t)/‖w·(g − t)‖ by tensor.
@@ -96,7 +93,7 @@ def layer_l2(target: Sequence[Tensor], weights: Sequence[Weight]) -> Distance:
     return Distance(lambda vector: norms(scale(vector - flat)).sum(), derivative)
 
 
-def weighted_cosine(target: Sequence[Tensor], weights: Sequence[Weight]) -> Distance:
+def weighted_cosine(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
     """Return one minus the layer-weighted cosine to ``target`` (AGIC, Xu et al. 2022, Eq. 6).
 
     The weight of a tensor enters the dot product and both norms. With equal weights this is the plain cosine over
@@ -128,7 +125,7 @@ def weighted_cosine(target: Sequence[Tensor], weights: Sequence[Weight]) -> Dist
     return Distance(value, derivative)
 
 
-def _scaling(target: Sequence[Tensor], weights: Sequence[Weight]) -> Callable[[Tensor], Tensor]:
+def _scaling(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Callable[[Tensor], Tensor]:
     """Return what multiplies a (d,) vector by each element's weight; the vector itself where all are one."""
     if all(not isinstance(w, Tensor) and w == 1 for w in weights):
         return lambda vector: vector
@@ -137,7 +134,7 @@ def _scaling(target: Sequence[Tensor], weights: Sequence[Weight]) -> Callable[[T
     return lambda vector: flat * vector
 
 
-DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[Weight]], Distance]] = {
+DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float | Tensor]], Distance]] = {
     "squared-l2": squared_l2,
     "layer-l2": layer_l2,
     "cosine": weighted_cosine,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.inversion.objectives import Term
+from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.victim import Victim
 from fedaudit.update import class_logits
 
@@ -54,7 +54,7 @@ def image_l2(images: Tensor) -> tuple[Tensor, Tensor]:
     return norms.mean(), images / (norms.view(-1, 1, 1, 1) * len(images))
 
 
-def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Term:
+def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Objective:
     """Return the squared distance to the valid pixel range: clipping (Geng et al. 2021).
 
     Args:
@@ -68,7 +68,7 @@ def outside_range(pixel_range: tuple[Tensor, Tensor]) -> Term:
     return prior
 
 
-def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Term:
+def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Objective:
     """Return the squared distance of every image to itself scaled to fill the pixel range: scaling (Geng et al. 2021).
 
     The scaled image is taken as constant, so that the gradient pulls towards it.
@@ -88,7 +88,7 @@ def off_scale(pixel_range: tuple[Tensor, Tensor]) -> Term:
     return prior
 
 
-def label_regulariser(victim: Victim, labels: Tensor) -> Term:
+def label_regulariser(victim: Victim, labels: Tensor) -> Objective:
     """Return ‖softmax(F(x)) − y‖² over the batch: CPL's label term (Wei et al. 2020, Algorithm 1).
 
     Args:
@@ -103,7 +103,7 @@ def label_regulariser(victim: Victim, labels: Tensor) -> Term:
     return differentiated(value)
 
 
-def batch_norm_statistics(victim: Victim) -> Term:
+def batch_norm_statistics(victim: Victim) -> Objective:
     """Return how far the images' statistics are from BatchNorm's running ones (Yin et al. 2021, Eq. 7).
 
     Σ over BatchNorm layers of ‖mean − running mean‖₂ + ‖variance − running variance‖₂ over the channels of
@@ -146,7 +146,7 @@ def has_running_statistics(victim: Victim) -> bool:
     return any(bool(t.any()) for t in means)
 
 
-def differentiated(value: Callable[[Tensor], Tensor]) -> Term:
+def differentiated(value: Callable[[Tensor], Tensor]) -> Objective:
     """Return ``value`` with its gradient by autograd."""
 
     def prior(images: Tensor) -> tuple[Tensor, Tensor]:

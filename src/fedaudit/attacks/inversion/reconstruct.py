@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedaudit.attacks.base import Progress, silent
 from fedaudit.attacks.findings import Trace
-from fedaudit.attacks.inversion.objectives import Term
+from fedaudit.attacks.inversion.objectives import Objective
 
 _SNAPSHOTS = 20
 _REPORT_EVERY = 10
 _WARM_UP = 50  # iterations of a cosine schedule's linear start (Yin et al. 2021, Section 4)
-
-OptimiserName = Literal["adam", "l-bfgs"]
-Schedule = Literal["constant", "steps", "linear", "cosine"]
-# What is minimised: all variables, the dummy images first -> (value, its gradient on each of them). A term is one of
-# images alone.
-Objective = Callable[..., tuple[Tensor, ...]]
 
 
 def reconstruct(
@@ -91,9 +85,9 @@ def make_step(
     *,
     iterations: int,
     learning_rate: float,
-    optimiser: OptimiserName = "adam",
+    optimiser: str = "adam",
     signed: bool = False,
-    schedule: Schedule = "constant",
+    schedule: str = "constant",
     clamp: bool = False,
     noise: float = 0.0,
 ) -> Callable[[], Tensor]:
@@ -147,7 +141,7 @@ def make_step(
     return step
 
 
-def relative_rate(schedule: Schedule, iteration: int, iterations: int) -> float:
+def relative_rate(schedule: str, iteration: int, iterations: int) -> float:
     """Return the learning rate of ``iteration``, relative to the one that was set.
 
     ``constant``; ``steps``: ×0.1 after 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020); ``linear``: to zero;
@@ -163,7 +157,7 @@ def relative_rate(schedule: Schedule, iteration: int, iterations: int) -> float:
     return 1.0
 
 
-def with_priors(distance: Term, priors: Sequence[tuple[float, Term]]) -> Term:
+def with_priors(distance: Objective, priors: Sequence[tuple[float, Objective]]) -> Objective:
     """Return the distance plus the weighted priors; those of weight 0 aren't computed."""
     wanted = [(weight, prior) for weight, prior in priors if weight]
 

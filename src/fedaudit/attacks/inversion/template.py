@@ -8,25 +8,19 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, silent
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.defended import distance_to
-from fedaudit.attacks.inversion.engines.guarded import EngineName, make_engine
+from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
-from fedaudit.attacks.inversion.layer_weights import OthersWeight, Shape, layer_weights
-from fedaudit.attacks.inversion.objectives import DISTANCES, Term
+from fedaudit.attacks.inversion.layer_weights import layer_weights
+from fedaudit.attacks.inversion.objectives import DISTANCES, Objective
 from fedaudit.attacks.inversion.priors import smoothness
-from fedaudit.attacks.inversion.reconstruct import (
-    Objective,
-    OptimiserName,
-    Schedule,
-    reconstruct,
-    with_priors,
-)
+from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
 from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
 from fedaudit.attacks.victim import (
     WITHOUT_DROPOUT,
@@ -46,6 +40,8 @@ from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 # How a method uses a FedAvg update: local training replayed; all mini-batches as one; the same full batch in every
 # step; only if there was a single step.
 FedAvgWay = Literal["simulation", "one-batch", "full-batch", "single-step"]
+OptimiserName = Literal["adam", "l-bfgs"]
+Schedule = Literal["constant", "steps", "linear", "cosine"]
 Start = Literal["noise", "patterned"]
 StatisticsChoice = Literal["auto", "batch", "running"]
 _FEWEST = 50  # iterations by which the statistics are decided, where there are twice as many
@@ -138,10 +134,13 @@ class GradientInversion(Attack):
     restarts: Count = 1
     label_inference: LabelMethod = "auto"
     beta: Positive = 1.0
-    shape: Shape = "linear"
+    shape: Literal["linear", "logarithmic", "exponential"] = "linear"
     relu_modifier: bool = False
-    others: OthersWeight = "preceding"
-    engine: EngineName = "auto"
+    others: Literal["preceding", "one", "zero"] = "preceding"
+    engine: Annotated[
+        Literal["auto", "reference", "first-order", "compiled"],
+        BeforeValidator(lambda name: "first-order" if name == "frozen" else name),  # its former name
+    ] = "auto"
     aware: bool = True
     statistics: StatisticsChoice = "auto"
 
@@ -193,7 +192,7 @@ class GradientInversion(Attack):
                     "use agic or invg"
                 )
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Term]]:  # noqa: ARG002 (subclasses use it)
+    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:  # noqa: ARG002 (subclasses use it)
         """Return what is minimised beside the distance, with its weights."""
         return [(self.total_variation, smoothness)]
 
@@ -373,7 +372,7 @@ class GradientInversion(Attack):
         names = ("iterations", "learning_rate", "optimiser", "signed", "schedule", "clamp", "average")
         return {name: getattr(self, name) for name in names}
 
-    def make_engine(self, prepared: Prepared) -> Term:
+    def make_engine(self, prepared: Prepared) -> Objective:
         """Return the distance: of one batch for gradients, and for FedAvg as the method treats it."""
         update = prepared.update
         weights = self.weights(prepared)
@@ -403,7 +402,7 @@ def prepare(
     *,
     num_examples: int | None = None,
     aware: bool = True,
-    statistics: Statistics = "batch",
+    statistics: str = "batch",
 ) -> Prepared:
     """Make the one update of ``observation`` ready: the model as the client ran it, the gradient, the labels.
 

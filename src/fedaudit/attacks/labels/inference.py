@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import Layer
-from fedaudit.update import Tensors, bce_with_logits, class_logits
+from fedaudit.update import bce_with_logits, class_logits
 from fedaudit.utils.errors import NotApplicable, unknown_name
 from fedaudit.utils.registry import Registry
 
@@ -200,7 +200,7 @@ def _rounded(shares: Tensor, total: int, least: Tensor | None = None) -> Tensor:
 def last_layer(
     victim: Victim,
     layers: Sequence[Layer],
-    gradient: Tensors,
+    gradient: dict[str, Tensor],
     num_classes: int,
     input_shape: tuple[int, ...],
 ) -> Evidence:

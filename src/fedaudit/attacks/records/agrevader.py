@@ -17,7 +17,7 @@ from fedaudit.attacks.records.membership_finding import MembershipFinding, upper
 from fedaudit.attacks.records.target import whole
 from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.threat import Observation, Scope
-from fedaudit.update import TaskInfo, Tensors
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Number, Positive, Whole
 
@@ -60,7 +60,7 @@ class AgrEvaderClient(Behaviour):
     last: int = field(default=-1, init=False)  # round of the last notes
     losses: list[Tensor] = field(default_factory=list, init=False)
 
-    def __call__(self, step: ClientStep) -> Tensors:
+    def __call__(self, step: ClientStep) -> dict[str, Tensor]:
         """Return the honest update, turned towards a higher loss of the records."""
         if step.round < self.start:
             return step.train(step.batches)
@@ -94,12 +94,12 @@ class AgrEvaderClient(Behaviour):
                 "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.records"
             )
 
-    def adversary_log(self) -> Tensors:
+    def adversary_log(self) -> dict[str, Tensor]:
         """Return the notes: (r, n) losses under the model of each round of the attack."""
         return {_LOSSES: torch.stack(self.losses)} if self.losses else {}
 
 
-def turned(honest: Tensors, towards: Tensors, *, norm: float, cosine: float) -> Tensors:
+def turned(honest: dict[str, Tensor], towards: dict[str, Tensor], *, norm: float, cosine: float) -> dict[str, Tensor]:
     """Return ``honest`` turned towards another direction.
 
     Args:

@@ -15,7 +15,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make
 from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.methods import LastReturned
 from fedaudit.federation.records import Records
-from fedaudit.threat import Observation, Scope
+from fedaudit.threat import Observation
 from fedaudit.update import Loss, TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
 
@@ -107,7 +107,7 @@ class RecordsAttack(Attack):
             raise BadInput(f"attack '{self.name}': rebuild: give the name of the attack that reconstructs the model")
         return make_attack(name, settings)
 
-    def scope(self) -> Scope:
+    def scope(self) -> str:
         """Return ``client`` where the model is one client's."""
         return "federation" if self.model == "global" else "client"
 

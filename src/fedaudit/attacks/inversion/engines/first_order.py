@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.engines.passes import Pass
-from fedaudit.attacks.inversion.objectives import Distance, Term, flatten, unflatten
+from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten, unflatten
 from fedaudit.attacks.victim import Victim
 from fedaudit.update import TrainingConfig
 
@@ -16,7 +16,13 @@ from fedaudit.update import TrainingConfig
 _RELATIVE_STEP = 1e-4
 
 
-def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance, run_pass: Pass) -> Term:
+def first_order(
+    victim: Victim,
+    labels: Tensor,
+    training: TrainingConfig,
+    distance: Distance,
+    run_pass: Callable[..., tuple[list[Tensor], Tensor, list[Any]]],
+) -> Objective:
     """Return an engine of the same meaning as :func:`reference.reference` without any second-order graph.
 
     Our own method, see docs/performance.md.
@@ -32,7 +38,7 @@ def first_order(victim: Victim, labels: Tensor, training: TrainingConfig, distan
         labels: (n,) of the images, in the order of use.
         training: the local training; :func:`reference.one_gradient` for gradient updates.
         distance: of the pseudo-gradient W − W_T to the observed one.
-        run_pass: a pass of a local step.
+        run_pass: a first-order pass of a local step, from :mod:`.passes`.
     """
     shapes = [p.shape for p in victim.parameters.values()]
     batches = list(training.batch_sizes)

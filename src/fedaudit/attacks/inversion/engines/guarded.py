@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import torch
-from pydantic import BeforeValidator
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.passes import eager, traced
 from fedaudit.attacks.inversion.engines.reference import reference
-from fedaudit.attacks.inversion.objectives import Distance, Term
+from fedaudit.attacks.inversion.objectives import Distance, Objective
 from fedaudit.attacks.victim import Victim
 from fedaudit.update import TrainingConfig
-
-# ``frozen`` is the first-order engine's former name
-EngineName = Annotated[
-    Literal["auto", "reference", "first-order", "compiled"],
-    BeforeValidator(lambda name: "first-order" if name == "frozen" else name),
-]
 
 AGREEMENT = 0.999  # least cosine between the fast and the exact gradient
 CHECK_EVERY = 500
@@ -29,21 +20,21 @@ COMPILE_FROM = 5_000  # steps; below, compiling does
 
 
 def make_engine(
-    name: EngineName,
+    name: str,
     victim: Victim,
     labels: Tensor,
     training: TrainingConfig,
     distance: Distance,
     steps: int,
     notes: list[str],
-) -> Term:
+) -> Objective:
     """Return the engine ``name``.
 
     ``auto`` is the first-order one under guard: as the model is written for a handful of steps, traced for more,
     compiled for many. ``first-order`` is the traced one, ``compiled`` the compiled one, both without guard.
 
     Args:
-        name: of the engine.
+        name: ``auto``, ``reference``, ``first-order`` or ``compiled``.
         victim: the model.
         labels: (n,) of the images.
         training: the local training that is matched.
@@ -62,7 +53,7 @@ def make_engine(
     return guarded(fast, exact, notes) if name == "auto" else fast
 
 
-def guarded(fast: Term, exact: Term, notes: list[str]) -> Term:
+def guarded(fast: Objective, exact: Objective, notes: list[str]) -> Objective:
     """Return ``fast`` under guard: compared with ``exact`` now and then, and given up where they differ.
 
     Args:
@@ -72,7 +63,7 @@ def guarded(fast: Term, exact: Term, notes: list[str]) -> Term:
     """
     calls, fallen_back = 0, False
 
-    def step(images: Tensor) -> tuple[Tensor, Tensor]:
+    def step(images: Tensor) -> tuple[Tensor, ...]:
         nonlocal calls, fallen_back
         if fallen_back:
             return exact(images)
@@ -94,7 +85,7 @@ def guarded(fast: Term, exact: Term, notes: list[str]) -> Term:
     return step
 
 
-def _if_twice_differentiable(exact: Term, images: Tensor, notes: list[str]) -> tuple[Tensor, Tensor] | None:
+def _if_twice_differentiable(exact: Objective, images: Tensor, notes: list[str]) -> tuple[Tensor, ...] | None:
     """Return the exact step, or None (with a note) where torch has no second derivative of the model."""
     try:
         return exact(images)
@@ -106,10 +97,10 @@ def _if_twice_differentiable(exact: Term, images: Tensor, notes: list[str]) -> t
         return None
 
 
-def _without_fused_attention(engine: Term) -> Term:
+def _without_fused_attention(engine: Objective) -> Objective:
     """Let ``engine`` compute attention by its definition: torch's fused kernels have no second derivative."""
 
-    def step(images: Tensor) -> tuple[Tensor, Tensor]:
+    def step(images: Tensor) -> tuple[Tensor, ...]:
         with sdpa_kernel(SDPBackend.MATH):
             return engine(images)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,38 +23,24 @@ _ATEN = torch.ops.aten
 _SMALL_INPUT = 20_480
 
 
-class Pass(Protocol):
-    """A first-order pass of a local step: forward and backward once."""
-
-    def __call__(
-        self,
-        parameters: Sequence[Tensor],
-        images: Tensor,
-        labels: Tensor,
-        pattern: list[Any] | None = None,
-        *,
-        weights: bool = True,
-    ) -> tuple[list[Tensor], Tensor, list[Any]]:
-        """Record the activation pattern, or hold ``pattern`` fixed.
-
-        Returns:
-            The gradients on the parameters (none without ``weights``), the one on the images, and the pattern that was
-            recorded.
-        """
-        ...
-
-
 def channels_last(tensor: Tensor) -> Tensor:
     """Return ``tensor`` in the memory order in which convolutions are fastest."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor.contiguous()
 
 
-def eager(victim: Victim, arrange: Callable[[Tensor], Tensor] = Tensor.contiguous) -> Pass:
-    """Return the pass as torch's autograd runs it.
+def eager(
+    victim: Victim, arrange: Callable[[Tensor], Tensor] = Tensor.contiguous
+) -> Callable[..., tuple[list[Tensor], Tensor, list[Any]]]:
+    """Return a first-order pass of a local step, forward and backward once, as torch's autograd runs it.
 
     Args:
         victim: the model.
         arrange: memory order of what the model sees; not every module takes any but the usual one.
+
+    Returns:
+        A function of parameters, images and labels that records the activation pattern, or holds the ``pattern`` that
+        it is given fixed: the gradients on the parameters (none without ``weights``), the one on the images, and the
+        pattern that was recorded.
     """
 
     def run(
@@ -76,8 +62,12 @@ def eager(victim: Victim, arrange: Callable[[Tensor], Tensor] = Tensor.contiguou
     return run
 
 
-def traced(victim: Victim, notes: list[str], *, compiled: bool = False) -> Pass:
-    """Return the pass as a plain list of tensor operations: no autograd, no Python of the model's, channels last.
+def traced(
+    victim: Victim, notes: list[str], *, compiled: bool = False
+) -> Callable[..., tuple[list[Tensor], Tensor, list[Any]]]:
+    """Return :func:`eager`'s pass as a plain list of tensor operations: no autograd, no Python of the model's.
+
+    Channels last.
 
     It is traced when it is first called, once for every batch size and each of its forms (torch.fx), in the memory
     order that the model takes; a model that can't be traced runs as it is, with a note.

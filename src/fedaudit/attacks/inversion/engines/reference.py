@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.objectives import Distance, Term, flatten
+from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.update import Tensors, TrainingConfig
+from fedaudit.update import TrainingConfig
 
 
 def one_gradient(num_examples: int) -> TrainingConfig:
@@ -23,7 +23,7 @@ def one_gradient(num_examples: int) -> TrainingConfig:
     return TrainingConfig(1.0, 1, (num_examples,))
 
 
-def reference(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance) -> Term:
+def reference(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance) -> Objective:
     """Return the exact engine: double backward through the client's local steps.
 
     With :func:`one_gradient` it matches the gradient of one batch; with a FedAvg client's local training the images are
@@ -72,7 +72,7 @@ def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Te
 
 def unrolled(
     victim: Victim,
-    start: Tensors,
+    start: dict[str, Tensor],
     images: Sequence[Tensor],
     labels: Sequence[Tensor],
     training: TrainingConfig,
