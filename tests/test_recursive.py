@@ -35,7 +35,7 @@ SGD = {"name": "fedsgd", "clients": 1, "examples": 1}
 def recorded(network: nn.Module | None = None, dataset: Dataset | None = None, **changes: Any) -> tuple[Scenario, Any]:
     values: dict[str, Any] = {"data": {"name": "digits"}, "federations": [SGD], "attacks": ["r-gap"], "seed": 3}
     if network is not None:
-        values["model"] = {"name": "custom", "initialisation": "given"}
+        values["model"] = {"name": "custom", "initialisation": "given", "batch_norm": "eval"}
     made = scenario_from(values | changes)
     (only,) = record(resolve(made, model=network, dataset=dataset))
     return made, only
