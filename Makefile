@@ -8,7 +8,7 @@ OUT ?= audit
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
-.PHONY: audit setup test test-slow test-peers test-lowest lint format bench bench-peers schema same-numbers mutants clean
+.PHONY: audit setup test test-slow test-pages chromium test-peers test-lowest lint format bench bench-peers schema same-numbers mutants clean
 
 audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -29,7 +29,16 @@ test: lint $(NATIVE)  ## lint, types, import rules, and the core of the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-slow: $(NATIVE)  ## the tests that take long
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs -m slow
+
+test-pages: $(NATIVE) chromium  ## every kind of page in headless Chromium: accessible, readable on a phone, two sheets to file
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pages]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/test_pages.py
+
+chromium:  ## Debian's Chromium, where we may install it; without it the tests that need it say that they skip
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+	&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
+	|| echo "no Chromium and no way to install it: the tests of the pages in a browser skip"
 
 test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, breaching, LPIPS, Ray
 	.venv-peers/bin/python -c "from fedaudit.utils.machine import import_torchvision, own_process; \

@@ -6,13 +6,14 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
 
 from fedaudit.attacks import Attack, Finding, make_attack, register
 from fedaudit.data import Dataset, load_dataset
+from fedaudit.data.own import dataset_of
 from fedaudit.evaluation import Limits
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript, check_new
@@ -25,7 +26,7 @@ from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.results import AuditResult, Verdict
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import Loss
+from fedaudit.update import BCE, LOSSES, Loss, loss_name
 from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import live_display
@@ -61,6 +62,8 @@ def audit(
     model: nn.Module | None = None,
     data: Dataset | tuple[Array, Array] | Any | None = None,
     loss: Loss | None = None,
+    batch_norm: Literal["eval", "train"] | None = None,
+    dropout: bool | None = None,
     federations: Sequence[dict[str, Any]] | None = None,
     attacks: Sequence[str | dict[str, Any]] | None = None,
     threat: dict[str, Any] | None = None,
@@ -77,14 +80,19 @@ def audit(
 
     Args:
         scenario: a Scenario, a YAML file or a mapping; None starts from the default audit (embedded photographs).
-        model: your own module, in the state in which round 0 begins; it isn't changed. (n, C, H, W) normalised images
-            or (n, d) rows to (n, classes) logits.
+        model: your own module, in the state and the mode (train or eval) in which round 0 begins; it isn't changed.
+            (n, C, H, W) normalised images or (n, d) rows to (n, classes) logits, or to (n, 1) logits of two classes.
         data: your own examples: a Dataset, (inputs, targets) with images uint8 or float in [0, 1] of shape
-            (n, C, H, W) and integer targets, or any map-style torch Dataset of such pairs. Without a scenario the
-            clients hold its train split; of tensors one example in five is held out, as candidates.
-        loss: your own, (outputs, targets) to the mean over the batch; default cross-entropy.
+            (n, C, H, W) or (n, H, W, C) and integer targets, any map-style torch Dataset of such pairs, or a DataLoader
+            of one. Without a scenario the clients hold its train split; of tensors one example in five is held out, as
+            candidates.
+        loss: your own, (outputs, targets) to the mean over the batch; default cross-entropy. nn.BCEWithLogitsLoss() is
+            for a model of one logit and targets 0 and 1.
+        batch_norm: BatchNorm's mode in the clients' training; default: the scenario's, else that of your module.
+        dropout: whether clients train with dropout; default: the scenario's, else as your module is.
         federations: instead of the scenario's, as in YAML.
-        attacks: instead of the scenario's: names, or mappings with settings.
+        attacks: instead of the scenario's: names, or mappings with settings. Where nobody names any, those that fit the
+            data, the updates and the threat model; ``result.attacks`` lists them.
         threat: instead of the scenario's.
         seed: instead of the scenario's.
         data_dir: where data sets that aren't embedded lie (or FEDAUDIT_DATA).
@@ -102,7 +110,8 @@ def audit(
         BadInput: something can't be used; the message says what and what to do.
     """
     changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
-    values, dataset = _with_own(scenario, changes, model=model, data=data, loss=loss)
+    modes = {"batch_norm": batch_norm, "dropout": dropout}
+    values, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     made = scenario_from(values)
     folder = Path(out) if out else None
@@ -136,6 +145,8 @@ def simulate(
     model: nn.Module | None = None,
     data: Dataset | tuple[Array, Array] | Any | None = None,
     loss: Loss | None = None,
+    batch_norm: Literal["eval", "train"] | None = None,
+    dropout: bool | None = None,
     seed: int | None = None,
     data_dir: Path | str | None = None,
     out: Path | str | None = None,
@@ -145,7 +156,7 @@ def simulate(
     """Simulate one federation and return what travelled, with the ground truth beside it.
 
     Args:
-        scenario, model, data, loss, seed, data_dir, progress: as of :func:`audit`.
+        scenario, model, data, loss, batch_norm, dropout, seed, data_dir, progress: as of :func:`audit`.
         federation: which one, if the scenario has several.
         out: a new folder for the transcript, with the truth in a file of its own; one that takes long and is killed
             goes on from where it was when it is called again.
@@ -158,7 +169,8 @@ def simulate(
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
-    values, dataset = _with_own(scenario, {"seed": seed}, model=model, data=data, loss=loss)
+    modes = {"batch_norm": batch_norm, "dropout": dropout}
+    values, dataset, loss = _with_own(scenario, {"seed": seed}, modes, model=model, data=data, loss=loss)
     made = scenario_from(values)
     names = [name for name, _, _ in made.runs()]
     if federation is None and len(names) > 1:
@@ -219,6 +231,8 @@ def attack(
         BadInput: something can't be used; the message says what and what to do.
     """
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
+    if loss is not None and loss_name(loss) in LOSSES:
+        loss = None  # the transcript names it
     source = Path(transcript) if isinstance(transcript, str) else transcript
     known: Path | Truth | None = Path(truth) if truth else None
     if isinstance(source, Recording):
@@ -251,13 +265,19 @@ def attack(
 def _with_own(
     scenario: Scenario | str | Path | dict[str, Any] | None,
     changes: dict[str, Any],
+    modes: dict[str, Any],
     *,
     model: nn.Module | None,
     data: Any | None,
     loss: Loss | None,
-) -> tuple[dict[str, Any], Dataset | None]:
-    """Return the scenario's values with ``changes`` (unless None) and the user's own parts in it, and the data set."""
+) -> tuple[dict[str, Any], Dataset | None, Loss | None]:
+    """Return the scenario's values with the user's own parts in it, the data set, and the loss if it has no name.
+
+    ``changes`` of the scenario and ``modes`` of its model count unless they are None.
+    """
     values = _values(scenario)
+    if scenario is None and (model is not None or data is not None or changes.get("threat") is not None):
+        values.pop("attacks")  # the default audit's are for its own data and adversary
     for part in ("model", "data"):
         if not isinstance(values.get(part, {}), dict):
             raise BadInput(
@@ -266,31 +286,21 @@ def _with_own(
     values |= {key: value for key, value in changes.items() if value is not None}
     if model is not None:
         given = {"initialisation": "given", "width": None, "checkpoint": None}
-        values["model"] = {**values.get("model", {}), "name": "custom", **given}
+        values["model"] = {**(values.get("model", {}) if scenario else {}), "name": "custom", **given}
     if loss is not None:
-        values["model"] = {**values.get("model", {}), "loss": "custom"}
+        name = loss_name(loss)
+        loss = None if name in LOSSES else loss
+        values["model"] = {**values.get("model", {}), "loss": name}
+    values["model"] = values.get("model", {}) | {key: value for key, value in modes.items() if value is not None}
     if data is None:
-        return values, None
+        return values, None, loss
     own = {"name": "custom", "image_size": None, "limit": None}
     values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
-    return values, _dataset(data)
+    return values, dataset_of(data, classes=values["model"].get("loss") == BCE), loss
 
 
 def _values(scenario: Scenario | str | Path | dict[str, Any] | None) -> dict[str, Any]:
     if isinstance(scenario, dict):
-        defaults = load_scenario(None).model_dump(mode="json")
-        return {"federations": defaults["federations"], "attacks": defaults["attacks"], **scenario}
+        return {"federations": load_scenario(None).model_dump(mode="json")["federations"], **scenario}
     loaded = scenario if isinstance(scenario, Scenario) else load_scenario(Path(scenario) if scenario else None)
     return loaded.model_dump(mode="json")
-
-
-def _dataset(data: Any) -> Dataset:
-    if isinstance(data, Dataset):
-        return data
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return Dataset.from_tensors(*data)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return Dataset.from_torch(data)
-    raise BadInput(
-        f"data is a {type(data).__name__}; give a fedaudit.Dataset, (inputs, targets), or a map-style torch Dataset"
-    )

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.threat import ThreatModel
@@ -53,10 +53,15 @@ class ModelSpec(Spec):
     name: str = "convnet-small"
     width: Annotated[Count, Field(le=65_536)] | None = None
     initialisation: Literal["default", "he", "uniform", "given"] = "default"
-    batch_norm: Literal["eval", "train"] = Field(default="eval", description="BatchNorm's mode in local training")
+    batch_norm: Literal["eval", "train"] | None = Field(
+        default=None, description="BatchNorm's mode in local training; null: that of a module of your own, else eval"
+    )
+    dropout: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="whether clients train with dropout; null: as a module of your own is, else true"
+    )
     training: TrainingSpec = TrainingSpec()
     checkpoint: Path | None = Field(default=None, description="safetensors file with the model's weights")
-    loss: Literal["auto", "cross-entropy", "mse", "custom"] = "auto"
+    loss: Literal["auto", "cross-entropy", "bce-with-logits", "mse", "custom"] = "auto"
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelSpec:
@@ -113,7 +118,9 @@ class Scenario(Spec):
     defences: DefencesSpec = DefencesSpec()
     other_defences: list[DefencesSpec] = Field(default=[])
     threat: ThreatModel = ThreatModel()
-    attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(from_name)]], Field(min_length=1)]
+    attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(from_name)]], Field(min_length=1)] = Field(
+        default=[], description="null or left out: those that fit the data, the updates and the threat model"
+    )
     evaluation: EvaluationSpec = EvaluationSpec()
 
     @model_validator(mode="before")
@@ -124,6 +131,17 @@ class Scenario(Spec):
         if not values["defences"] or values.get("other_defences"):
             raise ValueError("defences: give one or more, and other_defences only beside a single one")
         return {**values, "defences": values["defences"][0], "other_defences": values["defences"][1:]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _attacks_left_open(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("attacks", values) is None:
+            return {key: value for key, value in values.items() if key != "attacks"}
+        return values
+
+    @field_serializer("attacks")
+    def _open_or_named(self, attacks: list[AttackSpec]) -> list[dict[str, Any]] | None:
+        return [attack.model_dump(mode="json") for attack in attacks] or None
 
     @model_validator(mode="after")
     def _attacked_exist(self) -> Scenario:

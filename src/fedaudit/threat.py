@@ -84,7 +84,7 @@ class ThreatModel(BaseModel):
             "the global model of every round (with BatchNorm's statistics)": True,
             "every update as it was sent, and over how many examples it was made": self.adversary != "client",
             "how clients train (learning rate, local steps, batch sizes)": self.knows_training,
-            "the labels of the examples": self.knows_labels,
+            "the labels of the examples in the updates": self.knows_labels,
         }
         if self.records:
             known[f"{self.records} records with their labels, half of them honest clients'"] = True

@@ -23,10 +23,49 @@ _LARGEST_INPUT = 100_000_000
 _MOST_CLASSES = 1_000_000
 _WIDEST = 65_536
 
+BCE = "bce-with-logits"  # of a model with one logit, for two classes
+
+
+def bce_with_logits(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean binary cross-entropy of logits (n, 1) for the classes 0 and 1, int64 (n,)."""
+    return nn.functional.binary_cross_entropy_with_logits(outputs, targets.view(-1, 1).to(outputs.dtype))
+
+
 LOSSES: dict[str, Loss] = {
     "cross-entropy": nn.functional.cross_entropy,
+    BCE: bce_with_logits,
     "mse": nn.functional.mse_loss,
 }
+
+
+def loss_name(loss: Loss) -> str:
+    """Return the name of a user's own loss: that of the binary cross-entropy where it is that, else ``custom``.
+
+    Raises:
+        BadInput: it is that with weights, or isn't the mean.
+    """
+    if loss is nn.functional.binary_cross_entropy_with_logits:
+        return BCE
+    if not isinstance(loss, nn.BCEWithLogitsLoss):
+        return "custom"
+    if loss.weight is not None or loss.pos_weight is not None or loss.reduction != "mean":
+        raise BadInput(
+            "BCEWithLogitsLoss is taken without weight and pos_weight, as the mean; for a weighted loss give the model "
+            "two outputs, and nn.CrossEntropyLoss(weight=…)"
+        )
+    return BCE
+
+
+def class_logits(outputs: Tensor) -> Tensor:
+    """Return a classifier's outputs as one logit a class: of a single one z, the two logits 0 and z.
+
+    Args:
+        outputs: (n, classes), or (n, 1), the logit of class 1 against class 0.
+
+    Returns:
+        (n, classes), whose softmax is the probability of each class.
+    """
+    return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if outputs.shape[1] == 1 else outputs
 
 
 def loss_function(name: str) -> Loss:
@@ -167,6 +206,7 @@ class TaskInfo:
         input_shape: of one example, (C, H, W), (d,), or what the kind says.
         num_classes: None for regression.
         mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
+        dropout: whether clients train with the model's dropout on, if it has any.
 
     Raises:
         BadInput: these don't fit together, or there is no such kind.
@@ -183,6 +223,7 @@ class TaskInfo:
     num_classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    dropout: bool = True
 
     def __post_init__(self) -> None:
         shape, kind = self.input_shape, self.example_kind
@@ -200,7 +241,11 @@ class TaskInfo:
         if self.loss in LOSSES and (self.loss == "mse") != (self.num_classes is None):
             task = "real values (regression)" if self.num_classes is None else f"{self.num_classes} classes"
             fits = "mse" if self.num_classes is None else "cross-entropy"
+            if self.loss == BCE:
+                fits += f", or for the classes 0 and 1 Dataset.from_tensors(…, classes=True) and {BCE}"
             raise BadInput(f"the loss '{self.loss}' doesn't fit targets that are {task}; use {fits}")
+        if self.loss == BCE and self.num_classes != 2:
+            raise BadInput(f"the loss '{BCE}' is for the two classes 0 and 1, not for {self.num_classes} classes")
         channels = kind.channels(shape)
         if len(self.mean) != channels or len(self.std) != channels:
             raise BadInput(f"mean has {len(self.mean)} values and std {len(self.std)}; both must have {channels}")
@@ -218,8 +263,8 @@ class TaskInfo:
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of the model: one per class, or one for regression."""
-        return self.num_classes or 1
+        """Number of outputs of the model: one per class; one for regression, or with binary cross-entropy."""
+        return 1 if self.loss == BCE else self.num_classes or 1
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Turn examples (n, ...), as they stand in a data set, into what the model sees."""

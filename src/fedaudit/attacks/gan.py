@@ -117,6 +117,8 @@ class GANClient(Behaviour):
         """
         if task_info.kind not in self.examples or task_info.num_classes is None:
             raise BadInput("the behaviour 'gan' generates images of a class; these clients train no image classifier")
+        if task_info.outputs == 1:
+            raise BadInput("the behaviour 'gan' needs one logit a class; give the model two outputs, and cross-entropy")
         for name, value in (("target", self.target), ("label", self.label or 0)):
             if value >= task_info.num_classes:
                 raise BadInput(

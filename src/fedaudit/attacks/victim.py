@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.dropout import _DropoutNd
 
-from fedaudit.federation.local_training import local_randomness
+from fedaudit.federation.local_training import draws_at_random, local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
-from fedaudit.threat import Message, Observation
-from fedaudit.update import Loss, Tensors, Update
+from fedaudit.threat import Message, Observation, ThreatModel
+from fedaudit.update import Loss, TaskInfo, Tensors, Update
+
+# Whose statistics BatchNorm takes in an attack on clients that train with those of their batch: those of the dummy
+# batch, or the running ones.
+Statistics = Literal["batch", "running"]
+
+WITHOUT_DROPOUT = (
+    "the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout, "
+    "which is their expectation"
+)
 
 
 @dataclass(frozen=True)
@@ -25,16 +34,19 @@ class Victim:
         loss: mean over the batch, as the client's.
         parameters: the global model's trainable parameters, by name.
         constants: all other tensors of the state (buffers, frozen parameters).
+        dropout: whether the client trained with dropout, whose masks nobody else knows; here it is off.
     """
 
     module: nn.Module
     loss: Loss
     parameters: Tensors
     constants: Tensors
+    dropout: bool = False
 
     def outputs(self, images: Tensor, parameters: Tensors | None = None) -> Tensor:
         """Return the model's outputs at ``parameters`` (or its own); BatchNorm's running statistics stay."""
-        constants = {name: t.clone() for name, t in self.constants.items()} if self.module.training else self.constants
+        writes = any(part.training for part in self.module.modules())
+        constants = {name: t.clone() for name, t in self.constants.items()} if writes else self.constants
         state = {**(self.parameters if parameters is None else parameters), **constants}
         return torch.as_tensor(functional_call(self.module, state, (images,)))
 
@@ -43,7 +55,9 @@ class Victim:
         return self.loss(self.outputs(images, parameters), labels)
 
 
-def load_victim(observation: Observation, message: Message, device: str) -> tuple[Victim, list[Layer]]:
+def load_victim(
+    observation: Observation, message: Message, device: str, *, statistics: Statistics = "batch"
+) -> tuple[Victim, list[Layer]]:
     """Return the model as the client ran it, and its layers in forward order.
 
     BatchNorm is in the mode that clients use; dropout is off, because the client's masks are unknown and without them
@@ -53,15 +67,14 @@ def load_victim(observation: Observation, message: Message, device: str) -> tupl
         observation: for what everybody knows.
         message: whose global weights are loaded.
         device: where to compute.
+        statistics: with ``running`` BatchNorm takes its running statistics, whatever the clients do.
     """
     task_info = observation.task_info
     module = copy.deepcopy(observation.module).to(device)
-    set_training_mode(module, task_info.batch_norm)
-    for part in module.modules():
-        if isinstance(part, _DropoutNd):
-            part.eval()
     state = {name: t.to(device) for name, t in message.weights.items()}
     module.load_state_dict(state)
+    dropout = task_info.dropout and draws_at_random(module, _probe(task_info, device))
+    set_training_mode(module, "eval" if statistics == "running" else task_info.batch_norm, dropout=False)
     used = _used_parameters(module, observation, device)
     names = [name for name in used if name in message.update.tensors]  # in the model's order, not a file's
     victim = Victim(
@@ -69,8 +82,17 @@ def load_victim(observation: Observation, message: Message, device: str) -> tupl
         observation.loss,
         {name: state[name] for name in names},
         {name: t for name, t in state.items() if name not in names},
+        dropout,
     )
     return victim, layer_groups(module, torch.zeros(2, *task_info.input_shape, device=device))
+
+
+def _probe(task_info: TaskInfo, device: str) -> Tensor:
+    """Return a few examples on which masks would show."""
+    shape, dtype = (8, *task_info.input_shape), task_info.example_kind.dtype
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def _used_parameters(module: nn.Module, observation: Observation, device: str) -> list[str]:
@@ -85,6 +107,13 @@ def _used_parameters(module: nn.Module, observation: Observation, device: str) -
         for name, buffer in module.named_buffers():
             buffer.copy_(before[name])
     return [name for name, grad in zip(parameters, grads, strict=True) if grad is not None]
+
+
+def unknown_training(threat: ThreatModel) -> str:
+    """Return why the adversary doesn't know how a client trained, and what to do, in words."""
+    if threat.knows_training:
+        return "that was not recorded in the transcript: record learning rate, local steps and batch sizes with it"
+    return "this threat model doesn't know it: set threat.knows_training=true"
 
 
 def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]:

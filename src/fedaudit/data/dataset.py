@@ -17,6 +17,11 @@ from fedaudit.utils.errors import BadInput
 
 Task = Literal["classification", "regression"]
 Array = Tensor | np.ndarray[Any, Any]
+Channels = Literal["first", "last"]
+
+ONE_INPUT = (
+    "models of one input are audited; stack or concatenate several into one tensor, and wrap the model accordingly"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,24 +157,29 @@ class Dataset:
         num_classes: int | None = None,
         class_names: Sequence[str] | None = None,
         source: str = "given by the caller",
+        channels: Channels | None = None,
+        classes: bool = False,
     ) -> Dataset:
         """Make a data set of tensors or numpy arrays.
 
         Args:
             inputs: images (n, C, H, W), (n, H, W) or (n, H, W, C), uint8 or floats in [0, 1]; or a table (n, d),
-                which is standardised here, column by column, by the train split.
+                which is standardised here, column by column, by the train split. Floats of any precision.
             targets: whole numbers (n,) for classification; floats (n,) or (n, 1) for regression, standardised here.
             test: the same for the test split. Without it one example in five of every class is held out.
             kind: of the examples, if it is another than what the array's shape suggests.
             num_classes: by default one more than the largest label.
             name, summary, class_names, source: words for the report.
+            channels: of images with four axes, whether the channels stand ``first`` or ``last``, where their shape
+                doesn't tell.
+            classes: floating-point targets are the classes 0 and 1, as for a binary cross-entropy.
 
         Raises:
             BadInput: the arrays cannot be such a data set; the message says why.
         """
         where = f"data set '{name}'"
-        x_kind, x = as_inputs(inputs, where, kind)
-        y = _as_targets(targets, where)
+        x_kind, x = as_inputs(inputs, where, kind, channels)
+        y = _as_targets(targets, where, classes)
         if len(x) != len(y):
             raise BadInput(f"{where}: {len(x)} inputs but {len(y)} targets; give one target per input")
         if test is None:
@@ -177,8 +187,8 @@ class Dataset:
             x, y, x_test, y_test = x[~held_out], y[~held_out], x[held_out], y[held_out]
             test_kind = x_kind
         else:
-            test_kind, x_test = as_inputs(test[0], f"{where}, test split", kind)
-            y_test = _as_targets(test[1], f"{where}, test split")
+            test_kind, x_test = as_inputs(test[0], f"{where}, test split", kind, channels)
+            y_test = _as_targets(test[1], f"{where}, test split", classes)
         if x_kind is not test_kind or y.dtype != y_test.dtype:
             raise BadInput(f"{where}: train and test splits are of different kinds; give both in the same form")
         task: Task = "regression" if y.is_floating_point() else "classification"
@@ -227,13 +237,16 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def as_inputs(array: Array, where: str, kind: str | None = None) -> tuple[ExampleKind, Tensor]:
+def as_inputs(
+    array: Array, where: str, kind: str | None = None, channels: Channels | None = None
+) -> tuple[ExampleKind, Tensor]:
     """Return the kind of the examples in an array, and the examples as that kind reads them.
 
     Args:
         array: images, (n, C, H, W) in [0, 1] when read; a table, (n, d); or what another kind reads.
         where: names the data in errors.
         kind: name of the kind; None: the first that reads arrays with as many axes.
+        channels: where the channels of images stand; None: where the shape says.
 
     Raises:
         BadInput: no kind reads such an array, or values are not finite or out of bounds.
@@ -243,7 +256,7 @@ def as_inputs(array: Array, where: str, kind: str | None = None) -> tuple[Exampl
     if x.ndim not in known.array_axes or not x.numel():
         wanted = f"{known.described} {known.arrays}, none of them empty"
         raise BadInput(f"{where}: inputs of shape {tuple(x.shape)} cannot be used; give {wanted}")
-    return known, known.read(x, where)
+    return known, known.read(known.arrange(x, where, channels), where)
 
 
 def _as_tensor(array: Array, where: str) -> Tensor:
@@ -255,8 +268,12 @@ def _as_tensor(array: Array, where: str) -> Tensor:
         raise BadInput(f"{where}: cannot be read as numbers ({error}); give tensors or numeric numpy arrays") from error
 
 
-def _as_targets(array: Array, where: str) -> Tensor:
+def _as_targets(array: Array, where: str, classes: bool = False) -> Tensor:
     y = _as_tensor(array, where)
+    if classes and y.is_floating_point():
+        if not bool(((y == 0) | (y == 1)).all()):
+            raise BadInput(f"{where}: binary cross-entropy is for the targets 0 and 1, and there are others")
+        y = y.long()
     if y.ndim == 2 and y.shape[1] == 1 and not y.is_floating_point():
         y = y[:, 0]
     if y.is_floating_point():
@@ -330,8 +347,16 @@ def _stack_pairs(dataset: MapStyle, limit: int | None) -> tuple[Tensor, Tensor]:
     targets: list[Any] = []
     for i in range(count):
         item = dataset[i]
+        if isinstance(item, Mapping):
+            keys = reprlib.repr(", ".join(map(str, item)))
+            raise BadInput(
+                f"item {i} of the torch data set is a {type(item).__name__} of {keys}, not an (input, target) "
+                "pair; wrap it so that it is"
+            )
         if not (isinstance(item, (tuple, list)) and len(item) == 2):
             raise BadInput(f"item {i} of the torch data set is not an (input, target) pair; wrap it so that it is")
+        if isinstance(item[0], tuple | list | Mapping):
+            raise BadInput(f"item {i} of the torch data set has a {type(item[0]).__name__} of inputs; {ONE_INPUT}")
         x = item[0] if isinstance(item[0], Tensor) else torch.from_numpy(np.array(item[0]))
         if inputs and x.shape != inputs[0].shape:
             shapes = f"{tuple(x.shape)}, not {tuple(inputs[0].shape)}"

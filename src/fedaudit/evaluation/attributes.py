@@ -59,6 +59,8 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
         f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] beyond the most frequent value, "
         f"over {over.n} records of clients"
     )
+    partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
+    more = interval((right[member] - right[partner[member]]).tolist(), resamples=_RESAMPLES, seed=seed)
     better, worse = int((right > usual)[member].sum()), int((right < usual)[member].sum())
     low, high = proportion(int(right[member].sum()), over.n)
     result = done(
@@ -66,7 +68,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
         observation,
         metrics=[
             ACCURACY.of(rate, float(usual[member].mean()), low=low, high=high, n=over.n, of="records of clients"),
-            ADVANTAGE.of(rate - float(right[~member].mean()), 0.0),
+            ADVANTAGE.of(more.mean, 0.0, low=more.low, high=more.high, n=more.n, of="matched pairs of records"),
         ],
         leak=over.mean > 0,
         p_value=sign_test(better, worse),

@@ -201,5 +201,4 @@ FINDING_TYPES["class-images"] = FindingType(
     ),
     metrics=(RECOGNISED, PSNR_BEST, PSNR_MEAN, SSIM_BEST, SSIM_MEAN, LPIPS_BEST),
     question="draw what a class looks like",
-    control="undefended",
 )

@@ -78,8 +78,8 @@ class FindingType:
         metrics: the first is the one by which attacks are compared.
         question: what the attack is after: "tell whether a record was used"; ``{things}`` stands for the examples.
         control: the case that an attack of this type must win: ``example``, one known example, undefended, one step;
-            ``records``, a model that has learnt the members by heart; ``undefended``, the same federation without its
-            defences. None: there is none.
+            ``records``, a model that has learnt the members by heart; ``client``, a known client's updates of very
+            different models. None: there is none but the same federation without its defences.
     """
 
     verdict: Callable[[Sequence[FindingResult]], Judgement]
@@ -128,7 +128,7 @@ def metric(name: str) -> Metric | None:
 
 
 def by_leaks(
-    what: str, headline: str = "{who} can {question}: {text}."
+    what: str, headline: str = "{who} can {question}: {text}.", of: str = "runs of the attack"
 ) -> Callable[[Sequence[FindingResult]], Judgement]:
     """Return a verdict that counts the findings with ``leak``, and weighs their p-values where they have one.
 
@@ -138,6 +138,7 @@ def by_leaks(
     Args:
         what: says how many: "{} of {} … were …".
         headline: of a leak; see :class:`Judgement`; ``{text}`` stands for what ``what`` says.
+        of: what is counted, in the plural.
     """
 
     def verdict(findings: Sequence[FindingResult]) -> Judgement:
@@ -152,7 +153,7 @@ def by_leaks(
             low=low,
             high=high,
             n=len(findings),
-            of="runs of the attack",
+            of=of,
             p_value=p,
             method="exact binomial interval (Clopper-Pearson)",
         )

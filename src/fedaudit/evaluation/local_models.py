@@ -15,6 +15,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, Line, MetricResult
 from fedaudit.threat import Observation
+from fedaudit.update import class_logits
 
 GAP_CLOSED = Metric(
     "gap_closed",
@@ -74,17 +75,11 @@ class Local:
     def hits(self, state: dict[str, Tensor]) -> Tensor:
         """Return a mask (n,) of the client's examples that the model classifies correctly."""
         with torch.no_grad():
-            return self.output(state).argmax(dim=1) == self.targets
+            return class_logits(self.output(state)).argmax(dim=1) == self.targets
 
     def accuracy(self, state: dict[str, Tensor]) -> float:
         """Return the share of the client's examples that the model classifies correctly."""
         return float(self.hits(state).double().mean())
-
-    def errors(self, state: dict[str, Tensor]) -> Tensor:
-        """Return (n,) how far the model's outputs are from the targets."""
-        with torch.no_grad():
-            apart: Tensor = (self.output(state).flatten(1) - self.targets.view(len(self.targets), -1)).norm(dim=1)
-        return apart
 
 
 @evaluate.register
@@ -129,9 +124,9 @@ def evaluate_local_model(
         others = max((hits["returned"], hits["sent"]), key=lambda h: int(h.sum()))
         p_value = sign_test(int((hits["rebuilt"] & ~others).sum()), int((~hits["rebuilt"] & others).sum()))
     else:
-        errors = {k: local.errors(s) for k, s in {"rebuilt": rebuilt, "returned": returned}.items()}
-        nearer = errors["rebuilt"] < errors["returned"]
-        p_value = sign_test(int(nearer.sum()), int((errors["rebuilt"] > errors["returned"]).sum()))
+        apart_by = {k: (_flat(s) - _flat(optimum)).abs() for k, s in {"rebuilt": rebuilt, "returned": returned}.items()}
+        nearer = int((apart_by["rebuilt"] < apart_by["returned"]).sum())
+        p_value = sign_test(nearer, int((apart_by["rebuilt"] > apart_by["returned"]).sum()))
     if closed is not None:
         metrics.append(GAP_CLOSED.of(closed, 0.0))
     if converged:
@@ -239,17 +234,19 @@ FINDING_TYPES["local-model"] = FindingType(
     verdict=by_leaks(
         "{} of {} clients' own models were rebuilt",
         "{who} can rebuild a client's own model, the one that it would train alone: {text}.",
+        "clients",
     ),
     rules=(
         "A client's own model counts as rebuilt when it serves the client's data better than what was sent: for "
         "classifiers, when its accuracy on them is above that of the last model that the client returned and of the "
         "global model; for regression, when it makes up at least half of the loss between the last returned model and "
         "the client's own optimum, and lies nearer to that than any model that was sent.",
-        "Own models are 'inferred' when at least one counts as rebuilt, and luck would serve the clients' examples as "
-        f"much better with a probability of at most {100 * SURE:g} % (one-sided exact sign test over the examples, "
+        "Own models are 'inferred' when at least one counts as rebuilt, and luck would do as well with a probability "
+        f"of at most {100 * SURE:g} % (one-sided exact sign test: for classifiers over the client's examples that only "
+        "one of two models gets right, for regression over the parameters, by which model is nearer to the optimum; "
         "clients combined by Fisher's method).",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
     question="rebuild a client's own model",
-    control="undefended",
+    control="client",
 )

@@ -64,6 +64,8 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
     low, high = auc_interval(scores[member], scores[partner[member]], resamples=_RESAMPLES, seed=seed)
     right = int((said == member).sum())
     ends = proportion(right, len(rows))
+    found = tpr_at(scores[member], scores[~member], LOW)
+    sure = proportion(round(found * int(member.sum())), int(member.sum()))
     counted = {"n": len(rows), "of": "records"}
     notes = []
     if left_out:
@@ -76,7 +78,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
         metrics=[
             AUC.of(area, 0.5, low=low, high=high, **counted),
             ACCURACY.of(right / len(rows), 0.5, low=ends[0], high=ends[1], **counted),
-            TPR.of(tpr_at(scores[member], scores[~member], LOW), LOW),
+            TPR.of(found, LOW, low=sure[0], high=sure[1], n=int(member.sum()), of="members"),
         ],
         charts=[
             Chart(

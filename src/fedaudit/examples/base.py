@@ -59,6 +59,14 @@ class ExampleKind:
 
     # --- from arrays to examples ------------------------------------------------------------------------------------
 
+    def arrange(self, array: Tensor, where: str, channels: str | None = None) -> Tensor:  # noqa: ARG002
+        """Return the array with its axes in the order that :meth:`read` takes; ``channels``: where an image's stand.
+
+        Raises:
+            BadInput: the order can't be told; ``where`` names the data.
+        """
+        return array
+
     def read(self, array: Tensor, where: str) -> Tensor:
         """Return the examples (n, ...) in an array with one of ``array_axes``, which is not empty.
 

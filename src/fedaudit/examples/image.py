@@ -10,6 +10,7 @@ from torch import Tensor
 from fedaudit.examples.base import ExampleKind, Statistics, eight_bit, register
 from fedaudit.utils.errors import BadInput
 
+_CHANNELS = (1, 3, 4)
 _MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
 
 
@@ -32,15 +33,35 @@ class Image(ExampleKind):
         """Return C of (C, H, W)."""
         return shape[0]
 
+    def arrange(self, array: Tensor, where: str, channels: str | None = None) -> Tensor:
+        """Return (n, H, W, C) as (n, C, H, W), and the others as they are.
+
+        Channels are 1, 3 or 4. Where the second and the last axis both have such a length the other two decide, if one
+        order alone makes a square of them.
+
+        Raises:
+            BadInput: both orders are possible.
+        """
+        if array.ndim != 4 or channels == "first":
+            return array
+        _, a, b, c = array.shape
+        last = c in _CHANNELS
+        if channels is None and last and (a in _CHANNELS or b == c) and max(a, b, c) > 1:
+            if (a == b) == (b == c):
+                raise BadInput(
+                    f"{where}: the channels of images {tuple(array.shape)} may stand first or last; say which: "
+                    "Dataset.from_tensors(…, channels='first') or 'last'"
+                )
+            last = a == b
+        return array.permute(0, 3, 1, 2) if last or channels == "last" else array
+
     def read(self, array: Tensor, where: str) -> Tensor:
-        """Return (n, C, H, W), (n, H, W) or (n, H, W, C), uint8 or floats in [0, 1], as float32 (n, C, H, W).
+        """Return (n, C, H, W) or (n, H, W), uint8 or floats in [0, 1], as float32 (n, C, H, W).
 
         Raises:
             BadInput: other whole numbers than uint8; pixels that are not finite, or outside of [0, 1].
         """
         x = array[:, None] if array.ndim == 3 else array
-        if array.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
-            x = x.permute(0, 3, 1, 2)
         if x.dtype == torch.uint8:
             return x.float().div_(255).contiguous()
         if not x.is_floating_point():

@@ -160,7 +160,7 @@ class Client:
         batches = [(task_info.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
         start = {name: value.detach().clone() for name, value in model.state_dict().items()}
         honest = partial(self._honest, model, start)
-        set_training_mode(model, task_info.batch_norm)
+        set_training_mode(model, task_info.batch_norm, dropout=task_info.dropout)
         with local_randomness(derive_seed(self.seed, self.spec.name, "dropout", self.number, index)):
             if self.behaviour is None:
                 return honest(batches), rows

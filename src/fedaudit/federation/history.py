@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
-from fedaudit.update import TaskInfo
+from fedaudit.update import TaskInfo, class_logits
 
 
 @dataclass
@@ -106,10 +106,10 @@ def _right(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
     """Return (2, classes) counts of wrong and right answers."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
-    counts = torch.zeros(2, task_info.outputs, dtype=torch.float64)
+    counts = torch.zeros(2, task_info.num_classes or 1, dtype=torch.float64)
     with torch.no_grad():
         for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
-            hit = model(task_info.normalise(inputs)).argmax(dim=1) == targets
+            hit = class_logits(model(task_info.normalise(inputs))).argmax(dim=1) == targets
             counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
     for part, mode in modes.items():
         part.training = mode

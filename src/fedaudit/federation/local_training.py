@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from fedaudit.models import set_training_mode
 from fedaudit.update import Loss, Tensors
 from fedaudit.utils.errors import BadInput
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 Batch = tuple[Tensor, Tensor]
 
+# What a user's own model or loss raises on examples that it can't take.
+_FAILURES = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError)
+
 
 @contextmanager
 def local_randomness(seed: int) -> Iterator[None]:
@@ -24,6 +30,32 @@ def local_randomness(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
+
+
+def draws_at_random(model: nn.Module, inputs: Tensor) -> bool:
+    """Return whether training mode draws masks: dropout, functional or inside of other layers, or its kin.
+
+    A model that fails in training mode draws none: its training says why it fails.
+
+    Args:
+        model: of which two passes in training mode are compared; its modes and buffers stay as they are.
+        inputs: (n, ...) as the model sees them.
+    """
+    if any(isinstance(part, _DropoutNd) and part.p > 0 for part in model.modules()):
+        return True
+    tried = copy.deepcopy(model)
+    set_training_mode(tried, "eval")
+    state = {name: value.clone() for name, value in tried.state_dict().items()}
+    seen = []
+    with torch.no_grad():
+        for seed in range(2):
+            tried.load_state_dict(state)
+            try:
+                with local_randomness(seed):
+                    seen.append(tried(inputs))
+            except _FAILURES:
+                return False
+    return all(isinstance(outputs, Tensor) for outputs in seen) and not torch.equal(*seen)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -114,7 +146,7 @@ def _loss(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
     inputs, targets = batch
     try:
         value = loss(model(inputs), targets)
-    except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
+    except _FAILURES as error:
         if "Expected more than 1 value per channel" not in str(error):
             given = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"
             raise BadInput(f"the model or the loss can't take {given}: {type(error).__name__}: {error}") from error

@@ -17,6 +17,7 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import check_memory
 
 __all__ = [
+    "BATCH_NORM",
     "INITIALISATIONS",
     "MODELS",
     "Layer",
@@ -86,16 +87,21 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, BATCH_NORM) for module in model.modules())
 
 
-def set_training_mode(model: nn.Module, batch_norm: Literal["eval", "train"]) -> None:
-    """Put ``model`` in training mode; with ``batch_norm="eval"`` its BatchNorm layers keep to their running statistics.
+def set_training_mode(model: nn.Module, batch_norm: Literal["eval", "train"], *, dropout: bool = True) -> None:
+    """Put ``model`` in the mode of a client's training.
+
+    Args:
+        model: changed in place.
+        batch_norm: with ``eval`` its BatchNorm layers keep to their running statistics.
+        dropout: False puts everything but BatchNorm in evaluation mode, so that functional dropout, attention and
+            recurrent layers draw no masks either.
 
     Raises:
         BadInput: another value of ``batch_norm``.
     """
     if batch_norm not in ("eval", "train"):
         raise BadInput(f"batch_norm is '{batch_norm}'; it must be 'eval' or 'train'")
-    model.train()
-    if batch_norm == "eval":
-        for module in model.modules():
-            if isinstance(module, BATCH_NORM):
-                module.eval()
+    model.train(dropout)
+    for module in model.modules():
+        if isinstance(module, BATCH_NORM):
+            module.train(batch_norm == "train")

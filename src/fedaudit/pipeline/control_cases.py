@@ -23,7 +23,7 @@ from fedaudit.utils.seeds import generator
 _STEPS = 500  # at most, to learn the members by heart
 _BY_HEART = 0.01  # mean loss at which they are
 _BATCH = 32
-_DROPOUT = nn.modules.dropout._DropoutNd
+_HELD = 64  # examples of the known client
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,40 @@ def by_heart(recording: Recording) -> Case | None:
     return Case(Recording(own, known), "same", "the same model, which has learnt the members by heart, undefended")
 
 
+def one_client(recording: Recording) -> Case:
+    """Return the messages of one known client: undefended, one step of all its examples, and models that differ much.
+
+    The client holds typical candidates. It is sent as many models as the adversary saw rounds, the audited one with
+    every parameter moved at random by half its tensor's spread, so that what it answers tells most about its data.
+    """
+    transcript, truth = recording.transcript, recording.truth
+    known = next((u.training for r in transcript.rounds for u in r.updates if u.training), None)
+    inputs, labels = _typical(truth, min(_HELD, len(truth.candidates) // 2 or 1))
+    rng = generator(0, "control", "one client")
+    rounds, victims, classes = [], {}, {}
+    first = transcript.rounds[0].weights
+    moved = {name for name, p in transcript.module.named_parameters() if p.requires_grad}
+    for index in range(len(transcript.rounds)):
+        weights = {
+            name: t + 0.5 * _spread(t) * torch.randn(t.shape, generator=rng) if name in moved else t
+            for name, t in first.items()
+        }
+        update = _update(transcript, weights, 0, inputs, labels, "weights", known)
+        rounds.append(Round(index, weights, [update]))
+        victims[index, 0], classes[index, 0] = inputs, labels
+    own = Transcript("control-same", transcript.task_info, transcript.module, transcript.loss, rounds)
+    rows = {key: torch.arange(len(inputs)) for key in victims}
+    known_one = Truth(victims, classes, truth.candidates, truth.candidate_labels, {}, rows)
+    text = f"one known client of {len(inputs)} examples, undefended, one step, {len(rounds)} models that differ much"
+    return Case(Recording(own, known_one), "same", text)
+
+
+def _spread(tensor: Tensor) -> float:
+    """Return the standard deviation of a tensor's elements, or 1 where they don't differ."""
+    spread = float(tensor.double().std()) if tensor.numel() > 1 else 0.0
+    return spread or 1.0
+
+
 def _case(
     transcript: Transcript,
     candidates: Tensor,
@@ -178,10 +212,7 @@ def _client(transcript: Transcript, weights: Tensors) -> nn.Module:
     """Return the model as a client runs it, without dropout."""
     module = copy.deepcopy(transcript.module)
     module.load_state_dict(weights)
-    set_training_mode(module, transcript.task_info.batch_norm)
-    for part in module.modules():
-        if isinstance(part, _DROPOUT):
-            part.eval()
+    set_training_mode(module, transcript.task_info.batch_norm, dropout=False)
     return module
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedaudit.attacks import Attack, Finding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.federation.simulator import Recording
-from fedaudit.pipeline.control_cases import Case, by_heart, one_example, reference
+from fedaudit.pipeline.control_cases import Case, by_heart, one_client, one_example, reference
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.threat import ThreatModel, observe
@@ -176,7 +176,7 @@ def _trials(
 ) -> tuple[Case, list[Trial]] | str:
     """Return the control's case and the trials on it, or why there is none."""
     recipe = FINDING_TYPES[summary.kind or "images"].control
-    if recipe not in ("example", "records") or (model == "reference" and recipe != "example"):
+    if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case of one's own: compare with a federation without defences"
     count = _LABELS if summary.kind == "labels" and model == "same" else 1
     reason = ""
@@ -185,6 +185,8 @@ def _trials(
         try:
             if recipe == "records":
                 case = by_heart(recording)
+            elif recipe == "client":
+                case = one_client(recording)
             elif model == "same":
                 case = one_example(recording, "gradient" if kind == "gradient" else "weights", count)
             else:
@@ -264,23 +266,19 @@ def _final(
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
     question = FINDING_TYPES[summary.kind or "images"].question.replace("{things}", things)
-    open_question = f"This audit can't tell whether {_inside(who)} can {question}"
+    open_question = f"This audit can't tell whether {_inside(who)} can {question}."
     if summary.verdict == "inconclusive":
-        return summary.model_copy(update={"headline": f"{open_question}: {summary.advice[0]}."})
+        return summary.model_copy(update={"headline": open_question})
     if error is not None:
         advice = (
             f"correct what is recorded of the local training (learning rate, momentum, steps, BatchNorm): repeated on "
             f"the true examples it gives other updates than those that travelled (relative error {error:.2g})"
         )
-        headline = f"{open_question}: what is recorded of the local training contradicts the updates."
-        return _inconclusive(summary, headline, advice)
+        return _inconclusive(summary, open_question, advice)
     place = controls.of.get((summary.federation, summary.attack)) if controls else None
     if controls is None or place is None:
-        return _inconclusive(
-            summary,
-            f"{open_question}: {summary.attack} found nothing, and positive controls were turned off.",
-            "turn positive controls on (evaluation.controls)",
-        )
+        advice = f"{summary.attack} found nothing, and positive controls were turned off: turn them on"
+        return _inconclusive(summary, open_question, advice)
     control = controls.results[place]
     base = summary.model_copy(update={"control": place})
     if control.won and control.model == "same":
@@ -292,19 +290,18 @@ def _final(
         headline = f"{who} could not {question} with {summary.attack}, although {how}."
         return base.model_copy(update={"headline": headline})
     if control.won is None:
-        return _inconclusive(
-            base,
-            f"{open_question}: {summary.attack} found nothing, and no positive control could be run.",
-            f"no control was run: {control.text}",
+        advice = f"{summary.attack} found nothing, and no positive control could be run: {control.text}"
+    elif control.won:
+        advice = (
+            f"{summary.attack} works on the reference network, but not on this model even in its easiest case: raise "
+            "its effort (iterations, restarts), or use another attack"
         )
-    advice = (
-        "the attack works on the reference network, but not on this model even in its easiest case: raise its effort "
-        "(iterations, restarts), or use another attack"
-        if control.won
-        else "the attack lost its easiest case: raise its effort (iterations, restarts), or use another attack"
-    )
-    headline = f"{open_question}: {summary.attack} fails even in the easiest case of this model."
-    return _inconclusive(base, headline, advice)
+    else:
+        advice = (
+            f"{summary.attack} fails even in the easiest case of this model: raise its effort (iterations, restarts), "
+            "or use another attack"
+        )
+    return _inconclusive(base, open_question, advice)
 
 
 def cautions(attack: Attack, findings: Sequence[FindingResult]) -> list[str]:

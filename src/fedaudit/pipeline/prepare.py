@@ -18,7 +18,7 @@ from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour
 from fedaudit.federation.client import Federation
-from fedaudit.federation.local_training import local_randomness, train
+from fedaudit.federation.local_training import draws_at_random, local_randomness, train
 from fedaudit.federation.simulator import check, draw_records, partition_clients
 from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
 from fedaudit.models import (
@@ -30,9 +30,11 @@ from fedaudit.models import (
     load_checkpoint,
     set_training_mode,
 )
+from fedaudit.pipeline.choice import choose
+from fedaudit.pipeline.modes import mode_in_words, with_modes
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario
-from fedaudit.update import Loss, TaskInfo, loss_function
+from fedaudit.update import BCE, Loss, TaskInfo, class_logits, loss_function
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
@@ -86,7 +88,7 @@ def resolve(
             user's own is missing.
     """
     scenario, attacks, behaviours, aggregators = _spelt_out(scenario)
-    spec, own = scenario.model, dataset is not None
+    own = dataset is not None
     if dataset is None:
         if scenario.data.name == "custom":
             raise BadInput(
@@ -99,6 +101,12 @@ def resolve(
             limit=scenario.data.limit,
             seed=scenario.seed,
         )
+    if not attacks:
+        scenario, attacks = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, dataset)}))
+    module = None if model is None else _copied(model)
+    spec = with_modes(scenario.model, module)
+    scenario = scenario.model_copy(update={"model": spec})
+    assert spec.batch_norm is not None  # with_modes() saw to it
     loss_name = spec.loss
     if loss_name == "auto":
         loss_name = "custom" if loss else "cross-entropy" if dataset.task == "classification" else "mse"
@@ -116,23 +124,22 @@ def resolve(
         num_classes=dataset.num_classes,
         mean=dataset.mean,
         std=dataset.std,
+        dropout=spec.dropout is not False,
     )
-    if model is None:
+    if module is None:
         if spec.name == "custom":
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
-        model = build_model(spec.name, input_shape=task_info.input_shape, outputs=task_info.outputs, width=spec.width)
-        initialise(model, spec.initialisation, generator(scenario.seed, "model"))
-    else:
-        model = _copied(model)
+        module = build_model(spec.name, input_shape=task_info.input_shape, outputs=task_info.outputs, width=spec.width)
+        initialise(module, spec.initialisation, generator(scenario.seed, "model"))
     if spec.checkpoint is not None:
-        load_checkpoint(model, spec.checkpoint)
-    _check_outputs(model, task_info, dataset, own)  # what doesn't fit is found before the training
-    federations = _federations(scenario, behaviours, aggregators, dataset, task_info, model, loss)
+        load_checkpoint(module, spec.checkpoint)
+    _check_outputs(module, task_info, dataset, own)  # what doesn't fit is found before the training
+    federations = _federations(scenario, behaviours, aggregators, dataset, task_info, module, loss)
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
     if spec.training.epochs:
-        trained = _pretrain(model, loss, task_info, dataset, scenario, display or Quiet())
+        trained = _pretrain(module, loss, task_info, dataset, scenario, display or Quiet())
     data_record = DataRecord(
         name=dataset.name,
         summary=f"{dataset.summary}; {dataset.source}",
@@ -141,13 +148,16 @@ def resolve(
         kind=dataset.kind,
         input_shape=list(dataset.input_shape),
     )
+    sample = task_info.normalise(dataset.test.inputs[:8])
     model_record = ModelRecord(
         name=spec.name,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=sum(p.numel() for p in module.parameters()),
         initialisation="given" if spec.name == "custom" else spec.initialisation,
-        batch_norm=spec.batch_norm if has_batch_norm(model) else "none",
+        batch_norm=spec.batch_norm if has_batch_norm(module) else "none",
         trained=trained,
+        dropout=("on" if task_info.dropout else "off") if draws_at_random(module, sample) else "none",
     )
+    model_record = model_record.model_copy(update={"mode": mode_in_words(model_record, model)})
     return ResolvedScenario(scenario, attacks, data_record, model_record, federations)
 
 
@@ -172,7 +182,7 @@ def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behavio
         MODELS[scenario.model.name]
     if scenario.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
-    attacks = [make(ATTACKS, spec.name, spec.settings()) for spec in scenario.attacks]
+    scenario, attacks = _with_attacks(scenario)
     federations, behaviours = [], []
     for one in scenario.federations:
         PARTITIONS[one.partition.scheme]
@@ -187,12 +197,18 @@ def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behavio
         *(_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)), strict=True
     )
     changes = {
-        "attacks": [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks],
         "federations": federations,
         "defences": defences[0],
         "other_defences": list(defences[1:]),
     }
     return scenario.model_copy(update=changes), attacks, behaviours, list(aggregators)
+
+
+def _with_attacks(scenario: Scenario) -> tuple[Scenario, list[Attack]]:
+    """Return the scenario with its attacks' settings spelled out, and the attacks."""
+    attacks = [make(ATTACKS, spec.name, spec.settings()) for spec in scenario.attacks]
+    spelt = [AttackSpec.model_validate({"name": attack.name, **attack.settings()}) for attack in attacks]
+    return scenario.model_copy(update={"attacks": spelt}), attacks
 
 
 def _defences(defences: DefencesSpec, scenario: Scenario) -> tuple[DefencesSpec, Aggregator]:
@@ -288,18 +304,39 @@ def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own:
     try:
         with torch.no_grad():
             outputs: Any = model(sample)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise BadInput(f"the model can't take examples of shape {tuple(sample.shape)}: {error}") from error
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise BadInput(
+            f"the model can't take examples of shape {tuple(sample.shape)}: {_why_not(model, error)}"
+        ) from error
     expected = (len(sample), task_info.outputs)
     if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         more = ""
+        if own and isinstance(outputs, Tensor) and outputs.shape[1:] in ((), (1,)) and dataset.num_classes == 2:
+            more = (
+                f"; a model of one logit returns {(len(sample), 1)} and trains with loss=nn.BCEWithLogitsLoss() "
+                f"(model.loss: {BCE})"
+            )
         if own and isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > expected[1]:
             more = _fewer_classes(dataset, outputs.shape[1])
         raise BadInput(
             f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}{more}"
         )
     layer_groups(model, sample)
+
+
+def _why_not(model: nn.Module, error: Exception) -> str:
+    """Return on one line why the model fails on examples, and what to do where that is known."""
+    embedding = next((n for n, part in model.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)), None)
+    if embedding is not None:
+        return (
+            f"its layer '{embedding}' is an embedding, which takes whole numbers (tokens, categories), and examples "
+            "here are real numbers; audit the part of the model behind it, with its outputs as the inputs"
+        )
+    kinds = {p.dtype for p in model.parameters()} - {torch.float32}
+    if kinds:
+        return f"its parameters are {str(kinds.pop()).removeprefix('torch.')} and examples float32; give model.float()"
+    return " ".join(str(error).split())
 
 
 def _fewer_classes(dataset: Dataset, outputs: int) -> str:
@@ -346,5 +383,5 @@ def accuracy(model: nn.Module, task_info: TaskInfo, dataset: Dataset) -> float:
     right = 0
     with torch.no_grad():
         for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
-            right += int((model(task_info.normalise(inputs)).argmax(dim=1) == targets).sum())
+            right += int((class_logits(model(task_info.normalise(inputs))).argmax(dim=1) == targets).sum())
     return right / len(test)

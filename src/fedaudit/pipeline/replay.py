@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from fedaudit.federation.local_training import gradient, local_randomness, train
+from fedaudit.federation.local_training import draws_at_random, gradient, local_randomness, train
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
 from fedaudit.models import set_training_mode
@@ -14,7 +14,6 @@ from fedaudit.update import Tensors, Update
 from fedaudit.utils.errors import BadInput
 
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
-_DROPOUT = torch.nn.modules.dropout._DropoutNd
 _UPDATES = 4  # that are replayed, the first ones
 
 
@@ -25,7 +24,8 @@ def replay_error(recording: Recording) -> float | None:
     at random in training (dropout), so that nobody can repeat it.
     """
     transcript, truth = recording.transcript, recording.truth
-    if any(isinstance(part, _DROPOUT) and part.p > 0 for part in transcript.module.modules()):
+    task_info = transcript.task_info
+    if task_info.dropout and draws_at_random(transcript.module, task_info.normalise(truth.candidates[:2])):
         return None
     errors = []
     updates = [(r.index, r.weights, u) for r in transcript.rounds for u in r.updates]
@@ -52,7 +52,7 @@ def _replayed(
     assert training is not None
     module = copy.deepcopy(transcript.module)
     module.load_state_dict(weights)
-    set_training_mode(module, transcript.task_info.batch_norm)
+    set_training_mode(module, transcript.task_info.batch_norm, dropout=transcript.task_info.dropout)
     batches = list(zip(inputs.split(training.batch_sizes), labels.split(training.batch_sizes), strict=True))
     with local_randomness(0):
         if update.kind == "gradient":

@@ -46,7 +46,7 @@ def _against(result: AuditResult) -> list[Advice]:
     leaks = [s for s in result.summaries if s.verdict in LEAKS]
     kinds = {s.kind for s in leaks}
     lines = []
-    if any(f.aggregator in UNDEFENDED and f.sanitiser == "none" for f in result.federations):
+    if all(f.aggregator in UNDEFENDED and f.sanitiser == "none" for f in result.federations):
         lines.append(
             Advice(
                 "Compare defences.",
@@ -103,9 +103,15 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
             change = f"--set attacks.{name}.iterations={10 * iterations}"
             lines.append(Advice(f"Give {name} more effort.", text, change))
     records = result.scenario.get("threat", {}).get("records")
-    if records and any(s.verdict == "inconclusive" and s.kind in ("membership", "attribute") for s in result.summaries):
+    held = min((f["examples"] for f in result.scenario.get("federations", []) if f.get("examples")), default=None)
+    more = min(2 * (records or 0), 2 * held if held else 2 * (records or 0))
+    if (
+        records
+        and more > records
+        and any(s.verdict == "inconclusive" and s.kind in ("membership", "attribute") for s in result.summaries)
+    ):
         text = "More records decide what fewer leave to luck."
-        lines.append(Advice("Ask about more records.", text, f"--set threat.records={2 * records}"))
+        lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
     if any(s.kind == "images" for s in result.summaries):
         others = [name for name in ("invg", "agic", "geng", "gias") if name not in attacks][:2]
         if others:

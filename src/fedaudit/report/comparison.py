@@ -12,6 +12,7 @@ from fedaudit.report.wording import number, short
 from fedaudit.results import LEAKS, AuditResult, FederationRecord, Verdict
 
 _ROUNDS = 5  # below, accuracy says nothing of what training with a defence costs
+_EACH = "each client changes its update before it leaves, by "
 UNDEFENDED = ("mean", "fedavg")  # aggregators that are no defence
 
 
@@ -99,7 +100,7 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
         ratio += f" ({number(100 * price.bytes / base.bytes, 0)} %)"
     return Defended(
         federation=record.name,
-        defences=record.defences or "",
+        defences=(record.defences or "").replace(_EACH, ""),
         verdict=best.verdict if best else "not applicable",
         leak=leak,
         accuracy="not measured" if price.accuracy is None else f"{number(100 * price.accuracy, 1)} %",

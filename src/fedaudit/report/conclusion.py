@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedaudit.report.comparison import defence_tables
 from fedaudit.report.frontier import strongest
-from fedaudit.report.wording import count, number, short
+from fedaudit.report.wording import count, number, sentence, short
 from fedaudit.results import (
     LEAKS,
     AttackSummary,
@@ -82,6 +83,8 @@ def headline(result: AuditResult) -> Headline:
     if tables := defence_tables(result):
         elsewhere = []
     text = f"Elsewhere: {'; '.join(elsewhere)}." if elsewhere else ""
+    if verdict == "inconclusive":
+        text = f"{_sentences(chief.advice)} {text}".strip()
     text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
     if verdict not in LEAKS:
         text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
@@ -92,7 +95,8 @@ def headline(result: AuditResult) -> Headline:
 def tested(result: AuditResult, summary: AttackSummary) -> str:
     """Return in a sentence on what an attack was run, and with what effort."""
     record = next(f for f in result.federations if f.name == summary.federation)
-    model = f"{result.model.name} ({result.model.trained}"
+    state = result.model.trained if record.rounds == 1 else f"{result.model.trained} before {record.rounds} rounds"
+    model = f"{result.model.name} ({state}"
     model += f", BatchNorm in {result.model.batch_norm} mode)" if result.model.batch_norm != "none" else ")"
     batch = f"batches of {count(record.batch_size)}" if record.batch_size > 1 else "single examples"
     n = f"n = {count(summary.evidence.n)} {summary.evidence.of}" if summary.evidence else f"n = {summary.images} images"
@@ -103,6 +107,10 @@ def tested(result: AuditResult, summary: AttackSummary) -> str:
         f"Tested on {model}, {result.data.name}, {UPDATES[summary.update_kind]} over {batch} ({summary.federation}); "
         f"{n}; {summary.attack}{effort}{seconds}."
     )
+
+
+def _sentences(texts: Sequence[str]) -> str:
+    return " ".join(sentence(text) for text in texts)
 
 
 def _key(summary: AttackSummary) -> tuple[str, str | None]:

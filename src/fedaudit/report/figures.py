@@ -221,16 +221,17 @@ def draw_chart(chart: Chart, names: list[str]) -> Figure:
 def limits(values: list[float], least: float, whole: float | None = None) -> tuple[float, float]:
     """Return an axis' ends around ``values``: never nearer than ``least``, so that a small difference looks small.
 
-    With a ``whole`` the values are shares of it, and the axis leaves 0 to ``whole`` by no more than a marker's width.
+    With a ``whole`` the values are shares of it, and the axis leaves 0 to ``whole`` by a marker's width only.
     """
     finite = [v for v in values if math.isfinite(v)] or [0.0]
     low, high = min(finite), max(finite)
     margin = max(0.1 * (high - low), (least - (high - low)) / 2)
     low, high = low - margin, high + margin
     if whole is not None:
-        inside = 0.04 * whole
-        low, high = (-inside, max(high, least)) if low < 0 else (low, high)
-        low, high = (min(low, whole - least), whole + inside) if high > whole else (low, high)
+        low, high = (0.0, max(high, least)) if low < 0 else (low, high)
+        low, high = (min(low, whole - least), whole) if high > whole else (low, high)
+        beyond = 0.04 * (high - low)
+        low, high = (-beyond if low == 0 else low), (whole + beyond if high == whole else high)
     return low, high
 
 

@@ -234,16 +234,17 @@ def _has_bar(leak: Interval) -> bool:
 
 
 def _name(axes: Any, points: list[tuple[str, float, float]]) -> None:
-    """Write each point's name to its right, or its left where there is no room; of two that meet one a line lower."""
+    """Write each point's name to its right, or its left where there is no room; lower where it would meet another."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    taken: list[tuple[bool, float, float]] = []
-    line, near = 0.055 * (top - bottom), 0.25 * (right - left)
+    letter, line = 0.016 * (right - left), 0.055 * (top - bottom)
+    taken: list[tuple[float, float, float]] = []
     for name, x, y in sorted(points, key=lambda point: -point[2]):
         before = x > left + 0.6 * (right - left)
-        height = y
-        while any(side == before and abs(x - u) < near and abs(height - v) < line for side, u, v in taken):
+        width, height = letter * (len(name) + 3), y
+        begin, end = (x - width, x) if before else (x, x + width)
+        while any(begin < e and b < end and abs(height - v) < line for b, e, v in taken):
             height -= line
-        taken.append((before, x, height))
+        taken.append((begin, end, height))
         axes.annotate(
             name.replace("$", r"\$"), (x, height), (-9 if before else 9, 5), textcoords="offset points", fontsize=10,
             ha="right" if before else "left",

@@ -81,6 +81,10 @@ class ModelRecord(Record):
     initialisation: str
     batch_norm: str = Field(description="'eval', 'train' or 'none': decides much, see docs/methods.md")
     trained: str = Field(description="'untrained', 'n epochs' or 'checkpoint ...'")
+    dropout: Literal["on", "off", "none"] | None = Field(
+        default=None, description="in the clients' training; 'none': the model has none; null: not recorded"
+    )
+    mode: str | None = Field(default=None, description="in which mode clients train, and who said so; null: no choice")
 
 
 class DataRecord(Record):

@@ -279,6 +279,10 @@ def expand(
 def trial_key(scenario: Scenario) -> str:
     """Return a hash of everything in ``scenario`` but its name."""
     values = scenario.model_dump(mode="json", exclude={"name"})
+    model = values["model"]  # what was added later is left out where it is left open: kept trials have these keys
+    model["batch_norm"] = model["batch_norm"] or "eval"
+    if model["dropout"] is None:
+        del model["dropout"]
     return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
 
 

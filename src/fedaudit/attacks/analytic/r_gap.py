@@ -15,9 +15,10 @@ from fedaudit.attacks.analytic.chain import Block, chain, identity, refuse
 from fedaudit.attacks.analytic.constraints import check_size, gradient_constraints, solve, weight_constraints
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
+from fedaudit.attacks.victim import unknown_training
 from fedaudit.models import set_training_mode
-from fedaudit.threat import Message, Observation
-from fedaudit.update import Loss, TaskInfo, Tensors
+from fedaudit.threat import Message, Observation, ThreatModel
+from fedaudit.update import Loss, TaskInfo, Tensors, class_logits
 from fedaudit.utils.errors import NotApplicable
 
 _TIE = 1e-4  # relative; below, two candidates for the last layer's derivative can't be told apart by themselves
@@ -76,7 +77,7 @@ class RGap(Attack):
         super().check(observation)
         if task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
-        gradient = _exact_gradient(message)
+        gradient = _exact_gradient(message, observation.threat)
         module = as_trained(observation.module, task_info, message.weights)
         blocks = chain(module, task_info.input_shape)
         for block in blocks:
@@ -96,7 +97,7 @@ class RGap(Attack):
         runs = []
         for i, k in enumerate(candidates):
             image, notes = _backwards(blocks, k, gradient, progress, (i, len(candidates)))
-            label = granted if granted is not None else k.argmin().view(1)
+            label = granted if granted is not None else class_logits(k[None]).argmin(dim=1)
             distance = mismatch(module, observation.loss, image, label, gradient)
             runs.append((distance, float((image - image.clamp(low, high)).norm()), image, label, notes))
         least = min(run[0] for run in runs)
@@ -128,11 +129,11 @@ def as_trained(module: nn.Module, task_info: TaskInfo, weights: Mapping[str, Ten
     """Return a copy of ``module`` with ``weights``, in float64 on the CPU, in the mode of the client's training."""
     own = copy.deepcopy(module).cpu()
     own.load_state_dict(dict(weights))
-    set_training_mode(own, task_info.batch_norm)
+    set_training_mode(own, task_info.batch_norm, dropout=task_info.dropout)
     return own.double()
 
 
-def _exact_gradient(message: Message) -> Tensors:
+def _exact_gradient(message: Message, threat: ThreatModel) -> Tensors:
     """Return the gradient of one example in float64.
 
     Of one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there.
@@ -144,7 +145,7 @@ def _exact_gradient(message: Message) -> Tensors:
     remedy = "run an attack that optimises (invg, agic), or audit batch_size: 1"
     if update.kind == "weights" and training is None:
         raise NotApplicable(
-            "r-gap needs to know how the client trained to use a FedAvg update; set threat.knows_training=true"
+            f"r-gap needs to know how the client trained to use a FedAvg update; {unknown_training(threat)}"
         )
     if update.num_examples != 1:
         raise NotApplicable(

@@ -134,8 +134,8 @@ class Epochs(Attack):
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> ImageFinding:
-        method = self.method
-        gammas, epochs = self._prepare(observation, device)
+        method, decided = self.method.decided(observation.split()[0], generator, device)
+        gammas, epochs = self._prepare(method, observation, device)
         updates = [p for epoch in epochs for p in epoch]
         distances = {p: method.make_engine(p) for p in updates}
         matching = len(epochs) > 1 and len(epochs[0]) > 1
@@ -189,11 +189,13 @@ class Epochs(Attack):
             objective=objective[-1],
             iterations=method.iterations * method.restarts * len(runs),
             trace=Trace(runs[0][1].iterations, objective, pixels[1:]),
-            notes=(*method.notes(updates[0]), *(note for p in updates for note in p.notes)),
+            notes=(*decided, *method.notes(updates[0]), *(note for p in updates for note in p.notes)),
             rounds=tuple(map(tuple, rounds)),
         )
 
-    def _prepare(self, observation: Observation, device: str) -> tuple[list[float], list[list[Prepared]]]:
+    def _prepare(
+        self, method: GradientInversion, observation: Observation, device: str
+    ) -> tuple[list[float], list[list[Prepared]]]:
         """Return γ and the updates made ready of every epoch that isn't left out."""
         gammas: list[float] = []
         epochs: list[list[Prepared]] = []
@@ -201,7 +203,7 @@ class Epochs(Attack):
             gamma = self.gamma if number else self.gamma_first
             if not gamma:
                 continue
-            made = [self.method.prepare(single, device) for single in epoch]
+            made = [method.prepare(single, device) for single in epoch]
             if epochs and len(epoch) == 1:  # the same examples as its only counterpart's in the first epoch
                 made = [dataclasses.replace(made[0], labels=epochs[0][0].labels)]
             gammas.append(gamma)

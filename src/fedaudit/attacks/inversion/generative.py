@@ -105,9 +105,14 @@ class GIAS(GradientInversion):
             )
         return trained
 
-    def _run(
+    def recover(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> ImageFinding:
+        """Search the codes, then the weights; as :meth:`GradientInversion.recover`.
+
+        Raises:
+            NotApplicable: the optimisation diverged.
+        """
         task_info = observation.task_info
         network = _load(self.generator_file).network.to(device)
         prepared = self.prepare(observation, device)

@@ -248,6 +248,11 @@ class AGIC(InvG):
         elif self.relu_modifier and not any(layer.relu_follows for layer in convolutions):
             notes.append("no ReLU follows a convolution: the ReLU modifier is 1 throughout")
         training = prepared.update.training
+        if training is None and prepared.update.kind == "weights":
+            notes.append(
+                "how the client trained isn't known (learning rate, local steps): its update is taken for one batch's "
+                "gradient of unknown length, of which the direction alone is matched"
+            )
         if (
             training
             and prepared.update.kind == "weights"

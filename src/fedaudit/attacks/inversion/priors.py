@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.inversion.objectives import Term
 from fedaudit.attacks.victim import Victim
+from fedaudit.update import class_logits
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ def label_regulariser(victim: Victim, labels: Tensor) -> Term:
     """
 
     def value(images: Tensor) -> Tensor:
-        outputs = victim.outputs(images).softmax(dim=1)
+        outputs = class_logits(victim.outputs(images)).softmax(dim=1)
         return (outputs - nn.functional.one_hot(labels, outputs.shape[1])).square().sum()
 
     return differentiated(value)

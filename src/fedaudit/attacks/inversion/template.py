@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, silent
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines.guarded import EngineName, make_engine
@@ -29,9 +28,16 @@ from fedaudit.attacks.inversion.reconstruct import (
     with_priors,
 )
 from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
-from fedaudit.attacks.victim import Victim, load_victim, one_batch_gradient
+from fedaudit.attacks.victim import (
+    WITHOUT_DROPOUT,
+    Statistics,
+    Victim,
+    load_victim,
+    one_batch_gradient,
+    unknown_training,
+)
 from fedaudit.federation.local_training import local_randomness
-from fedaudit.models import Layer
+from fedaudit.models import Layer, has_batch_norm
 from fedaudit.threat import Message, Observation
 from fedaudit.update import TaskInfo, TrainingConfig, Update
 from fedaudit.utils.errors import NotApplicable
@@ -41,6 +47,8 @@ from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 # step; only if there was a single step.
 FedAvgWay = Literal["simulation", "one-batch", "full-batch", "single-step"]
 Start = Literal["noise", "patterned"]
+StatisticsChoice = Literal["auto", "batch", "running"]
+_FEWEST = 50  # iterations by which the statistics are decided, where there are twice as many
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,6 +114,9 @@ class GradientInversion(Attack):
         engine: ``auto``, ``reference``, ``first-order`` or ``compiled``.
         aware: use what is known of the clients' defence; False takes the update for an undefended one, whose layers
             that didn't arrive are zero.
+        statistics: which BatchNorm takes where clients train with those of their batch: those of the dummy ``batch``,
+            the ``running`` ones, or ``auto``: a tenth of the iterations with each decides which explains the update
+            better.
     """
 
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
@@ -132,6 +143,7 @@ class GradientInversion(Attack):
     others: OthersWeight = "preceding"
     engine: EngineName = "auto"
     aware: bool = True
+    statistics: StatisticsChoice = "auto"
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of images and everything that is needed is known.
@@ -150,7 +162,7 @@ class GradientInversion(Attack):
         if message.update.kind == "weights" and training is None and self.needs_training_config(message.update):
             raise NotApplicable(
                 f"{self.name} needs to know how the client trained to use a FedAvg update; "
-                "set threat.knows_training=true"
+                f"{unknown_training(observation.threat)}"
             )
         if message.update.kind == "weights" and training is not None:
             self._check_local_training(training)
@@ -198,13 +210,72 @@ class GradientInversion(Attack):
 
     def notes(self, prepared: Prepared) -> list[str]:
         """Return what the user should know about this run."""
-        if any(isinstance(part, _DropoutNd) and part.p > 0 for part in prepared.victim.module.modules()):
-            return ["the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout"]
-        return []
+        return [WITHOUT_DROPOUT] if prepared.victim.dropout else []
 
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> ImageFinding:
+        before = 0
+
+        def trying(done: int, _: int) -> None:
+            nonlocal before
+            before = done
+            progress(done, done + self.iterations * self.restarts)
+
+        attack, notes = self.decided(observation, generator, device, trying)
+        found = attack.recover(observation, generator, device, lambda done, of: progress(before + done, before + of))
+        return dataclasses.replace(found, notes=(*notes, *found.notes))
+
+    def decided(
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress = silent
+    ) -> tuple[GradientInversion, list[str]]:
+        """Return this attack with ``statistics`` decided where that is left open, and what the user should know.
+
+        With each of the two the attack runs for a tenth of its iterations from the same start; what it minimises is
+        then evaluated on both results in the same way, with BatchNorm in the mode of the client's training. The truth
+        has no part in it.
+
+        Args:
+            observation: of one update.
+            generator: of the first dummy images; it isn't advanced.
+            device: where to compute.
+            progress: called with (done, total) iterations of both.
+        """
+        mixed = observation.task_info.batch_norm == "train" and has_batch_norm(observation.module)
+        if self.statistics != "auto" or not mixed:
+            return self, []
+        few = min(max(self.iterations // 10, _FEWEST), max(1, self.iterations // 2))
+        values: dict[Statistics, float] = {}
+        objective: Objective | None = None
+        for i, statistics in enumerate(get_args(Statistics)):
+            short = dataclasses.replace(self, statistics=statistics, iterations=few, restarts=1)
+            prepared = short.prepare(observation, device)
+            own = short.objective(prepared)
+            objective = objective or own  # of the first: the batch's statistics, as the client's training took them
+            start = torch.Generator(generator.device).set_state(generator.get_state())
+            try:
+                variables, _ = short.minimise(own, prepared, len(prepared.labels), start, _shifted(progress, i, 2))
+                values[statistics] = float(objective(*variables)[0])
+            except NotApplicable:
+                values[statistics] = math.inf
+        best: Statistics = "running" if values["running"] < values["batch"] else "batch"
+        took = {"batch": "those of the dummy images", "running": "the running ones"}
+        other: Statistics = "batch" if best == "running" else "running"
+        note = (
+            "the client trained with its batch's own statistics in BatchNorm, which the attack doesn't have: attacked "
+            f"with {took[best]} (statistics: {best}), which after {few} iterations explained the update better than "
+            f"{took[other]} (objective {values[best]:.3g} against {values[other]:.3g})"
+        )
+        return dataclasses.replace(self, statistics=best), [note]
+
+    def recover(
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
+    ) -> ImageFinding:
+        """Return the images; arguments as of :meth:`Attack.__call__`, with ``statistics`` decided.
+
+        Raises:
+            NotApplicable: it turned out on the way.
+        """
         prepared = self.prepare(observation, device)
         variables, trace = self.minimise(self.objective(prepared), prepared, len(prepared.labels), generator, progress)
         rows = torch.arange(len(variables[0]))
@@ -265,7 +336,14 @@ class GradientInversion(Attack):
         """Make the one update of ``observation`` ready; see :func:`prepare`."""
         training = observation.single().update.training
         full = training.data_size if self.fedavg == "full-batch" and training and training.local_steps > 1 else None
-        return prepare(observation, self.label_inference, device, num_examples=full, aware=self.aware)
+        return prepare(
+            observation,
+            self.label_inference,
+            device,
+            num_examples=full,
+            aware=self.aware,
+            statistics="running" if self.statistics == "running" else "batch",
+        )
 
     def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
         """Return the first value of what is optimised, the dummy images first."""
@@ -325,6 +403,7 @@ def prepare(
     *,
     num_examples: int | None = None,
     aware: bool = True,
+    statistics: Statistics = "batch",
 ) -> Prepared:
     """Make the one update of ``observation`` ready: the model as the client ran it, the gradient, the labels.
 
@@ -334,6 +413,7 @@ def prepare(
         device: where to compute.
         num_examples: to look for, if not the update's own number; granted labels are cut to it.
         aware: False takes parameters that didn't arrive for zero.
+        statistics: that BatchNorm takes, see :func:`fedaudit.attacks.victim.load_victim`.
 
     Raises:
         NotApplicable: the labels are neither granted nor inferable.
@@ -343,7 +423,7 @@ def prepare(
     message = observation.single() if aware else _undefended(observation.single())
     update = message.update
     wanted = num_examples or update.num_examples
-    victim, layers = load_victim(observation, message, device)
+    victim, layers = load_victim(observation, message, device, statistics=statistics)
     gradient = one_batch_gradient(update, device)
     if label_inference is None:
         labels, source = torch.zeros(wanted, dtype=torch.int64, device=device), "optimised"

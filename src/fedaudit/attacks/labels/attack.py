@@ -11,7 +11,7 @@ from torch import Tensor
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
-from fedaudit.attacks.victim import load_victim, one_batch_gradient
+from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, one_batch_gradient, unknown_training
 from fedaudit.threat import Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -66,7 +66,7 @@ class Labels(Attack):
         if message.update.kind == "weights" and message.update.training is None:
             raise NotApplicable(
                 f"{self.name} needs the learning rate and the local steps to use a FedAvg update; "
-                "set threat.knows_training=true"
+                f"{unknown_training(observation.threat)}"
             )
 
     def _run(self, observation: Observation, _generator: object, device: str, *_: object) -> LabelFinding:
@@ -76,10 +76,11 @@ class Labels(Attack):
         evidence = last_layer(
             victim, layers, one_batch_gradient(message.update, device), task_info.num_classes, task_info.input_shape
         )
+        notes = [WITHOUT_DROPOUT] if victim.dropout else []
         labels, method = infer_labels(self.method, evidence, message.update.num_examples)
         return LabelFinding(
             labels=labels.cpu(),
             method=method,
             num_classes=task_info.num_classes,
-            notes=(f"labels inferred by {method}",),
+            notes=(f"labels inferred by {method}", *notes),
         )

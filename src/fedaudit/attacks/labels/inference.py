@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import Layer
-from fedaudit.update import Tensors
+from fedaudit.update import Tensors, bce_with_logits, class_logits
 from fedaudit.utils.errors import NotApplicable, unknown_name
 from fedaudit.utils.registry import Registry
 
@@ -210,23 +210,27 @@ def last_layer(
         victim: the model, in the mode of the client's training.
         layers: of the model, in forward order.
         gradient: by parameter name; for a FedAvg update −ΔW in units of the gradient.
-        num_classes: of the model.
+        num_classes: of the model; a layer with the one row of class 1 against class 0 stands for two classes.
         input_shape: (C, H, W).
 
     Raises:
         NotApplicable: the model doesn't end in a fully connected layer with one row a class, or its gradient wasn't
             sent.
     """
+    outputs = 1 if victim.loss is bce_with_logits else num_classes
     for layer in reversed(layers):
         names = [n for n in layer.parameters if layer.kind == "linear" and n in gradient and gradient[n].ndim == 2]
-        if names and len(gradient[names[0]]) == num_classes:
+        if names and len(gradient[names[0]]) == outputs:
             bias = next((gradient[n] for n in layer.parameters if n in gradient and gradient[n].ndim == 1), None)
             classifier = victim.module.get_submodule(layer.name)
-            return Evidence(gradient[names[0]], bias, partial(_probe, victim, classifier, input_shape))
+            rows = gradient[names[0]]
+            if outputs == 1:  # the logits 0 and z: p − y of class 0 is minus that of class 1
+                rows, bias = torch.cat([-rows, rows]), None if bias is None else torch.cat([-bias, bias])
+            return Evidence(rows, bias, partial(_probe, victim, classifier, input_shape))
         if names:
             break
     raise NotApplicable(
-        f"labels can't be inferred: the model has no fully connected layer with {num_classes} outputs at its end, "
+        f"labels can't be inferred: the model has no fully connected layer with {outputs} outputs at its end, "
         "or its gradient wasn't sent; grant the labels (threat.knows_labels=true)"
     )
 
@@ -242,7 +246,7 @@ def _probe(victim: Victim, classifier: nn.Module, input_shape: tuple[int, ...]) 
             outputs = victim.outputs(noise.to(device))
     finally:
         handle.remove()
-    return outputs.softmax(dim=1), features[0].flatten(1)
+    return class_logits(outputs).softmax(dim=1), features[0].flatten(1)
 
 
 def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Tensor, str]:

@@ -22,6 +22,7 @@ from fedaudit.attacks.records.target import RecordsAttack, Target, held, public,
 from fedaudit.federation.local_training import local_randomness, train
 from fedaudit.models import initialise, set_training_mode
 from fedaudit.threat import Observation, Scope
+from fedaudit.update import class_logits
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 
@@ -200,7 +201,7 @@ class ShadowModels(MembershipAttack):
         task_info = observation.task_info
         try:
             initialise(module, "default", generator)
-            set_training_mode(module, task_info.batch_norm)
+            set_training_mode(module, task_info.batch_norm, dropout=task_info.dropout)
             batches = (
                 (task_info.normalise(inputs[rows]), labels[rows])
                 for _ in range(self.epochs)
@@ -215,7 +216,7 @@ class ShadowModels(MembershipAttack):
 
 def _features(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
     """Return (n, d) float64: what a classifier says of each example."""
-    logs = target.outputs(inputs).log_softmax(dim=1)
+    logs = class_logits(target.outputs(inputs)).log_softmax(dim=1)
     own = logs.gather(1, labels[:, None])
     others = logs.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1, keepdim=True)
     entropy = -(logs.exp() * logs).sum(dim=1, keepdim=True)
