@@ -27,7 +27,7 @@ from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
-from tests.conftest import Command
+from tests.conftest import Command, refused
 
 SGD = {"name": "fedsgd", "clients": 1, "examples": 1}
 
@@ -463,9 +463,7 @@ def test_the_command_prints_a_table_and_json(command: Command):
 )
 def test_the_command_says_why_not(command: Command, words: list[str], reason: str):
     outcome = command("rank", *words)
-    assert outcome.code == 2
-    assert reason in outcome.err
-    assert outcome.err.count("\n") == 1
+    refused(outcome, reason)
 
 
 def test_a_file_is_taken_before_a_models_name(tmp_path, monkeypatch):

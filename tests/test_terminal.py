@@ -306,6 +306,16 @@ def test_a_list_that_names_files_elsewhere_deletes_none(command: Command, scenar
     assert not {"images/old.png", "findings.json"} & files(out)
 
 
+def test_what_a_scenario_leaves_open_is_the_same_when_it_is_repeated(command: Command, tmp_path: Path) -> None:
+    values = {key: value for key, value in LABELS.items() if key != "attacks"}
+    values["threat"] = {"adversary": "client"}  # nothing fits quickly
+    line = ("audit", written(tmp_path / "s.yaml", values), "--out", tmp_path / "out", "--workers", "1")
+    first = command(*line)
+    assert "with the attacks that fit, in 1 process …" in first.err
+    assert first.code == command(*line).code == 0
+    refused(command(*line, "--set", "model.batch_norm=train"), "holds another audit")
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"scenario": 3}', "[" * 100_000])
 def test_results_that_cannot_be_read_are_another_audit_s(
     content: str, command: Command, scenario: Path, tmp_path: Path

@@ -118,7 +118,14 @@ def audit(
     another = False
     if folder:
         check_folder(folder)
-        another = holds_another(folder, made, overwrite=overwrite)
+        another = holds_another(
+            folder,
+            made,
+            overwrite=overwrite,
+            data_dir=Path(data_dir) if data_dir else None,
+            dataset=dataset,
+            model=model,
+        )
     with live_display(progress) as display:
         finished = run_audit(
             made,

@@ -26,7 +26,7 @@ def audit_in_words(written: dict[str, Any], *, what_if: bool = False) -> str:
     defences = " without defence and under those that fit" if what_if else _defences(written)
     return (
         f"{_name(written)}: auditing {_list('federation', _names(federations))}{defences}{size}, "
-        f"with {_list('attack', [_with_iterations(one) for one in attacks])}"
+        f"with {_list('attack', [_with_iterations(one) for one in attacks]) if attacks else 'the attacks that fit'}"
     )
 
 

@@ -64,7 +64,7 @@ def audit(
     from fedaudit.pipeline.run import run_audit
     from fedaudit.utils.progress import live_display
 
-    another = holds_another(out, loaded, overwrite=overwrite)
+    another = holds_another(out, loaded, overwrite=overwrite, data_dir=data_dir)
     with live_display() as display:
         finished = run_audit(
             loaded,

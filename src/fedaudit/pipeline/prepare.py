@@ -95,13 +95,7 @@ def resolve(
             raise BadInput(
                 "the scenario audits a user's own data; run it from Python: fedaudit.audit(scenario, data=…)"
             )
-        dataset = load_dataset(
-            scenario.data.name,
-            image_size=scenario.data.image_size,
-            data_dir=data_dir,
-            limit=scenario.data.limit,
-            seed=scenario.seed,
-        )
+        dataset = _loaded(scenario, data_dir)
     if not attacks:
         scenario, attacks = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, dataset)}))
     module = None if model is None else _copied(model)
@@ -162,13 +156,25 @@ def resolve(
     return ResolvedScenario(scenario, attacks, data_record, model_record, federations)
 
 
-def spell_out(scenario: Scenario) -> Scenario:
-    """Return the scenario with all settings of attacks and defences spelled out.
+def spell_out(
+    scenario: Scenario, *, data_dir: Path | None = None, dataset: Dataset | None = None, model: nn.Module | None = None
+) -> Scenario:
+    """Return the scenario as :func:`resolve` does, without making its parts; data are read for open attacks only.
 
     Raises:
         BadInput: a name is unknown, or a setting isn't allowed.
     """
-    return _spelt_out(scenario)[0]
+    scenario, attacks, _, _ = _spelt_out(scenario)
+    if not attacks and (dataset is not None or scenario.data.name != "custom"):
+        held = dataset if dataset is not None else _loaded(scenario, data_dir)
+        scenario, _ = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, held)}))
+    module = model if isinstance(model, nn.Module) else None
+    return scenario.model_copy(update={"model": with_modes(scenario.model, module)})
+
+
+def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
+    spec = scenario.data
+    return load_dataset(spec.name, image_size=spec.image_size, data_dir=data_dir, limit=spec.limit, seed=scenario.seed)
 
 
 def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behaviour | None], list[Aggregator]]:
