@@ -157,13 +157,25 @@ def by_leaks(
             p_value=p,
             method="exact binomial interval (Clopper-Pearson)",
         )
-        return decide(findings, bool(leaks), p, text, evidence, headline.replace("{text}", text))
+        best = by_fisher(findings)[1]
+        return decide(bool(leaks), p, best, text, evidence, headline.replace("{text}", text))
 
     return verdict
 
 
+def by_fisher(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
+    """Return the findings' p-values together (Fisher's method), and those that they would have if all were right."""
+    best = [f.p_value_at_best for f in findings if f.p_value_at_best is not None]
+    p = combined([1.0 if f.p_value is None else f.p_value for f in findings])
+    return p, combined(best) if len(best) == len(findings) else None
+
+
 def by_test(
-    name: str, of: str, method: str, headline: Callable[[Sequence[FindingResult], Evidence], str]
+    name: str,
+    of: str,
+    method: str,
+    headline: Callable[[Sequence[FindingResult], Evidence], str],
+    together: Callable[[Sequence[FindingResult]], tuple[float, float | None]] = by_fisher,
 ) -> Callable[[Sequence[FindingResult]], Judgement]:
     """Return a verdict that rests on the findings' p-values and on one metric over what was tested.
 
@@ -172,12 +184,13 @@ def by_test(
         of: what its n counts, in the plural.
         method: of the interval and the test, in words.
         headline: of a leak; see :class:`Judgement`.
+        together: the p-value of all findings, and the one that they would have if all were right.
     """
 
     def verdict(findings: Sequence[FindingResult]) -> Judgement:
         found = [m for f in findings for m in f.metrics if m.name == name]
         over = pooled(found)
-        p = combined([1.0 if f.p_value is None else f.p_value for f in findings])
+        p, best = together(findings)
         baselines = [m.baseline for m in found if m.baseline is not None]
         guess = sum(baselines) / len(baselines) if baselines else None
         mean = sum(m.value for m in found) / len(found)
@@ -196,21 +209,21 @@ def by_test(
         span = f" [{over.low:.3g}, {over.high:.3g}]" if over else ""
         without = f", {guess:.3g} without the attack" if guess is not None else ""
         text = f"{words} {mean:.3g}{span}{without}; n = {evidence.n} {of}, p = {p:.2g}"
-        return decide(findings, any(f.leak for f in findings), p, text, evidence, headline(findings, evidence))
+        return decide(any(f.leak for f in findings), p, best, text, evidence, headline(findings, evidence))
 
     return verdict
 
 
-def decide(
-    findings: Sequence[FindingResult], leak: bool, p: float | None, text: str, evidence: Evidence, headline: str
-) -> Judgement:
-    """Return the judgement on findings whose effect is there (``leak``) or not, and whose test gave ``p``."""
+def decide(leak: bool, p: float | None, best: float | None, text: str, evidence: Evidence, headline: str) -> Judgement:
+    """Return the judgement on an effect that is there (``leak``) or not, and whose test gave ``p``.
+
+    ``best`` is what the test would give if everything had been told rightly.
+    """
     if leak and (p is None or p <= SURE):
         return Judgement("inferred", text, evidence, headline)
     if p is None:
         return Judgement("not demonstrated", text, evidence)
-    best = [f.p_value_at_best for f in findings if f.p_value_at_best is not None]
-    if len(best) == len(findings) and combined(best) > SURE:
+    if best is not None and best > SURE:
         return Judgement(
             "inconclusive", text, evidence, advice=f"test more {evidence.of}: {evidence.n} are too few to exclude luck"
         )

@@ -22,6 +22,7 @@ from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed
 
 VISIBLE_SSIM = 0.5
+NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a quarter of the error is no luck
 
 
 @evaluate.register
@@ -62,10 +63,16 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     image_files: dict[str, Tensor] = {}
     first, uses = _distinct(true)
     different = _different(truth.candidates)
+    lucky = {
+        id(m): by_luck(len(rows), different, truth.labels[m.round, m.client], truth)
+        for m, rows in zip(messages, parts, strict=True)
+    }
     candidates, recovered, wanted = (kind.vectors(part) for part in (truth.candidates, images, true))
     for i in first:
         message, position = places[i]
         other = _same_class(true[i], int(true_labels[i]), truth, rngs[id(message)])
+        place, nearest = standing(recovered[i], wanted[i], candidates)
+        apart = None if nearest is None else float(psnr(mse(truth.candidates[nearest, None], images[i, None])))
         stem = f"images/{federation}-{message.round}-{message.client}-{position}"
         results.append(
             ImageResult(
@@ -77,9 +84,11 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 psnr=float(values[i]),
                 ssim=float(structure[i]),
                 lpips=None if perceptual is None else float(perceptual[i]),
-                rank=rank(recovered[i], wanted[i], candidates),
+                rank=place,
                 candidates=len(truth.candidates),
                 different_candidates=different,
+                by_luck=lucky[id(message)][int(true_labels[i])],
+                psnr_nearest_other=apart,
                 uses=uses[i],
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
                 psnr_mean_image=float(psnr(mse(mean_image, true[i : i + 1]))),
@@ -162,10 +171,36 @@ def assign(true: Tensor, images: Tensor) -> Tensor:
 
 def rank(image: Tensor, true: Tensor, candidates: Tensor) -> int:
     """Return how many candidates are at least as near to ``image`` as ``true``, which counts as one itself."""
+    return standing(image, true, candidates)[0]
+
+
+def standing(image: Tensor, true: Tensor, candidates: Tensor) -> tuple[int, int | None]:
+    """Return that rank, and the position of the candidate other than ``true`` that is nearest to ``image``, if any."""
     distances = _squared_distances(image, candidates)
     own = _squared_distances(image, true[None])
     same = _squared_distances(true, candidates) == 0
-    return 1 + int(((distances <= own) & ~same).sum())
+    nearest = None if bool(same.all()) else int(distances.masked_fill(same, torch.inf).argmin())
+    return 1 + int(((distances <= own) & ~same).sum()), nearest
+
+
+def by_luck(paired: int, different: int, labels: Tensor, truth: Truth) -> dict[int, float]:
+    """Return, for each class, the probability that naming candidates at random identifies an image of an update.
+
+    As many candidates are named as images are paired with the true ones, and of the right classes: what labels alone
+    give away isn't identification.
+
+    Args:
+        paired: images that are paired with the update's true ones.
+        different: candidates that differ from each other.
+        labels: (n,) of these.
+        truth: its candidates; equal ones count once.
+    """
+    chances = {}
+    for label in labels.unique().tolist():
+        own = max(1, _different(truth.candidates[truth.candidate_labels == label]))
+        share = int((labels == label).sum()) / own
+        chances[int(label)] = min(1.0, max(share, paired / different))
+    return chances
 
 
 def _squared_distances(image: Tensor, others: Tensor) -> Tensor:
@@ -185,13 +220,19 @@ def visible(image: ImageResult) -> bool:
     return image.rank == 1 and image.ssim >= VISIBLE_SSIM and image.psnr > image.psnr_mean_image
 
 
+def unmistakable(image: ImageResult) -> bool:
+    """Return whether an image came out visibly and so near that no luck explains it."""
+    other = image.psnr_nearest_other
+    return visible(image) and other is not None and image.psnr >= other + NEARER_DB
+
+
 def verdict_of(images: Sequence[ImageResult]) -> Judgement:
     """Return the judgement on an attack's images, by the rules of its finding type."""
     n = len(images)
     seen, identified = sum(map(visible, images)), sum(i.rank == 1 for i in images)
-    candidates = fewest_candidates(images)
     p = guessing(images)
-    counted, what = (seen, "came out visibly") if seen else (identified, "identified among the candidates")
+    recovered = seen > 0 and (p <= SURE or any(map(unmistakable, images)))
+    counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
     low, high = proportion(counted, n)
     evidence = Evidence(
         what=f"images {what}",
@@ -200,14 +241,15 @@ def verdict_of(images: Sequence[ImageResult]) -> Judgement:
         high=high,
         n=n,
         of="images",
-        by_guessing=None if seen else 1 / candidates,
-        p_value=None if seen else p,
+        by_guessing=None if recovered else sum(map(_chance, images)) / n,
+        p_value=None if recovered else p,
         method="exact binomial interval (Clopper-Pearson)"
-        + ("" if seen else "; one-sided exact binomial test against naming candidates at random"),
+        + ("" if recovered else "; one-sided exact binomial test against naming candidates of the class at random"),
     )
+    candidates = fewest_candidates(images)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
     text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly; {which}"
-    if seen:
+    if recovered:
         headline = f"{{who}} can reconstruct training {{things}}: {seen} of {n} came out visibly."
         return Judgement("recovered", text, evidence, headline)
     if identified and p <= SURE:
@@ -216,7 +258,7 @@ def verdict_of(images: Sequence[ImageResult]) -> Judgement:
             f"out visibly: {identified} of {n} were singled out."
         )
         return Judgement("identifiable", text, evidence, headline)
-    if identified and (p <= DOUBT or identified == n):
+    if seen or (identified and (p <= DOUBT or identified == n)):
         advice = f"attack more images: {n} among {candidates} candidates are too few to exclude luck"
         return Judgement("inconclusive", text, evidence, advice=advice)
     return Judgement("not demonstrated", text, evidence)
@@ -230,10 +272,16 @@ def fewest_candidates(images: Sequence[ImageResult]) -> int:
 def guessing(images: Sequence[ImageResult]) -> float:
     """Return the probability that at least as many images are identified by naming candidates at random (binomial).
 
-    Candidates that are equal are one: an image among 20 equal ones is identified by anything.
+    Candidates that are equal are one: an image among 20 equal ones is identified by anything. Where chances differ,
+    their mean stands for all, which makes the tail no smaller (Hoeffding 1956).
     """
     identified = sum(i.rank == 1 for i in images)
-    return float(binomtest(identified, len(images), 1 / fewest_candidates(images), alternative="greater").pvalue)
+    chance = sum(map(_chance, images)) / len(images)
+    return float(binomtest(identified, len(images), chance, alternative="greater").pvalue)
+
+
+def _chance(image: ImageResult) -> float:
+    return 1 / fewest_candidates([image]) if image.by_luck is None else image.by_luck
 
 
 FINDING_TYPES["images"] = FindingType(
@@ -242,10 +290,13 @@ FINDING_TYPES["images"] = FindingType(
         "An image came out visibly when its reconstruction is nearer (mean squared error) to it than to any other "
         f"candidate and nearer than the mean image of all candidates, and its SSIM is at least {VISIBLE_SSIM}. The "
         "candidates are the victims and every held-out example of the data set.",
-        "Images are 'recovered' when at least one came out visibly; the share has an exact 95 % interval.",
-        "Images are 'identifiable' when none came out visibly, but so many are nearest to their own reconstruction "
-        f"that naming candidates at random would do as well with a probability of at most {100 * SURE:g} % (one-sided "
-        "exact binomial test; candidates that are equal count once).",
+        "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many are nearest to "
+        "their own reconstruction that naming candidates at random would do as well with a probability of at most "
+        f"{100 * SURE:g} % (one-sided exact binomial test), or one is nearer than any other candidate by {NEARER_DB:g} "
+        "dB. The share has an exact 95 % interval.",
+        "Images are 'identifiable' when none came out visibly, and the same test excludes luck. As many candidates are "
+        "named at random as images are paired with an update's true ones, each of the right class; candidates that are "
+        "equal count once.",
     ),
     question="reconstruct training {things}",
     control="example",

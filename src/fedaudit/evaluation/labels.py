@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedaudit.attacks.labels.attack import LabelFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_test, done, evaluate
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    by_fisher,
+    by_test,
+    done,
+    evaluate,
+)
 from fedaudit.evaluation.statistics import SURE, proportion
 from fedaudit.federation.truth import Truth
 from fedaudit.results import Evidence, FindingResult
@@ -25,7 +36,7 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     """Compare inferred labels with the true ones, as multisets; the baseline guesses every class equally often.
 
     Luck is excluded by a Monte Carlo test: so many of 20,000 random draws of labels, every class as likely, find as
-    many of the true ones.
+    many of the true ones. Of several updates the labels found are added up, and so are those found by luck.
     """
     message = observation.messages[0]
     true = truth.labels[message.round, message.client].flatten()
@@ -33,7 +44,7 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     guess = label_accuracy(torch.arange(len(true)) % finding.num_classes, true)
     found = round(accuracy * len(true))
     low, high = proportion(found, len(true))
-    drawn = _found_by_luck(true, finding.num_classes, seed)
+    by_luck = _found_by_luck(true, finding.num_classes, seed)
     result = done(
         finding,
         observation,
@@ -41,8 +52,9 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
         label_source=finding.method,
         label_accuracy=accuracy,
         leak=accuracy > guess,
-        p_value=_share_above(drawn, found),
-        p_value_at_best=_share_above(drawn, len(true)),
+        p_value=_at_least(by_luck, found),
+        p_value_at_best=_at_least(by_luck, len(true)),
+        by_luck=by_luck.tolist(),
     )
     return Evaluation(result)
 
@@ -54,17 +66,29 @@ def label_accuracy(inferred: Tensor, true: Tensor) -> float:
     return float(overlap.sum()) / len(true)
 
 
-def _found_by_luck(true: Tensor, classes: int, seed: int) -> Tensor:
-    """Return (draws,) how many of the (n,) labels random ones find, both as multisets."""
+def _found_by_luck(true: Tensor, classes: int, seed: int) -> np.ndarray:
+    """Return the shares of random draws that find 0, 1, ... of the (n,) labels, both as multisets."""
     wanted = torch.bincount(true, minlength=classes)
     drawn = torch.randint(len(wanted), (_DRAWS, len(true)), generator=generator(seed, "labels by luck"))
     counts = torch.zeros((_DRAWS, len(wanted)), dtype=torch.int64).scatter_add_(1, drawn, torch.ones_like(drawn))
-    return torch.minimum(counts, wanted).sum(dim=1)
+    shares: np.ndarray = torch.bincount(torch.minimum(counts, wanted).sum(dim=1)).numpy() / _DRAWS
+    return shares
 
 
-def _share_above(drawn: Tensor, found: int) -> float:
+def _at_least(by_luck: np.ndarray, found: int) -> float:
     """Return the Monte Carlo p-value of ``found``, which is counted as one of the draws."""
-    return (int((drawn >= found).sum()) + 1) / (len(drawn) + 1)
+    return float((by_luck[found:].sum() * _DRAWS + 1) / (_DRAWS + 1))
+
+
+def _together(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
+    """Return the p-value of all labels that were found in all updates, and the one if all had been."""
+    metrics = [m for f in findings for m in f.metrics if m.name == ACCURACY.name]
+    if not all(f.by_luck for f in findings):
+        return by_fisher(findings)
+    by_luck = reduce(np.convolve, [np.array(f.by_luck) for f in findings])
+    total = sum(m.n or 0 for m in metrics)
+    found = round(sum(m.value * (m.n or 0) for m in metrics))
+    return _at_least(by_luck, found), _at_least(by_luck, total)
 
 
 def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
@@ -76,11 +100,13 @@ def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
 
 
 FINDING_TYPES["labels"] = FindingType(
-    verdict=by_test(ACCURACY.name, "labels", "exact binomial interval (Clopper-Pearson); Monte Carlo test", _headline),
+    verdict=by_test(
+        ACCURACY.name, "labels", "exact binomial interval (Clopper-Pearson); Monte Carlo test", _headline, _together
+    ),
     rules=(
         "Labels are 'inferred' when more of them are found than by naming every class equally often, and random labels "
-        f"would do as well with a probability of at most {100 * SURE:g} % (Monte Carlo test, updates combined by "
-        "Fisher's method).",
+        f"would do as well with a probability of at most {100 * SURE:g} % (Monte Carlo test over the labels of all "
+        "updates).",
     ),
     metrics=(ACCURACY,),
     question="tell which classes a client trained on",

@@ -43,6 +43,12 @@ class ImageResult(Record):
     )
     candidates: int = Field(description="size of the candidate set that rank refers to")
     different_candidates: int | None = Field(default=None, description="of them, how many differ from each other")
+    by_luck: float | None = Field(
+        default=None, description="probability that naming candidates of its class at random identifies it"
+    )
+    psnr_nearest_other: float | None = Field(
+        default=None, description="of the reconstruction to the nearest other candidate, in dB; null: there is none"
+    )
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
     rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
@@ -117,6 +123,9 @@ class FindingResult(Record):
     )
     p_value_at_best: float | None = Field(
         default=None, description="the same if everything had been told rightly: above 1 %, there is too little to test"
+    )
+    by_luck: list[float] = Field(
+        default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )
     reason: str | None = Field(default=None, description="why the attack could not be run, and the remedy")
     images: list[ImageResult] = Field(default=[])
