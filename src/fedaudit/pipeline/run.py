@@ -322,7 +322,10 @@ def assess(
             )
             for r in recordings
         ],
-        attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
+        attacks=[
+            AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings(), mapping=a.by_standards())
+            for a in attacks
+        ],
         findings=findings,
         summaries=summaries,
         comparisons=compare(findings, summaries),

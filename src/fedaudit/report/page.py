@@ -26,6 +26,7 @@ from fedaudit.report.conclusion import (
     threshold_text,
 )
 from fedaudit.report.dress import render
+from fedaudit.report.mapping import assessment
 from fedaudit.report.wording import count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,
@@ -190,6 +191,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         command=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things=_kind(result).plural,
+        assessment=assessment(result),
     )
 
 
