@@ -1,4 +1,4 @@
-"""What standards call what was tested, for an impact assessment: each attack with its verdicts, and what none covered."""
+"""For an impact assessment: what standards call each attack, its verdicts, and which tests no attack made."""
 
 from __future__ import annotations
 
