@@ -9,7 +9,8 @@ the one before it, and all with all. ``--power`` also removes a defence, and cou
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import fedaudit
@@ -25,9 +26,8 @@ FEDERATIONS: list[dict[str, Any]] = [
     {"name": "one-batch", "algorithm": "fedsgd", "clients": 1, "examples": 4, "batch_size": 4},
 ]
 ATTACKS: list[dict[str, Any]] = [
-    {"name": "invg", "iterations": 25},
-    {"name": "agic", "iterations": 25},
-    {"name": "dlg-adam", "iterations": 40},
+    {"name": "invg", "iterations": 25, "engine": "reference"},
+    {"name": "dlg-adam", "iterations": 25, "engine": "reference"},
     {"name": "labels"},
 ]
 
@@ -58,7 +58,7 @@ def rerun(recorded: Sequence[Recording], seed: int, attacks: Sequence[dict[str, 
     return parts[0].model_copy(update=joined)
 
 
-def regressions(pairs: Iterator[tuple[AuditResult, AuditResult]]) -> list[list[str]]:
+def regressions(pairs: Iterable[tuple[AuditResult, AuditResult]]) -> list[list[str]]:
     """Return for every pair what ``compare`` calls worse."""
     found = []
     for old, new in pairs:
@@ -84,14 +84,12 @@ def main() -> None:
             verdicts.setdefault(f"{s.attack} on {s.federation}", set()).add(s.verdict)
     for name, seen in verdicts.items():
         print(f"{name}: {', '.join(sorted(seen))}")
-    after = regressions(zip(results, results[1:], strict=False))
+    after = regressions(itertools.pairwise(results))
     print(f"each with the one before: {sum(map(bool, after))} of {len(after)} exit with 1: {[r for r in after if r]}")
     first = regressions((results[0], other) for other in results[1:])
     print(f"each with the first: {sum(map(bool, first))} of {len(first)} exit with 1")
     every = regressions((a, b) for a in results for b in results if a is not b)
-    print(
-        f"each with each: {sum(map(bool, every))} of {len(every)} exit with 1 ({sum(map(bool, every)) / len(every):.2%})"
-    )
+    print(f"each with each: {sum(map(bool, every))} of {len(every)} exit with 1")
     if asked.power:
         defended = recordings(defences={"sanitiser": {"name": "dp", "epsilon": None}})
         few = [rerun(defended, seed) for seed in range(10)]
