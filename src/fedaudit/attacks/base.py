@@ -12,8 +12,10 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from fedaudit.attacks import standards
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.examples import example_kind
+from fedaudit.results import MappingRecord
 from fedaudit.threat import Observation, Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
@@ -40,7 +42,8 @@ class Attack(Plugin, ABC):
         name, summary, paper; ``threat_model``: which adversaries can run it; ``needs``: what it must be given;
         ``default_scope``: what one run of it receives: one update, all messages of one client, or all that the
         adversary sees of a federation; ``examples``: the kinds of examples that it is for, any if there are none;
-        ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns.
+        ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns; ``standards``: what
+        standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`).
     """
 
     registry = ATTACKS
@@ -51,6 +54,7 @@ class Attack(Plugin, ABC):
     examples: ClassVar[tuple[str, ...]] = ()
     recovers: ClassVar[str] = "training images"
     finds: ClassVar[type[Finding]] = ImageFinding
+    standards: ClassVar[tuple[str | MappingRecord, ...]] = ()
 
     def check(self, observation: Observation) -> None:
         """Raise before any compute if this attack can't be run; here, where it isn't for such examples.
@@ -134,7 +138,17 @@ class Attack(Plugin, ABC):
     def info(cls) -> dict[str, Any]:
         """Return what ``fedaudit list --json`` says beside name and summary."""
         info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs)}
-        return info | {"scope": cls.default_scope, "looks_at": cls.default_scope}  # the second is its former name
+        info |= {"scope": cls.default_scope, "looks_at": cls.default_scope}  # the second is its former name
+        return info | {"mapping": [record.model_dump() for record in cls.by_standards()]}
+
+    @classmethod
+    def by_standards(cls) -> list[MappingRecord]:
+        """Return what standards call this attack.
+
+        Raises:
+            ValueError: ``standards`` names an identifier that isn't known.
+        """
+        return standards.mapping(cls.finds.kind, cls.standards)
 
 
 def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:

@@ -232,6 +232,7 @@ class GAN(Attack):
     examples: ClassVar[tuple[str, ...]] = ("image",)
     recovers: ClassVar[str] = "images of a class"
     finds: ClassVar[type[Finding]] = ClassImagesFinding
+    standards: ClassVar[tuple[str, ...]] = ("NISTAML.026", "AML.T0020")  # it trains on images that it made up
 
     def check(self, observation: Observation) -> None:
         """Refuse where nobody has generated anything.

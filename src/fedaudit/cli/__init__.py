@@ -14,6 +14,7 @@ import typer
 from fedaudit.cli.announce import announce
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.bench import bench
+from fedaudit.cli.compare import compare
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
 from fedaudit.cli.study import study
@@ -34,7 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(study, name="study")
 app.add_typer(bench, name="bench")
-for command in (audit, simulate, attack):
+for command in (audit, simulate, attack, compare):
     app.command()(command)
 app.command("train-generator")(train_generator)
 

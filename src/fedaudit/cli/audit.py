@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words
-from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, exit_code, limits_of
+from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, Write, exit_code, formats_of, limits_of
 from fedaudit.cli.options import (
     DataDir,
     Overwrite,
@@ -44,10 +44,12 @@ def audit(
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Compare three defences that fit what is attacked with none.")
     ] = False,
+    write: Write = None,
 ) -> None:
     """Simulate a federation, attack what the adversary sees, and write a report."""
     from fedaudit.written import read_scenario
 
+    formats = formats_of(write)
     settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
     announce(audit_in_words(read_scenario(scenario, settings, seed), what_if=what_if), number_of_workers(workers))
     from fedaudit.scenario import load_scenario  # it imports torch, which takes seconds
@@ -76,7 +78,7 @@ def audit(
         )
     if another:
         clear(out)
-    _conclude(finished, finished.save(out))
+    _conclude(finished, finished.save(out, write=formats, scenario=_from_here(scenario)))
 
 
 def simulate(
@@ -146,10 +148,12 @@ def attack(
     fail_on: FailOn = None,
     policy: Policy = None,
     no_controls: NoControls = False,
+    write: Write = None,
 ) -> None:
     """Attack a transcript on disk; evaluate afterwards, if the ground truth is there."""
     from fedaudit.written import parse_setting
 
+    formats = formats_of(write)
     asked: dict[str, Any] = {
         "attacks": [{"name": name} for name in attacks],
         "threat": {
@@ -186,7 +190,14 @@ def attack(
     if isinstance(finished, list):
         print(f"not evaluated: no ground truth; what was recovered is listed in {out / 'findings.json'}")
         return
-    _conclude(finished, out / "report.html")
+    _conclude(finished, finished.save(out, write=formats) if formats else out / "report.html")
+
+
+def _from_here(scenario: Path | None) -> str:
+    """Return the scenario's path as code scanning wants it: from the working directory, which CI makes the sources'."""
+    if scenario is None or not scenario.resolve().is_relative_to(Path.cwd()):
+        return "scenario.yaml"
+    return scenario.resolve().relative_to(Path.cwd()).as_posix()
 
 
 def _with_settings(asked: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:

@@ -75,7 +75,12 @@ def print_catalogue(shown: Catalogue) -> None:
             if kind == "attacks":
                 for key in ("paper", "threat_model", "needs"):
                     grid.add_row("", f"[dim]{key.replace('_', ' ')}: {escape(_text(entry[key]))}[/]")
+                grid.add_row("", f"[dim]standards: {escape(_text(_standards(entry['mapping'])))}[/]")
         console.print(grid if entries else "  none yet")
+
+
+def _standards(mapping: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"{'nearest ' if m['nearest'] else ''}{m['standard'].split()[0]} {m['id']}" for m in mapping]
 
 
 def _text(value: Any) -> str:

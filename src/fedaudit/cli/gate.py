@@ -43,6 +43,22 @@ NoControls = Annotated[
     typer.Option("--no-controls", help="No positive controls: what finds nothing is then inconclusive."),
 ]
 
+Write = Annotated[
+    str | None,
+    typer.Option("--write", metavar="FORMATS", help="For CI: sarif, junit, markdown, with commas between them."),
+]
+
+
+def formats_of(write: str | None) -> list[str]:
+    """Return the formats of ``--write``.
+
+    Raises:
+        BadInput: one isn't known.
+    """
+    from fedaudit.outputs.formats import check_formats
+
+    return check_formats([name.strip() for name in write.split(",")] if write is not None else [])
+
 
 def limits_of(fail_above: list[str] | None, fail_on: Level | None, policy: Path | None) -> Limits:
     """Return the limits that were given, over those of the policy.

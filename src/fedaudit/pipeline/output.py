@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedaudit.outputs.formats import FILES
 from fedaudit.pipeline.prepare import spell_out
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.utils import plain_yaml
@@ -16,7 +17,7 @@ from fedaudit.utils.folders import inside
 
 REQUEST = "attack.yaml"  # what was asked of an attack on a transcript
 # What we write into the folder itself. Whatever else lies there stays, findings/ too: they are kept by content.
-OWN_FILES = ("report.html", "results.json", "scenario.yaml", "findings.json", REQUEST)
+OWN_FILES = ("report.html", "results.json", "scenario.yaml", "findings.json", REQUEST, *FILES.values())
 
 
 def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bool, **own: Any) -> bool:

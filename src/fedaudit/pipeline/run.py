@@ -71,16 +71,25 @@ class Audit:
         """Whether a limit of the user's was exceeded."""
         return any(threshold.exceeded for threshold in self.result.thresholds)
 
-    def save(self, folder: Path | str) -> Path:
+    def save(self, folder: Path | str, *, write: Sequence[str] = (), scenario: str = "scenario.yaml") -> Path:
         """Write results.json, report.html, scenario.yaml and the images to ``folder``; return the report's path.
 
+        Args:
+            folder: where to; it is made.
+            write: other formats too: ``sarif``, ``junit``, ``markdown``.
+            scenario: the file that SARIF names as the place of every result, as a path from the root of the sources.
+
         Raises:
-            BadInput: the folder can't be written, or a name leads out of it.
+            BadInput: the folder can't be written, a name leads out of it, or a format isn't known.
         """
+        from fedaudit.outputs.formats import check_formats
+        from fedaudit.outputs.write import remove_outputs, write_outputs
         from fedaudit.report import write_report
 
-        folder = Path(folder)
+        folder, formats = Path(folder), check_formats(write)
         self.save_data(folder)
+        remove_outputs(folder)
+        write_outputs(self.result, folder, formats, scenario=scenario)
         try:
             write_report(self.result, folder, inside(folder, "report.html"))
         except OSError as error:
@@ -322,7 +331,10 @@ def assess(
             )
             for r in recordings
         ],
-        attacks=[AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings()) for a in attacks],
+        attacks=[
+            AttackRecord(name=a.name, summary=a.summary, paper=a.paper, settings=a.settings(), mapping=a.by_standards())
+            for a in attacks
+        ],
         findings=findings,
         summaries=summaries,
         comparisons=compare(findings, summaries),

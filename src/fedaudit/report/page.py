@@ -28,6 +28,7 @@ from fedaudit.report.conclusion import (
 )
 from fedaudit.report.dress import render
 from fedaudit.report.frontier import strongest
+from fedaudit.report.mapping import assessment
 from fedaudit.report.wording import count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,
@@ -198,6 +199,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         repeat=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things=_kind(result).plural,
+        assessment=assessment(result),
     )
 
 

@@ -33,6 +33,7 @@ from fedaudit.results.setting import (
     FederationRecord,
     HistoryRecord,
     HistoryTiming,
+    MappingRecord,
     ModelRecord,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "ImageResult",
     "Interval",
     "Line",
+    "MappingRecord",
     "MetricResult",
     "MetricSummary",
     "ModelRecord",

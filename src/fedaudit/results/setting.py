@@ -115,6 +115,15 @@ class AdversaryRecord(Record):
         return _WHO.get(self.adversary, f"The adversary ({self.adversary})")
 
 
+class MappingRecord(Record):
+    """What a standard calls an attack."""
+
+    standard: str = Field(description="title, with its edition")
+    id: str = Field(description="the standard's identifier; of the EDPB's tests, which have none, the name as a slug")
+    name: str
+    nearest: bool = Field(default=False, description="the standard has no word for it; this is the nearest one")
+
+
 class AttackRecord(Record):
     """An attack that was run, with its settings."""
 
@@ -122,3 +131,4 @@ class AttackRecord(Record):
     summary: str
     paper: str
     settings: dict[str, Any]
+    mapping: list[MappingRecord] = Field(default=[], description="what standards call it; names only, no pass marks")

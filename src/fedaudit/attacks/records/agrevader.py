@@ -140,6 +140,7 @@ class AgrEvader(Attack):
     default_scope: ClassVar[Scope] = "federation"
     recovers: ClassVar[str] = "membership"
     finds: ClassVar[type[Finding]] = MembershipFinding
+    standards: ClassVar[tuple[str, ...]] = ("NISTAML.026", "AML.T0018")  # it pushes the global model
 
     def check(self, observation: Observation) -> None:
         """Refuse where nobody has pushed any record, or only in the last round.

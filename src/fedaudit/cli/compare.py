@@ -1,0 +1,85 @@
+"""``fedaudit compare``: what got worse from one audit to another. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fedaudit.outputs.compare import AuditComparison, Row
+
+REGRESSION = 1
+_SETTINGS = 8  # of those that differ, as many are named
+_STYLES = {"worse": "bold red", "better": "green", "unchanged": "", "can't be compared": "yellow"}
+
+
+def compare(
+    old: Annotated[Path, typer.Argument(help="Folder of an audit, or its results.json.")],
+    new: Annotated[Path, typer.Argument(help="The same of a later one.")],
+    json_output: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Compare two audits: what leaks more or less than before, by paired intervals; exit 1 if anything leaks more."""
+    from fedaudit.outputs.compare import compare_audits, open_audit
+
+    before, after = open_audit(old), open_audit(new)
+    found = compare_audits(before[0], after[0], folders=(before[1], after[1]))
+    if json_output:
+        import json
+
+        print(json.dumps(found.for_programs(), indent=2))
+    else:
+        _show(found)
+    if found.regression:
+        raise typer.Exit(REGRESSION)
+
+
+def _show(found: AuditComparison) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedaudit.utils.progress import wide_console
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in ("federation", "attack", "outcome"):
+        table.add_column(name, no_wrap=True)
+    for name in ("old", "new", "difference [95 %]"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for row in found.rows:
+        style = _STYLES[row.outcome]
+        outcome = f"[{style}]{row.outcome}[/]" if style else row.outcome
+        cells = [_number(row.old), _number(row.new), _difference(row)]
+        table.add_row(escape(row.federation), escape(row.attack), outcome, *map(escape, cells), _verdict(row))
+    console = wide_console()
+    counts = {outcome: sum(row.outcome == outcome for row in found.rows) for outcome in _STYLES}
+    told = ", ".join(f"{n} {outcome}" for outcome, n in counts.items() if n) or "nothing to compare"
+    first = "regression: something leaks more than before" if found.regression else "no regression"
+    console.print(f"[bold]{first}[/] ({told})", highlight=False)
+    console.print()
+    console.print(table, highlight=False)
+    for row in found.rows:
+        if row.reason:
+            print(f"{row.attack} on {row.federation}: {row.outcome}; {row.reason}")
+    if found.settings:
+        more = len(found.settings) - _SETTINGS
+        tail = f" and {more} more" if more > 0 else ""
+        print(f"the scenarios differ in {', '.join(found.settings[:_SETTINGS])}{tail}")
+
+
+def _verdict(row: Row) -> str:
+    names = [row.old_verdict or "-", row.new_verdict or "-"]
+    return names[0] if names[0] == names[1] else " → ".join(names)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _difference(row: Row) -> str:
+    d = row.difference
+    if d is None:
+        return "-"
+    text = f"{d.mean:+.3g}{f' {row.unit}' if row.unit else ''}"
+    return text if d.low is None or d.high is None else f"{text} [{d.low:+.3g}, {d.high:+.3g}], n = {d.n} {d.of}"

@@ -1,0 +1,72 @@
+"""For an impact assessment: what standards call each attack, its verdicts, and which tests no attack made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedaudit.attacks.standards import ABOUT, ALTERED_MODELS, EDPB, EDPB_TESTS, IDENTIFIERS, NIST, READING
+from fedaudit.results import AttackRecord, AuditResult, MappingRecord, Verdict
+
+NO_ATTACK = "no attack of this audit makes this test"
+
+
+@dataclass(frozen=True)
+class Covered:
+    """An attack of the audit.
+
+    Attributes:
+        attack: that was named.
+        verdicts: each with the federations that it was reached on, empty where nothing was attacked.
+        called: for each standard of :class:`Assessment` what it calls the attack.
+    """
+
+    attack: AttackRecord
+    verdicts: list[tuple[Verdict, list[str]]]
+    called: list[list[MappingRecord]]
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The table, and what is missing from it.
+
+    Attributes:
+        standards: title and what it is.
+        rows: of the attacks.
+        untested: the opinion's tests that no attack here made, each with why.
+        reading: what else to read.
+    """
+
+    standards: list[tuple[str, str]]
+    rows: list[Covered]
+    untested: list[tuple[str, str]]
+    reading: tuple[str, ...]
+
+
+def assessment(result: AuditResult) -> Assessment:
+    """Return what the audit tested in the words of standards, and which tests of the EDPB's opinion it didn't make."""
+    named = [record.standard for attack in result.attacks for record in attack.mapping]
+    titles = list(dict.fromkeys([*ABOUT, *named]))
+    rows = []
+    for attack in result.attacks:
+        verdicts: dict[Verdict, list[str]] = {}
+        for summary in result.summaries:
+            if summary.attack == attack.name:
+                verdicts.setdefault(summary.verdict, []).append(summary.federation)
+        called = [[record for record in attack.mapping if record.standard == title] for title in titles]
+        rows.append(Covered(attack, list(verdicts.items()), called))
+    untested = [(IDENTIFIERS[test].name, why) for test in EDPB_TESTS if (why := _why_untested(test, rows))]
+    ids = " and ".join(ALTERED_MODELS)
+    untested.append(("a server that alters the model it sends", f"{NO_ATTACK} ({NIST}: {ids})"))
+    return Assessment([(title, ABOUT.get(title, "")) for title in titles], rows, untested, READING)
+
+
+def _why_untested(test: str, rows: list[Covered]) -> str:
+    """Return why a test of the opinion was not made; empty where it was, with an answer."""
+    own = [row for row in rows if any(r.standard == EDPB and r.id == test for r in row.attack.mapping)]
+    if not own:
+        return NO_ATTACK
+    reached = {verdict for row in own for verdict, _ in row.verdicts}
+    if reached - {"not applicable", "inconclusive"}:
+        return ""
+    names = ", ".join(row.attack.name for row in own)
+    return f"{names}: {'inconclusive' if 'inconclusive' in reached else 'could not be run'}"
