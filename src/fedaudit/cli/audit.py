@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words
+from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words, work_of
 from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, Write, exit_code, formats_of, limits_of
 from fedaudit.cli.options import (
     DataDir,
@@ -51,7 +51,8 @@ def audit(
 
     formats = formats_of(write)
     settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
-    announce(audit_in_words(read_scenario(scenario, settings, seed), what_if=what_if), number_of_workers(workers))
+    written = read_scenario(scenario, settings, seed)
+    announce(audit_in_words(written, what_if=what_if), number_of_workers(workers), work_of(written, what_if=what_if))
     from fedaudit.scenario import load_scenario  # it imports torch, which takes seconds
 
     loaded = load_scenario(scenario, settings, seed)
