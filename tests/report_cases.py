@@ -161,7 +161,7 @@ def sample(
                 )
                 images += found
             psnr_values = [x.psnr for x in images]
-            verdict: Verdict = "recognisable" if f == 0 else "partly recognisable"
+            verdict: Verdict = "recovered" if f == 0 else "identifiable"
             rate = sum(x.rank == 1 for x in images) / len(images)
             summaries.append(
                 AttackSummary(
@@ -254,8 +254,8 @@ def sample(
         summaries=summaries,
         comparisons=comparisons,
         verdict_rules=[
-            "Recognisable: mean PSNR at least 20 dB, or at least half of the images identified.",
-            "Partly recognisable: the mean PSNR exceeds both baselines.",
+            "Recovered: someone who looks at it sees what was trained on.",
+            "Identifiable: it singles out the true example.",
             "Not demonstrated: everything else.",
         ],
         not_tested=["Secure aggregation.", "Attacks that change the model on purpose.", "Membership inference."],
@@ -282,9 +282,9 @@ def refused(folder: Path) -> AuditResult:
 
 def exceeded(folder: Path) -> AuditResult:
     limits = [
-        Threshold(metric="psnr", limit=20, worst=29.41, where="agic on fedsgd", exceeded=True),
-        Threshold(metric="ssim", limit=0.99, worst=0.95, where="agic on fedsgd", exceeded=False),
-        Threshold(metric="lpips", limit=0.5, worst=None, where=None, exceeded=False),
+        Threshold(metric="psnr", limit=20, worst=29.41, where="agic on fedsgd", exceeded=True, outcome="fail"),
+        Threshold(metric="ssim", limit=0.99, worst=0.95, where="agic on fedsgd", exceeded=False, outcome="pass"),
+        Threshold(metric="lpips", limit=0.5, worst=None, where=None, exceeded=False, reason="nothing measures it"),
     ]
     return sample(folder, curve=False).model_copy(update={"thresholds": limits})
 

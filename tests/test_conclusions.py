@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedaudit.report import frontier
-from fedaudit.report.page import headline, render_report, strongest
+from fedaudit.report.conclusion import headline, strongest
+from fedaudit.report.page import render_report
 from fedaudit.report.terminal import print_summary
 from fedaudit.results import (
     AttackSummary,
@@ -33,13 +34,13 @@ def summary(
     metric: str,
     value: float,
     *,
-    verdict: Verdict = "demonstrated",
+    verdict: Verdict = "inferred",
     higher: bool = True,
     n: int = 3,
 ) -> AttackSummary:
     told = {"attack": attack, "federation": "fedsgd", "update_kind": "gradient", "updates": 3, "images": 0}
     if metric == "psnr":
-        verdict = "recognisable" if verdict == "demonstrated" else verdict
+        verdict = "recovered" if verdict == "inferred" else verdict
         return AttackSummary.model_validate(
             {**told, "verdict": verdict, "verdict_text": "t", "psnr": interval(value, n)}
         )
@@ -82,7 +83,7 @@ def test_the_strongest_attack_is_the_one_that_reached_most(tmp_path, summaries, 
     best = strongest(result, result.summaries)
     assert best is not None
     assert best.attack == wanted
-    assert f"The strongest attack, {wanted} on" in headline(result).detail
+    assert headline(result).title.startswith(f"The server, by {wanted}: {best.verdict}.")
     assert f"strongest attack: <b>{wanted}</b>" in render_report(result, tmp_path)
 
 
@@ -134,7 +135,7 @@ def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
     print_summary(result)
     told = capsys.readouterr().out
     page = render_report(result, tmp_path)
-    for shown in ("0.772 [0.672, 0.872]", "20.0 [19.9, 20.1]", "+1.00 dB [+0.90, +1.10]"):
+    for shown in ("0.772 [0.672, 0.872]", "20.0 [19.9, 20.1]", "+1.0 dB [+0.9, +1.1]"):
         assert (shown in told) is bracket
         assert shown.partition(" ")[0] in told
     for shown in ("[0.672, 0.872]", "[19.9, 20.1]", "20 [19.9, 20.1]", "[+0.9, +1.1]"):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedaudit.evaluation import check_thresholds, summarise
-from fedaudit.evaluation.scores import limitable
-from fedaudit.report.page import threshold_text
+from fedaudit.evaluation import Limits, check_limits, summarise
+from fedaudit.evaluation.limits import limitable
+from fedaudit.report.conclusion import threshold_text
 from fedaudit.results import FindingResult, ImageResult, MetricResult
 from tests.conftest import Command
 
@@ -49,9 +49,10 @@ def inverted(attack: str, value: float, source: str, **rest: Any) -> FindingResu
 )
 def test_labels_are_limited_by_whichever_attack_recovers_them(findings, worst, where):
     summaries = summarise(findings, resamples=100, seed=0)
-    (limit,) = check_thresholds({"label_accuracy": 0.6}, findings, summaries)
+    (limit,) = check_limits(Limits({"label_accuracy": 0.6}), findings, summaries)
     assert (limit.worst, limit.where, limit.exceeded) == (worst, where, worst is not None and worst > 0.6)
-    assert ("not measured" in threshold_text(limit)) == (worst is None)
+    assert limit.outcome == ("fail" if limit.exceeded else "not tested")
+    assert ("nothing that was run measures it" in threshold_text(limit)) == (limit.outcome == "not tested")
 
 
 def test_every_limit_is_named_once_and_documented():
@@ -65,11 +66,11 @@ def test_limits_on_labels_fire_from_the_command_line(scenario_file: Path, tmp_pa
     limit = ["--workers", "1", "--fail-above", "label_accuracy=0.5"]
     outcome = command("audit", scenario_file, "--set", "attacks=[labels]", "--out", tmp_path / "a", *limit)
     assert outcome.code == 1
-    assert "above your limit: label_accuracy 1 > 0.5 (labels on sgd)" in outcome.out
-    assert "Label accuracy of 1.00 (labels on sgd) breaks the limit" in (tmp_path / "a" / "report.html").read_text()
+    line = "FAIL: label accuracy at most 0.5: 1.00 was met (labels on sgd)"
+    assert line in outcome.out
+    assert line in (tmp_path / "a" / "report.html").read_text()
     granted = command("audit", scenario_file, "--set", "threat.knows_labels=true", "--out", tmp_path / "b", *limit)
-    assert granted.code == 0
-    assert "your limit for label_accuracy was not tested: nothing that was run here measures it" in granted.out
+    assert granted.code == 3
+    assert "NOT TESTED: label accuracy at most 0.5; sgd: nothing that was run measures it" in granted.out
     page = (tmp_path / "b" / "report.html").read_text()
-    assert "A threshold is" not in page
     assert ">given</td>" in page

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from fedaudit.report import figures, write_report
-from fedaudit.report.page import comparison_text, headline, threshold_text
+from fedaudit.report.conclusion import comparison_text, headline, threshold_text
 from fedaudit.report.wording import duration, number, sentence
 from fedaudit.results import AuditResult, Comparison, Curve, Interval, Threshold, Verdict
 from fedaudit.utils.errors import BadInput, MissingData
@@ -206,11 +206,11 @@ def test_table_holds_every_summary(pages: dict[str, Any]) -> None:
 
 def test_thresholds_are_prominent(pages: dict[str, Any]) -> None:
     _, html, page, _ = pages["exceeded"]
-    broken = "PSNR of 29.41 dB (agic on fedsgd) breaks the limit of 20 dB"
+    broken = "FAIL: PSNR at most 20 dB: 29.41 dB was met (agic on fedsgd)"
     assert html.index('class="alarm"') < html.index('class="cards"')
-    assert page.words.index("A threshold is exceeded") < page.words.index(broken) < page.words.index("Images")
-    assert "Kept: SSIM of 0.95 (agic on fedsgd) keeps within the limit of 0.99" in page.words
-    assert "Open: LPIPS: not measured, against the limit of 0.5" in page.words
+    assert page.words.index("A limit is exceeded") < page.words.index(broken) < page.words.index("Images")
+    assert "PASS: SSIM at most 0.99: 0.95 was met (agic on fedsgd)" in page.words
+    assert "NOT TESTED: lpips at most 0.5; nothing measures it" in page.words
     assert "fedaudit audit scenario.yaml --out DIR --fail-above psnr=20" in page.words
     assert 'class="alarm"' not in pages["default"][1]
 
@@ -257,17 +257,17 @@ def summaries_with(folder: Path, *verdicts: Verdict) -> AuditResult:
 
 
 def test_headline_follows_the_worst_verdict(tmp_path: Path) -> None:
-    worst = headline(summaries_with(tmp_path, "not demonstrated", "recognisable"))
-    assert worst.verdict == "recognisable"
-    assert worst.title == "The server can reconstruct training images well enough to recognise them."
-    assert worst.detail.startswith("The strongest attack, invg on weight updates (fedavg-4), identified 1 of 4 victims")
-    assert worst.detail.endswith("From gradient updates (fedsgd): not demonstrated.")
-    partly = headline(summaries_with(tmp_path, "partly recognisable", "not applicable"))
-    assert partly.title == "The server can reconstruct training images in part."
-    assert "weight updates" not in partly.detail
-    calm = headline(summaries_with(tmp_path, "not demonstrated", "not demonstrated"))
-    assert calm.title.startswith("The server could not reconstruct recognisable")
-    assert "no proof of safety" in calm.detail
+    worst = headline(summaries_with(tmp_path, "not demonstrated", "recovered"))
+    assert worst.verdict == "recovered"
+    assert worst.title.startswith("The server, by invg: recovered.")
+    assert "weight updates over" in worst.tested
+    assert worst.detail == "Elsewhere: fedsgd (gradient updates): not demonstrated."
+    single = headline(summaries_with(tmp_path, "identifiable", "not applicable"))
+    assert (single.verdict, single.detail) == ("identifiable", "")
+    still_open = headline(summaries_with(tmp_path, "not demonstrated", "inconclusive"))
+    assert still_open.verdict == "inconclusive"  # what is safe elsewhere doesn't close it
+    for result in (still_open, headline(summaries_with(tmp_path, "not demonstrated", "not demonstrated"))):
+        assert "no proof of safety" in result.detail
     assert headline(summaries_with(tmp_path, "not applicable")).title.startswith("No attack could be run")
     assert "Every attack was refused" in headline(refused(tmp_path)).detail
     assert "named no attack" in headline(empty(tmp_path)).detail
@@ -297,11 +297,13 @@ def test_numbers_in_words() -> None:
     assert number(None, 1) == number(math.nan, 1) == "–"
     spans = [0.42, 9.99, 52.4, 59.7, 200.0, 7500.0]
     assert [duration(s) for s in spans] == ["0.4 s", "10.0 s", "52 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]
-    kept = Threshold(metric="psnr", limit=20, worst=18.5, where="agic on fedsgd", exceeded=False)
-    rate = Threshold(metric="label_accuracy", limit=0.5, worst=0.75, where="agic on fedsgd", exceeded=True)
-    assert threshold_text(rate) == "Label accuracy of 0.75 (agic on fedsgd) breaks the limit of 0.5"
+    kept = Threshold(metric="psnr", limit=20, worst=18.5, where="agic on fedsgd", exceeded=False, outcome="pass")
+    rate = Threshold(
+        metric="label_accuracy", limit=0.5, worst=0.75, where="agic on fedsgd", exceeded=True, outcome="fail"
+    )
+    assert threshold_text(rate) == "FAIL: label accuracy at most 0.5: 0.75 was met (agic on fedsgd)"
     assert [sentence(t) for t in ("none of 4", "Two.", "", " was it? ")] == ["None of 4.", "Two.", "", "Was it?"]
-    assert threshold_text(kept) == "PSNR of 18.50 dB (agic on fedsgd) keeps within the limit of 20 dB"
+    assert threshold_text(kept) == "PASS: PSNR at most 20 dB: 18.50 dB was met (agic on fedsgd)"
 
 
 # ---------------------------------------------------------------- figures

@@ -73,7 +73,7 @@ def headline(result: AuditResult) -> Headline:
     verdict = min(verdicts.values(), key=order.index)
     chief = strongest(result, [s for key, g in groups.items() if verdicts[key] == verdict for s in g])
     assert chief is not None  # one ran
-    title = chief.headline or f"{result.adversary.who}, by {chief.attack}: {verdict}. {chief.verdict_text}."
+    title = chief.headline or f"{result.adversary.who}, by {chief.attack}: {verdict}. {chief.verdict_text.rstrip('.')}."
     elsewhere = []
     for name in dict.fromkeys(s.federation for s in ran):
         rest = [v for (federation, kind), v in verdicts.items() if federation == name and (name, kind) != _key(chief)]
@@ -99,13 +99,14 @@ def tested(result: AuditResult, summary: AttackSummary) -> str:
     model = f"{result.model.name} ({state}"
     model += f", BatchNorm in {result.model.batch_norm} mode)" if result.model.batch_norm != "none" else ")"
     batch = f"batches of {count(record.batch_size)}" if record.batch_size > 1 else "single examples"
-    n = f"n = {count(summary.evidence.n)} {summary.evidence.of}" if summary.evidence else f"n = {summary.images} images"
+    counted = (summary.images, "images") if summary.images else (summary.updates, "runs of the attack")
+    n, of = (summary.evidence.n, summary.evidence.of) if summary.evidence else counted
     settings = next((a.settings for a in result.attacks if a.name == summary.attack), {})
     effort = f" with {count(settings['iterations'])} iterations" if isinstance(settings.get("iterations"), int) else ""
     seconds = f", {summary.timing.seconds:.0f} s" if summary.timing and summary.timing.seconds >= 1 else ""
     return (
         f"Tested on {model}, {result.data.name}, {UPDATES[summary.update_kind]} over {batch} ({summary.federation}); "
-        f"{n}; {summary.attack}{effort}{seconds}."
+        f"n = {count(n)} {of}; {summary.attack}{effort}{seconds}."
     )
 
 

@@ -57,14 +57,17 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
         }.get(summary["verdict"], summary["verdict"])
         return {**summary, "verdict": verdict}
 
+    summaries = [renamed(s) for s in values["summaries"]]
+    undecided = any(s["verdict"] == "inconclusive" for s in summaries)
+
     def tested(limit: dict[str, Any]) -> dict[str, Any]:
-        kept = "not tested" if limit.get("worst") is None else "pass"
+        kept = "not tested" if undecided or limit.get("worst") is None else "pass"
         return {**limit, "outcome": "fail" if limit["exceeded"] else kept}
 
     return {
         **values,
         "schema_version": SCHEMA_VERSION,
-        "summaries": [renamed(s) for s in values["summaries"]],
+        "summaries": summaries,
         "thresholds": [tested(t) for t in values["thresholds"]],
     }
 
