@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedaudit.report import frontier
-from fedaudit.report.conclusion import headline, strongest
+from fedaudit.report.conclusion import headline
+from fedaudit.report.frontier import strongest
 from fedaudit.report.page import render_report
 from fedaudit.report.terminal import print_summary
 from fedaudit.results import (

@@ -18,7 +18,7 @@ import fedaudit
 from fedaudit.federation.truth import Truth
 from fedaudit.results import AuditResult, FindingResult
 from fedaudit.utils.errors import BadInput
-from tests.conftest import Command
+from tests.conftest import Command, refused
 
 SAMPLE = Path(__file__).parent / "data" / "results-1.json"  # written by the first version of schema 1
 ATTACK = {"name": "invg", "iterations": 2}

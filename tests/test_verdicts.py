@@ -310,5 +310,7 @@ def test_every_verdict_says_on_how_much_it_rests():
     for summary in (of_images(0, 2, 8, "leak"), of_members(0, 1.0), of_attributes(0, 0.9)):
         assert summary.evidence is not None
         assert summary.evidence.n > 1
-        assert summary.evidence.low < summary.evidence.value <= summary.evidence.high
+        low, high = summary.evidence.low, summary.evidence.high
+        assert low is not None and high is not None
+        assert low < summary.evidence.value <= high
         assert not {"{who}", "{things}", "{question}"} & set(summary.headline.split())
