@@ -131,9 +131,6 @@ def run_controls(
         for name, (case, own) in trials.items():
             result, files = _result(name, case, [next(finished) for _ in own], seed)
             spent += (result.timing.seconds if result.timing else 0.0) - _cost(name, findings)
-            if model == "reference":
-                before = found.results[found.of[open_ones[name][0].federation, name]]
-                result = result.model_copy(update={"text": f"{before.text}; {result.text}"})
             found.add(result, open_ones[name])
             found.image_files |= files
             if result.won or result.won is None:
@@ -277,7 +274,7 @@ def _final(
         return _inconclusive(summary, open_question, advice)
     place = controls.of.get((summary.federation, summary.attack)) if controls else None
     if controls is None or place is None:
-        advice = f"{summary.attack} found nothing, and positive controls were turned off: turn them on"
+        advice = f"positive controls were turned off, and {summary.attack} found nothing: turn them on"
         return _inconclusive(summary, open_question, advice)
     control = controls.results[place]
     base = summary.model_copy(update={"control": place})
@@ -290,16 +287,16 @@ def _final(
         headline = f"{who} could not {question} with {summary.attack}, although {how}."
         return base.model_copy(update={"headline": headline})
     if control.won is None:
-        advice = f"{summary.attack} found nothing, and no positive control could be run: {control.text}"
+        advice = f"no positive control could be run for {summary.attack}, which found nothing: {control.text}"
     elif control.won:
         advice = (
-            f"{summary.attack} works on the reference network, but not on this model even in its easiest case: raise "
-            "its effort (iterations, restarts), or use another attack"
+            f"on this model {summary.attack} fails even in the easiest case, though it works on the reference network: "
+            "raise its effort (iterations, restarts), or use another attack"
         )
     else:
         advice = (
-            f"{summary.attack} fails even in the easiest case of this model: raise its effort (iterations, restarts), "
-            "or use another attack"
+            f"even in the easiest case {summary.attack} fails: raise its effort (iterations, restarts), or use another "
+            "attack"
         )
     return _inconclusive(base, open_question, advice)
 

@@ -11,6 +11,7 @@ from fedaudit.results import LEAKS, AttackSummary, AuditResult
 
 _COMMAND = "fedaudit audit scenario.yaml --out DIR"
 _BATCH = 8
+_ENOUGH = 1000  # iterations that a first audit of small images takes
 
 
 class Advice(NamedTuple):
@@ -100,7 +101,7 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
         short = next((c for s in own for c in s.cautions if "iterations" in c), None)
         if own and short and isinstance(iterations, int):
             text = f"{short[0].upper()}{short[1:]}."
-            change = f"--set attacks.{name}.iterations={10 * iterations}"
+            change = f"--set attacks.{name}.iterations={max(_ENOUGH, 10 * iterations)}"
             lines.append(Advice(f"Give {name} more effort.", text, change))
     records = result.scenario.get("threat", {}).get("records")
     held = min((f["examples"] for f in result.scenario.get("federations", []) if f.get("examples")), default=None)
@@ -113,7 +114,7 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
         text = "More records decide what fewer leave to luck."
         lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
     if any(s.kind == "images" for s in result.summaries):
-        others = [name for name in ("invg", "agic", "geng", "gias") if name not in attacks][:2]
+        others = [name for name in ("invg", "agic", "gradinversion", "geng") if name not in attacks][:2]
         if others:
             listed = ", ".join([*attacks, *others])
             text = "Another attack may find what these did not."
