@@ -184,9 +184,15 @@ def run_trial(task: Task) -> Played:
     scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
     before = start_measuring_memory()
     with one_thread():
-        audit = run_audit(scenario, data_dir=Path(task.data_dir) if task.data_dir else None)
+        audit = run_audit(_without_controls(scenario), data_dir=Path(task.data_dir) if task.data_dir else None)
     result = audit.result
     return Played(_outcome(result, peak_memory(before)), time.perf_counter() - began, _versions(result), _files(audit))
+
+
+def _without_controls(scenario: Scenario) -> Scenario:
+    """Return the scenario without positive controls: a study compares numbers, and its grid has its own controls."""
+    evaluation = scenario.evaluation.model_copy(update={"controls": False})
+    return scenario.model_copy(update={"evaluation": evaluation})
 
 
 def estimate(
@@ -234,7 +240,7 @@ def _probe(scenario: Scenario, data_dir: Path | None) -> float:
             values = apply_override(values, f"attacks.0.{name}={max(1, round(part * value))}")
         began = time.perf_counter()
         with one_thread():
-            findings = run_audit(scenario_from(values), data_dir=data_dir).result.findings
+            findings = run_audit(_without_controls(scenario_from(values)), data_dir=data_dir).result.findings
         attacks.append(sum(f.timing.seconds for f in findings if f.timing))
         around.append(time.perf_counter() - began - attacks[-1])
     if len(parts) == 1:

@@ -283,6 +283,7 @@ def trial_key(scenario: Scenario) -> str:
     model["batch_norm"] = model["batch_norm"] or "eval"
     if model["dropout"] is None:
         del model["dropout"]
+    del values["evaluation"]["controls"]  # studies run none
     return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
 
 
