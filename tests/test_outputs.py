@@ -114,10 +114,9 @@ def test_fingerprints_depend_on_who_attacked_what_alone(every_verdict, tmp_path)
     assert all(fingerprints(one.model_copy(update=change)) != fingerprints(one) for change in changes)
 
 
-@pytest.mark.parametrize("form", ["results made by hand", "nothing at all", "hostile texts"])
-def test_sarif_keeps_to_the_schema(form, tmp_path):
-    made = {"results made by hand": result, "nothing at all": lambda f: result(f, []), "hostile texts": hostile}[form]
-    log_of(made(tmp_path), "audits/my scenario.yaml")
+def test_sarif_of_nothing_and_of_hostile_texts_keeps_to_the_schema(tmp_path):
+    log_of(result(tmp_path, []))
+    log_of(hostile(tmp_path), "audits/my scenario.yaml")
 
 
 def test_sarif_names_the_scenario_as_the_place(tmp_path):
