@@ -20,6 +20,8 @@ from tests.compare_noise import recordings, regressions, rerun
 from tests.conftest import Command, refused
 from tests.output_cases import images_of, result
 
+Part = tuple[list[FindingResult], AttackSummary]
+
 
 def audit(folder: Path, psnr: Sequence[Sequence[float]], verdict: Verdict = "recovered", **rest: object) -> AuditResult:
     return result(folder, [images_of(folder, "invg", psnr, verdict)], **rest)
@@ -129,7 +131,7 @@ def test_verdicts_count_where_the_numbers_agree(old, new, psnr, outcome, tmp_pat
 
 def test_an_attack_that_became_applicable_and_leaks_is_worse(tmp_path):
     before, after = (images_of(tmp_path, "invg", [[30.0]], v) for v in ("not applicable", "recovered"))
-    none = ([], before[1].model_copy(update={"images": 0, "psnr": None, "evidence": None}))
+    none: Part = ([], before[1].model_copy(update={"images": 0, "psnr": None, "evidence": None}))
     row = only(result(tmp_path, [none]), result(tmp_path, [after]))
     assert (row.outcome, row.reason) == ("worse", "not applicable before, recovered now")
 
