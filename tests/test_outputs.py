@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -242,3 +243,7 @@ def test_an_attack_on_a_transcript_writes_them_too(command: Command, recorded: P
     words = ("attack", recorded, "--attack", "labels", "--out", tmp_path / "out", "--workers", "1", "--write", "sarif")
     assert command(*words).code == 0
     assert json.loads((tmp_path / "out" / "results.sarif").read_text())["runs"][0]["results"]
+    shutil.copytree(recorded, tmp_path / "blind", ignore=shutil.ignore_patterns("truth*"))
+    blind = command("attack", tmp_path / "blind", *words[2:5], tmp_path / "out-2", *words[6:])
+    assert blind.code == 0
+    assert "not evaluated: no ground truth, so nothing is written for --write" in blind.out
