@@ -20,6 +20,8 @@ from tests.compare_noise import recordings, regressions, rerun
 from tests.conftest import Command, refused
 from tests.output_cases import images_of, result
 
+Part = tuple[list[FindingResult], AttackSummary]
+
 
 def audit(folder: Path, psnr: Sequence[Sequence[float]], verdict: Verdict = "recovered", **rest: object) -> AuditResult:
     return result(folder, [images_of(folder, "invg", psnr, verdict)], **rest)
@@ -32,21 +34,22 @@ def only(old: AuditResult, new: AuditResult, folders: tuple[Path, Path] | None =
 
 def test_updates_are_paired_and_tested_as_student_says(tmp_path):
     old = audit(tmp_path, [[20.0, 22.0], [24.0, 26.0], [18.0, 19.0], [21.0, 25.0]])
-    new = audit(tmp_path, [[23.0, 24.0], [25.0, 28.5], [22.0, 24.0], [26.0, 26.0]])
+    new = audit(tmp_path, [[23.0, 24.0], [26.0, 28.5], [22.0, 24.0], [26.0, 26.0]])
     row = only(old, new)
-    d = np.array([2.5, 1.75, 4.5, 3.0])  # the mean of each update's images: they share a random start
+    d = np.array([2.5, 2.25, 4.5, 3.0])  # the mean of each update's images: they share a random start
     error = d.std(ddof=1) / math.sqrt(4)
     assert row.difference is not None
     assert row.difference.mean == pytest.approx(d.mean())
     assert (row.difference.n, row.difference.of) == (4, "updates")
     assert row.difference.low == pytest.approx(d.mean() - student.ppf(0.975, 3) * error)
     assert row.difference.p == pytest.approx(2 * student.sf(d.mean() / error, 3))
-    assert (row.outcome, row.old, row.new) == ("worse", pytest.approx(21.875), pytest.approx(24.8125))
+    assert row.outcome == "worse"
+    assert [row.old, row.new] == pytest.approx([21.875, 24.9375])
     assert only(new, old).outcome == "better"
 
 
 def test_images_of_one_update_alone_are_the_pairs(tmp_path):
-    row = only(audit(tmp_path, [[20.0, 22.0, 24.0]]), audit(tmp_path, [[23.0, 25.5, 26.5]]))
+    row = only(audit(tmp_path, [[20.0, 22.0, 24.0]]), audit(tmp_path, [[23.0, 25.2, 26.9]]))
     assert row.difference is not None
     assert (row.difference.n, row.difference.of) == (3, "images")
     assert row.outcome == "worse"
@@ -57,15 +60,19 @@ def test_noise_and_what_nobody_sees_are_unchanged(tmp_path):
     assert only(old, old).outcome == "unchanged"
     assert only(old, audit(tmp_path, [[22.0], [22.0], [19.0], [20.0]])).outcome == "unchanged"
     row = only(old, audit(tmp_path, [[20.05], [24.05], [18.05], [21.05]]))  # certain, and too little to see
-    assert (row.outcome, row.difference and row.difference.p) == ("unchanged", pytest.approx(0.0, abs=1e-6))
+    assert row.difference is not None
+    assert row.difference.p == pytest.approx(0.0, abs=1e-6)
+    assert row.outcome == "unchanged"
 
 
 def test_victims_are_known_by_their_files_or_else_by_label_and_baseline(tmp_path):
     folders = (tmp_path / "old", tmp_path / "new")
-    old, new = (audit(folder, [[value], [value + 1]]) for folder, value in zip(folders, (15.0, 30.0), strict=True))
+    old, new = (
+        audit(folder, [[value], [value + 1], [value]]) for folder, value in zip(folders, (15.0, 30.0), strict=True)
+    )
     assert only(old, new, folders).outcome == "worse"
     assert only(old, new).outcome == "worse"
-    for client in (0, 1):
+    for client in range(3):
         (folders[1] / f"images/sgd-0-{client}-0-true.png").write_bytes(b"another victim")
     row = only(old, new, folders)
     assert (row.outcome, row.reason) == ("can't be compared", "the two attacked different images")
@@ -75,7 +82,7 @@ def test_victims_are_known_by_their_files_or_else_by_label_and_baseline(tmp_path
 
 
 def test_the_images_that_both_attacked_are_compared(tmp_path):
-    row = only(audit(tmp_path, [[20.0], [24.0], [18.0]]), audit(tmp_path, [[25.0], [29.5], [23.2], [9.0]]))
+    row = only(audit(tmp_path, [[20.0], [24.0], [18.0]]), audit(tmp_path, [[25.0], [29.1], [23.2], [9.0]]))
     assert (row.outcome, row.reason) == ("worse", "over the 3 images that both attacked")
 
 
@@ -84,7 +91,7 @@ def test_p_values_are_corrected_over_all_attacks(tmp_path):
         values = [[[20.0 + i + s] for i, s in enumerate(shift)]] + [[[20.0 + i] for i in range(4)]] * (n - 1)
         return result(tmp_path, [images_of(tmp_path, f"a{i}", v, "recovered") for i, v in enumerate(values)])
 
-    shift = [1.0, 2.0, 1.0, 3.0]
+    shift = [1.0, 2.0, 1.1, 2.2]
     p = compare_audits(several(1, [0] * 4), several(1, shift)).rows[0].p_corrected
     assert p is not None
     assert LEVEL / 2 < p < LEVEL
@@ -94,31 +101,39 @@ def test_p_values_are_corrected_over_all_attacks(tmp_path):
     assert max(r.p_corrected or 0 for r in beside.rows if r.attack == "a0") == pytest.approx(2 * p)
 
 
+SURELY = [[30.0], [31.0], [30.5]]
+PERHAPS = [[18.0], [24.0], [21.0]]  # p = 0.04
+
+
 @pytest.mark.parametrize(
     ("old", "new", "psnr", "outcome"),
     [
-        ("not demonstrated", "recovered", [[18.0], [24.0], [21.0]], "worse"),  # p = 0.04, and the verdict says so, too
-        ("recovered", "not demonstrated", [[18.0], [24.0], [21.0]], "unchanged"),  # the number says the opposite
-        ("not demonstrated", "recovered", [[12.0], [11.0], [25.0]], "unchanged"),  # chance
-        ("identifiable", "recovered", [[18.0], [24.0], [21.0]], "worse"),
-        ("recovered", "inconclusive", [[11.0], [12.0], [13.0]], "can't be compared"),
-        ("inconclusive", "recovered", [[18.0], [24.0], [21.0]], "worse"),
-        ("not demonstrated", "not demonstrated", [[20.0], [20.1], [20.2]], "unchanged"),  # nothing leaks
+        ("not demonstrated", "recovered", SURELY, "worse"),
+        ("identifiable", "identifiable", SURELY, "worse"),
+        ("inconclusive", "recovered", SURELY, "worse"),
+        ("not demonstrated", "recovered", PERHAPS, "unchanged"),  # chance can do it
+        ("recovered", "not demonstrated", PERHAPS, "unchanged"),
+        ("not demonstrated", "not demonstrated", SURELY, "unchanged"),  # nothing leaks
+        ("recovered", "inconclusive", PERHAPS, "can't be compared"),
+        ("inconclusive", "inconclusive", SURELY, "can't be compared"),
+        ("not demonstrated", "recovered", SURELY[:2], "worse"),  # too few to test: the verdict alone
+        ("not demonstrated", "recovered", [[9.0], [8.0]], "can't be compared"),
+        ("identifiable", "recovered", SURELY[:2], "can't be compared"),
+        ("inconclusive", "recovered", SURELY[:1], "can't be compared"),
+        ("recovered", "not demonstrated", [[9.0]], "better"),
+        ("recovered", "recovered", [[12.05]], "unchanged"),
     ],
 )
-def test_a_verdict_counts_where_the_numbers_agree(old, new, psnr, outcome, tmp_path):
-    before = [images_of(tmp_path, "invg", [[12.0], [12.0], [12.0]], old)]
-    after = [images_of(tmp_path, "invg", psnr, new)]
-    same = [images_of(tmp_path, "dlg", [[12.0], [13.0]], "identifiable")]  # a second attack: p is doubled
-    rows = compare_audits(result(tmp_path, [*before, *same]), result(tmp_path, [*after, *same])).rows
-    assert {row.attack: row.outcome for row in rows} == {"invg": outcome, "dlg": "unchanged"}
+def test_verdicts_count_where_the_numbers_agree(old, new, psnr, outcome, tmp_path):
+    before = audit(tmp_path, [[12.0]] * len(psnr), old)
+    assert only(before, audit(tmp_path, psnr, new)).outcome == outcome
 
 
-def test_a_single_image_is_judged_by_its_verdict(tmp_path):
-    row = only(audit(tmp_path, [[9.0]], "not demonstrated"), audit(tmp_path, [[30.0]]))
-    assert row.difference is not None
-    assert (row.outcome, row.difference.p, row.difference.low) == ("worse", None, None)
-    assert only(audit(tmp_path, [[16.0]]), audit(tmp_path, [[30.0]])).outcome == "unchanged"
+def test_an_attack_that_became_applicable_and_leaks_is_worse(tmp_path):
+    before, after = (images_of(tmp_path, "invg", [[30.0]], v) for v in ("not applicable", "recovered"))
+    none: Part = ([], before[1].model_copy(update={"images": 0, "psnr": None, "evidence": None}))
+    row = only(result(tmp_path, [none]), result(tmp_path, [after]))
+    assert (row.outcome, row.reason) == ("worse", "not applicable before, recovered now")
 
 
 def membership(
@@ -146,7 +161,7 @@ def test_rates_over_records_are_compared_by_the_intervals_of_both_runs():
     row = only(membership(0.60, 0.06), membership(0.70, 0.05))
     assert row.difference is not None
     half = math.hypot(0.06, 0.05)
-    assert (row.difference.low, row.difference.high) == (pytest.approx(0.1 - half), pytest.approx(0.1 + half))
+    assert [row.difference.low, row.difference.high] == pytest.approx([0.1 - half, 0.1 + half])
     assert (row.outcome, row.difference.of) == ("worse", "pairs of records")
     assert row.difference.p == pytest.approx(2 * (1 - 0.5 * (1 + math.erf(0.1 / (half / 1.959964) / math.sqrt(2)))))
     assert only(membership(0.60, 0.06), membership(0.70, 0.09)).outcome == "unchanged"
@@ -168,7 +183,7 @@ def test_what_one_audit_lacks_cannot_be_compared(tmp_path):
 
 
 def test_single_federations_are_compared_whatever_their_names(tmp_path):
-    old = result(tmp_path, [images_of(tmp_path, "invg", [[12.0], [13.0]], "identifiable", federation="sgd-dp")])
+    old = result(tmp_path, [images_of(tmp_path, "invg", [[12.0], [13.0]], "not demonstrated", federation="sgd-dp")])
     row = only(old, audit(tmp_path, [[30.0], [31.2]]))
     assert (row.federation, row.outcome) == ("sgd", "worse")
 
@@ -176,13 +191,13 @@ def test_single_federations_are_compared_whatever_their_names(tmp_path):
 def test_the_command_tells_and_exits(command: Command, tmp_path: Path):
     old, new = tmp_path / "old", tmp_path / "new"
     scenario = {"seed": 0, "defences": {"sanitiser": {"name": "dp", "noise": 1.0}}}
-    audit(old, [[12.0], [13.0]], "identifiable", scenario=scenario).save(old / "results.json")
+    audit(old, [[12.0], [13.0]], "not demonstrated", scenario=scenario).save(old / "results.json")
     scenario = {"seed": 0, "defences": {"sanitiser": {"name": "none", "noise": 1.0}}}
     audit(new, [[30.0], [31.2]], scenario=scenario).save(new / "results.json")
     worse = command("compare", old, new)
     assert worse.code == 1
     assert worse.out.startswith("regression: something leaks more than before (1 worse)\n")
-    assert "identifiable → recovered" in worse.out
+    assert "not demonstrated → recovered" in worse.out
     assert worse.out.endswith("the scenarios differ in defences.sanitiser.name\n")
     better = command("compare", new / "results.json", old)
     assert (better.code, better.out.split("\n")[0]) == (0, "no regression (1 better)")

@@ -227,6 +227,7 @@ def test_what_a_package_adds_is_listed(site: Path) -> None:
         "needs": ["updates"],
         "scope": "update",
         "looks_at": "update",
+        "mapping": [],
     }
     half = {"name": "half", "summary": "half the mean, in every second round", "side": "server", "paper": "Nobody 2001"}
     assert shown["defences"]["half"] == half

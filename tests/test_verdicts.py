@@ -311,6 +311,7 @@ def test_every_verdict_says_on_how_much_it_rests():
         assert summary.evidence is not None
         assert summary.evidence.n > 1
         low, high = summary.evidence.low, summary.evidence.high
-        assert low is not None and high is not None
+        assert low is not None
+        assert high is not None
         assert low < summary.evidence.value <= high
         assert not {"{who}", "{things}", "{question}"} & set(summary.headline.split())

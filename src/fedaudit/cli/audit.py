@@ -189,9 +189,13 @@ def attack(
         overwrite=overwrite,
     )
     if isinstance(finished, list):
-        print(f"not evaluated: no ground truth; what was recovered is listed in {out / 'findings.json'}")
+        unwritten = ", so nothing is written for --write" if formats else ""
+        print(f"not evaluated: no ground truth{unwritten}; what was recovered is listed in {out / 'findings.json'}")
         return
-    _conclude(finished, finished.save(out, write=formats) if formats else out / "report.html")
+    from fedaudit.outputs.write import write_outputs
+
+    write_outputs(finished.result, out, formats)
+    _conclude(finished, out / "report.html")
 
 
 def _from_here(scenario: Path | None) -> str:

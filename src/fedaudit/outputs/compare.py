@@ -7,10 +7,11 @@ are several updates, and the test is over updates (Student). Rates over records 
 interval of the difference is that of two independent runs, which is too wide, never too narrow, where both asked about
 the same records.
 
-All tests are two-sided, corrected together (Holm): noise alone makes any attack "worse" with a probability of at most
-half of ``LEVEL``. Only what leaks by its verdict can be worse than before. A verdict that became worse counts where its
-own test says so, too, without the correction, or where there is nothing to test; else chance can do it. Neither torch
-nor any other part of an audit is imported.
+All tests are two-sided, corrected together (Holm): noise alone makes any attack "worse" with a probability of about
+half of ``LEVEL``; ``python -m tests.compare_noise`` measures it. Only what leaks by its verdict can be worse than
+before, and a verdict that changed while its number didn't is what chance does. Fewer than three pairs can't be tested:
+there a step from "not demonstrated" to a leak counts, where the number agrees, and the rest can't be compared. Neither
+torch nor any other part of an audit is imported.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ from fedaudit.results import (
 )
 from fedaudit.utils.errors import BadInput
 
-LEVEL = 0.05
+LEVEL = 0.02  # at 0.05 an unlucky old audit had up to 8 of 100 reruns called worse, at 0.02 up to 3
 Outcome = Literal["worse", "better", "unchanged", "can't be compared"]
 
 _LEAST_DB = 0.1  # nobody sees less; other machines round otherwise
 _LEAST_SHARE = 1e-3  # the same for other metrics, relative
+_LEAST_PAIRS = 3  # with two, only differences of hundreds of standard errors would count
 _SAME_BASELINE = 1e-3  # dB, between the same true image's baselines, where the files are not at hand
 _OPEN: tuple[Verdict, ...] = ("inconclusive", "not applicable")
+_SURE: tuple[Verdict, ...] = ("not demonstrated", "not applicable")
 _Z95 = float(norm.ppf(0.975))
 
 
@@ -277,13 +280,15 @@ def _paired(differences: Sequence[float], of: str) -> Difference:
     """Return mean and Student's interval and test of paired differences; they are exact where all are equal."""
     data = np.asarray(differences, dtype=float)
     mean, n = float(data.mean()), len(data)
-    if np.ptp(data) == 0 and (n > 1 or mean == 0):
-        return Difference(mean, mean, mean, n, of, 1.0 if mean == 0 else 0.0)
+    if not data.any():
+        return Difference(0.0, 0.0, 0.0, n, of, 1.0)
     if n == 1:
         return Difference(mean, None, None, n, of, None)
+    if np.ptp(data) == 0:
+        return Difference(mean, mean, mean, n, of, 0.0 if n >= _LEAST_PAIRS else None)
     test = ttest_1samp(data, 0.0)
     ends = test.confidence_interval(0.95)
-    return Difference(mean, float(ends.low), float(ends.high), n, of, float(test.pvalue))
+    return Difference(mean, float(ends.low), float(ends.high), n, of, float(test.pvalue) if n >= _LEAST_PAIRS else None)
 
 
 def _independent(old: MetricSummary, new: MetricSummary, of: str) -> Difference:
@@ -331,7 +336,6 @@ def _outcome(row: Row, p_corrected: float | None) -> Row:
     if old is None or new is None:
         return row
     p, direction, step = _p(row), _direction(row), _severity(new) - _severity(old)
-    changed: Outcome = "worse" if step > 0 else "better"
     leaks = new in LEAKS if direction > 0 else old in LEAKS
     significant = direction != 0 and p_corrected is not None and p_corrected <= LEVEL
     if significant and leaks:
@@ -340,13 +344,22 @@ def _outcome(row: Row, p_corrected: float | None) -> Row:
         return replace(row, outcome="can't be compared", reason=f"{old} before, {new} now")
     if significant:
         return replace(row, reason="the number changed, but nothing leaks by its verdict")
-    if step == 0:
-        return row
     if p is None:
-        return replace(row, outcome=changed, reason=f"{old} before, {new} now; there is nothing to test by how much")
-    if p <= LEVEL and direction * step > 0:
-        return replace(row, outcome=changed, reason=f"{old} before, {new} now")
-    return replace(row, reason="the verdict changed, which chance can do")
+        return _by_verdict(row, direction, step)
+    return replace(row, reason="the verdict changed, which chance can do") if step else row
+
+
+def _by_verdict(row: Row, direction: int, step: int) -> Row:
+    """Return the outcome where there is too little to test: a sure verdict that became a leak is worse."""
+    told = f"{row.old_verdict} before, {row.new_verdict} now"
+    agrees = row.difference is None or direction * step > 0
+    if agrees and step > 0 and row.old_verdict in _SURE:
+        return replace(row, outcome="worse", reason=told)
+    if agrees and step < 0 and row.new_verdict in _SURE:
+        return replace(row, outcome="better", reason=told)
+    if step or direction:
+        return replace(row, outcome="can't be compared", reason="too few pairs to tell a change from chance")
+    return row
 
 
 def _direction(row: Row) -> int:
