@@ -33,7 +33,8 @@ BY_CHANCE = int(stats.binom.ppf(0.999, AUDITS, 0.01))  # leaks among as many aud
 
 def seen(client: int = 0, examples: int = 1, kind: str = "image", records: Records | None = None) -> Observation:
     """What an adversary sees of one client; no evaluation here looks at weights."""
-    info = TaskInfo("linear", None, "eval", "cross-entropy", kind, (1, 8, 8), 10, (0.0,), (1.0,))
+    shape = (1, 8, 8) if kind == "image" else (1,)
+    info = TaskInfo("linear", None, "eval", "cross-entropy", kind, shape, 10, (0.0,), (1.0,))
     message = Message(0, client, {}, Update(client, "gradient", {}, examples, None))
     threat = ThreatModel(records=len(records) if records else None)
     loss = nn.functional.cross_entropy
