@@ -43,6 +43,11 @@ class Outcome:
     out: str
     err: str
 
+    @property
+    def error(self) -> str:
+        """Standard error without the line that says what will run."""
+        return "".join(line for line in self.err.splitlines(keepends=True) if not line.endswith("…\n"))
+
 
 Command = Callable[..., Outcome]
 
@@ -50,9 +55,9 @@ Command = Callable[..., Outcome]
 def refused(outcome: Outcome, fragment: str) -> None:
     assert outcome.code == 2, outcome
     assert outcome.out == ""
-    assert outcome.err.startswith("fedaudit: error: ")
-    assert outcome.err.endswith("\n")
-    assert outcome.err.count("\n") == 1
+    assert outcome.error.startswith("fedaudit: error: ")
+    assert outcome.error.endswith("\n")
+    assert outcome.error.count("\n") == 1
     assert "Traceback" not in outcome.err
     assert fragment in outcome.err
 

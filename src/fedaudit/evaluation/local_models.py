@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from scipy.special import betainc
 from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding
@@ -140,6 +141,7 @@ def evaluate_local_model(
         apart = [float((_flat(s) - own).norm()) / norm for s in (rebuilt, returned)]
         metrics.append(DISTANCE.of(apart[0], apart[1]))
         if observation.task_info.num_classes is None:
+            p_value = as_near_by_luck(apart[0] / max(apart[1], 1e-30), len(own))
             leak = leak and apart[0] * norm < min(float((v - own).norm()) for v in _exchanged(observation, names))
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
@@ -153,6 +155,18 @@ def evaluate_local_model(
             charts=[_chart(observation, rebuilt, optimum if converged else None)],
         )
     )
+
+
+def as_near_by_luck(ratio: float, dimensions: int) -> float:
+    """Return the probability that a step in a random direction, of the best length, ends as near to the target.
+
+    Args:
+        ratio: of the distances to the target, after and before.
+        dimensions: of the space; the share of the sphere that a cap of that angle has.
+    """
+    if ratio >= 1 or dimensions < 2:
+        return 1.0
+    return float(betainc((dimensions - 1) / 2, 0.5, ratio**2) / 2)
 
 
 def least_loss(local: Local, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
@@ -246,8 +260,9 @@ FINDING_TYPES["local-model"] = FindingType(
         "global model; for regression, when it makes up at least half of the loss between the last returned model and "
         "the client's own optimum, and lies nearer to that than any model that was sent.",
         "Own models are 'inferred' when at least one counts as rebuilt, and luck would serve the clients' examples as "
-        f"much better with a probability of at most {100 * SURE:g} % (one-sided exact sign test over the examples, "
-        "clients combined by Fisher's method).",
+        f"much better with a probability of at most {100 * SURE:g} % (one-sided exact sign test over the examples; "
+        "for regression, a step from the last returned model in a random direction, of the best length, would end as near "
+        "to the optimum; clients combined by Fisher's method).",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
     question="rebuild a client's own model",
