@@ -43,6 +43,11 @@ class Outcome:
     out: str
     err: str
 
+    @property
+    def error(self) -> str:
+        """Standard error without the line that says what will run."""
+        return "".join(line for line in self.err.splitlines(keepends=True) if not line.endswith("…\n"))
+
 
 Command = Callable[..., Outcome]
 

@@ -242,7 +242,7 @@ def audit(**changes: Any) -> Any:
 def test_sampled_clients_leak_their_model_to_whoever_listens(how):
     result = audit(federations=[{**SAMPLED, **how}])
     found = {(f.client, m.name): m for f in result.findings for m in f.metrics}
-    assert result.summaries[0].verdict == "demonstrated"
+    assert result.summaries[0].verdict == "inferred"
     for client in range(3):
         assert found[client, "relative_distance"].value < 1e-2
         assert found[client, "relative_distance"].baseline > 0.3

@@ -19,6 +19,7 @@ from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.evaluation import evaluate, summarise
 from fedaudit.evaluation.images import by_luck, verdict_of
+from fedaudit.evaluation.local_models import as_near_by_luck
 from fedaudit.evaluation.statistics import auc_interval, combined, pooled, proportion, sign_test
 from fedaudit.federation.records import NOBODY, Records
 from fedaudit.federation.truth import Truth
@@ -33,7 +34,8 @@ BY_CHANCE = int(stats.binom.ppf(0.999, AUDITS, 0.01))  # leaks among as many aud
 
 def seen(client: int = 0, examples: int = 1, kind: str = "image", records: Records | None = None) -> Observation:
     """What an adversary sees of one client; no evaluation here looks at weights."""
-    info = TaskInfo("linear", None, "eval", "cross-entropy", kind, (1, 8, 8), 10, (0.0,), (1.0,))
+    shape = (1, 8, 8) if kind == "image" else (1,)
+    info = TaskInfo("linear", None, "eval", "cross-entropy", kind, shape, 10, (0.0,), (1.0,))
     message = Message(0, client, {}, Update(client, "gradient", {}, examples, None))
     threat = ThreatModel(records=len(records) if records else None)
     loss = nn.functional.cross_entropy
@@ -315,3 +317,13 @@ def test_every_verdict_says_on_how_much_it_rests():
         assert high is not None
         assert low < summary.evidence.value <= high
         assert not {"{who}", "{things}", "{question}"} & set(summary.headline.split())
+
+
+@given(ratio=st.floats(0.01, 0.99), dimensions=st.integers(2, 40))
+def test_near_by_luck_is_the_share_of_the_sphere(ratio, dimensions):
+    """The oracle is the density of the angle, sin(t) to the power d - 2, summed up to asin(ratio)."""
+    angles = np.linspace(0, np.pi, 20_001)
+    density = np.sin(angles) ** (dimensions - 2)
+    share = density[angles <= math.asin(ratio)].sum() / density.sum()
+    assert as_near_by_luck(ratio, dimensions) == pytest.approx(share, abs=2e-3)
+    assert as_near_by_luck(1.0, dimensions) == 1.0

@@ -7,7 +7,6 @@ from typing import Any
 
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
-from fedaudit.utils.validation import from_name
 
 
 def describe_source(path: Path | None) -> str:
@@ -60,6 +59,8 @@ def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
         return value
     head, rest = path[0], path[1:]
     if isinstance(node, list):
+        from fedaudit.utils.validation import from_name  # it imports pydantic
+
         named = [from_name(item) for item in node]
         names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(named)]
         if head in names:
@@ -73,5 +74,7 @@ def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
         node = {}
     if not isinstance(node, dict):
         raise BadInput(f"--set {key}: '{head}' can't be set inside of a plain value")
+    from fedaudit.utils.validation import from_name  # it imports pydantic
+
     inner = from_name(node.get(head)) if head in _SHORT and rest else node.get(head)
     return {**node, head: _set(inner, rest, value, key)}

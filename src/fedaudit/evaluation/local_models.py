@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from scipy.special import betainc
 from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding
@@ -123,10 +124,6 @@ def evaluate_local_model(
         hits = {k: local.hits(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
         others = max((hits["returned"], hits["sent"]), key=lambda h: int(h.sum()))
         p_value = sign_test(int((hits["rebuilt"] & ~others).sum()), int((~hits["rebuilt"] & others).sum()))
-    else:
-        apart_by = {k: (_flat(s) - _flat(optimum)).abs() for k, s in {"rebuilt": rebuilt, "returned": returned}.items()}
-        nearer = int((apart_by["rebuilt"] < apart_by["returned"]).sum())
-        p_value = sign_test(nearer, int((apart_by["rebuilt"] > apart_by["returned"]).sum()))
     if closed is not None:
         metrics.append(GAP_CLOSED.of(closed, 0.0))
     if converged:
@@ -135,6 +132,7 @@ def evaluate_local_model(
         apart = [float((_flat(s) - own).norm()) / norm for s in (rebuilt, returned)]
         metrics.append(DISTANCE.of(apart[0], apart[1]))
         if observation.task_info.num_classes is None:
+            p_value = as_near_by_luck(apart[0] / max(apart[1], 1e-30), len(own))
             leak = leak and apart[0] * norm < min(float((v - own).norm()) for v in _exchanged(observation, names))
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
@@ -148,6 +146,18 @@ def evaluate_local_model(
             charts=[_chart(observation, rebuilt, optimum if converged else None)],
         )
     )
+
+
+def as_near_by_luck(ratio: float, dimensions: int) -> float:
+    """Return the probability that a step in a random direction, of the best length, ends as near to the target.
+
+    Args:
+        ratio: of the distances to the target, after and before.
+        dimensions: of the space; the share of the sphere that a cap of that angle has.
+    """
+    if ratio >= 1 or dimensions < 2:
+        return 1.0
+    return float(betainc((dimensions - 1) / 2, 0.5, ratio**2) / 2)
 
 
 def least_loss(local: Local, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
@@ -241,10 +251,10 @@ FINDING_TYPES["local-model"] = FindingType(
         "classifiers, when its accuracy on them is above that of the last model that the client returned and of the "
         "global model; for regression, when it makes up at least half of the loss between the last returned model and "
         "the client's own optimum, and lies nearer to that than any model that was sent.",
-        "Own models are 'inferred' when at least one counts as rebuilt, and luck would do as well with a probability "
-        f"of at most {100 * SURE:g} % (one-sided exact sign test: for classifiers over the client's examples that only "
-        "one of two models gets right, for regression over the parameters, by which model is nearer to the optimum; "
-        "clients combined by Fisher's method).",
+        "Own models are 'inferred' when at least one counts as rebuilt, and luck would serve the clients' examples as "
+        f"much better with a probability of at most {100 * SURE:g} % (one-sided exact sign test over the examples; "
+        "for regression, a step from the last returned model in a random direction, of the best length, would end as "
+        "near to the optimum; clients combined by Fisher's method).",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
     question="rebuild a client's own model",

@@ -69,11 +69,12 @@ def run_controls(
 
     First choice: an undefended federation of this audit from which the same attack did find something; it costs
     nothing. Else the easiest case of the audited model, and where that is lost, of the reference network. Together they
-    take a quarter of the attacks' time at most, by what the attacks took, but one is always run.
+    take a quarter of the attacks' time at most, but one is always run. Time is counted in iterations times examples,
+    not by the clock: on a busy machine the same controls are run.
 
     Args:
         summaries: of all attacks, still without controls.
-        findings: of all attacks, with their times.
+        findings: of all attacks.
         attacks: of the audit.
         recordings: of the federations.
         undefended: names of those that have no defence.
@@ -105,24 +106,23 @@ def run_controls(
         else:
             open_ones.setdefault(summary.attack, []).append(summary)
     by_name = {recording.transcript.name: recording for recording in recordings}
-    allowed = _SHARE * sum(f.timing.seconds for f in findings if f.timing)
-    spent, ran = 0.0, 0
+    allowed = _SHARE * sum(_work(a, f.num_examples) for a in attacks for f in findings if _ran(a, f))
+    spent = 0.0
     for model in ("same", "reference"):
         trials: dict[str, tuple[Case, list[Trial]]] = {}
         for attack in attacks:
             owners = open_ones.get(attack.name, [])
             if not owners:
                 continue
-            cost = _cost(attack.name, findings)
             made: tuple[Case, list[Trial]] | str = "a quarter of the attacks' time was spent on other controls"
-            if spent + cost <= allowed or not ran:
+            if not spent or spent + _work(attack, 1) <= allowed:
                 made = _trials(attack, model, owners[0], by_name[owners[0].federation], threat, seed, device)
             if isinstance(made, str):
                 if model == "same":
                     found.add(_none(attack.name, made), open_ones.pop(attack.name))
                 continue
             trials[attack.name] = made
-            spent, ran = spent + cost, ran + 1
+            spent += sum(trial.work for trial in made[1])
         if not trials:
             continue
         flat = [trial for _, own in trials.values() for trial in own]
@@ -130,7 +130,6 @@ def run_controls(
         finished = iter(run_trials(flat, workers=workers, store=store, report=report))
         for name, (case, own) in trials.items():
             result, files = _result(name, case, [next(finished) for _ in own], seed)
-            spent += (result.timing.seconds if result.timing else 0.0) - _cost(name, findings)
             found.add(result, open_ones[name])
             found.image_files |= files
             if result.won or result.won is None:
@@ -156,10 +155,14 @@ def _winner(
     )
 
 
-def _cost(attack: str, findings: Sequence[FindingResult]) -> float:
-    """Return the seconds that a control of one example takes, by what the attack's own runs took."""
-    costs = [f.timing.seconds / math.sqrt(max(1, f.num_examples)) for f in findings if f.attack == attack and f.timing]
-    return min(costs, default=0.0)
+def _ran(attack: Attack, finding: FindingResult) -> bool:
+    return finding.attack == attack.name and finding.status == "done"
+
+
+def _work(attack: Attack, examples: int) -> float:
+    """Return what a run on so many examples costs, in the units of :attr:`fedaudit.pipeline.trials.Trial.work`."""
+    steps = getattr(attack, "iterations", 1) * getattr(attack, "restarts", 1)
+    return float(steps * max(1, examples))
 
 
 def _trials(
