@@ -261,8 +261,8 @@ FINDING_TYPES["local-model"] = FindingType(
         "the client's own optimum, and lies nearer to that than any model that was sent.",
         "Own models are 'inferred' when at least one counts as rebuilt, and luck would serve the clients' examples as "
         f"much better with a probability of at most {100 * SURE:g} % (one-sided exact sign test over the examples; "
-        "for regression, a step from the last returned model in a random direction, of the best length, would end as near "
-        "to the optimum; clients combined by Fisher's method).",
+        "for regression, a step from the last returned model in a random direction, of the best length, would end as "
+        "near to the optimum; clients combined by Fisher's method).",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
     question="rebuild a client's own model",
