@@ -65,7 +65,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_too_little_effort_is_inconclusive_and_says_so():
     federation = {
         **FEDSGD,
-        "clients": 4,
+        "clients": 8,
         "examples": 8,
     }  # so many that a second control is within a quarter of the time
     result = audited(invg(2), defences=NOISE, federations=[federation])
