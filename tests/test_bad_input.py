@@ -245,7 +245,6 @@ FLAGS = [
         "simulate {s} --federation sdg --out {t}/new",
         "unknown federation 'sdg'; did you mean 'sgd'?",
     ),
-    ("which federation", "simulate --out {t}/new", "choose one with --federation: fedsgd, fedavg"),
     ("no attack", "attack {r}", "Missing option '--attack'"),
     ("unknown attack", "attack {r} --attack agik", "unknown attack 'agik'; did you mean 'agic'?"),
     ("attack twice", "attack {r} --attack invg --attack invg", "the same attack is named twice"),
@@ -403,8 +402,9 @@ def test_interrupt(scenario_file: Path, tmp_path: Path) -> None:
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("fedaudit: error: interrupted")
+    told = [line for line in err.splitlines() if not line.endswith("…")]  # but for what will run
+    assert (out, len(told)) == ("", 1)
+    assert told[0].startswith("fedaudit: error: interrupted")
 
 
 def test_interrupt_within_generated_code(tmp_path: Path) -> None:
