@@ -47,13 +47,17 @@ def main() -> None:
         ],
         attacks=[{"name": name, "iterations": options.iterations} for name in ("invg", "agic")],
         out=options.out,
-        fail_above={"psnr": 20},
+        fail_on="recovered",
     )
     for row in finished.result.summaries:
         print(
             f"{row.federation:10} {row.attack:6} {row.verdict:20} {row.psnr.mean if row.psnr else float('nan'):5.1f} dB"
         )
-    print("your limit was exceeded" if finished.exceeded else "within your limit", "- see", options.out / "report.html")
+    print(
+        *(f"{limit.outcome}: not {limit.verdict}" for limit in finished.result.thresholds),
+        "- see",
+        options.out / "report.html",
+    )
 
 
 if __name__ == "__main__":

@@ -23,11 +23,13 @@ HERE = Path(__file__).parent
 
 # What depends on the clock or the machine, or says which version wrote it.
 SKIPPED = {"timing", "environment", "fedaudit_version", "digests"}
-# Texts for readers: they may be worded anew. Names, units and verdicts stay.
+# Texts for readers: they may be worded anew. Names and units stay. Verdicts, and what they rest on, belong to a schema
+# version: version 2 gave them other definitions.
 TEXTS = frozenset(
     (
         *("summary", "verdict_text", "notes", "description", "defences", "reason", "knows", "does_not_know", "trained"),
         *("verdict_rules", "not_tested", "lpips_missing", "repeat", "title", "caption", "x_label", "y_label", "paper"),
+        *("schema_version", "verdict", "leak", "outcome"),
         "why_stopped",
     )
 )

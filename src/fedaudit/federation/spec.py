@@ -102,6 +102,11 @@ class DefencesSpec(Spec):
     sanitiser: Annotated[NamedSpec, BeforeValidator(from_name)] = NamedSpec(name="none")
 
     @property
+    def undefended(self) -> bool:
+        """Whether this is no defence at all, whatever its name."""
+        return self.aggregator.name == "mean" and self.sanitiser.name == "none"
+
+    @property
     def label(self) -> str:
         """Its name, or that of what differs from no defence at all."""
         names = [self.aggregator.name] * (self.aggregator.name != "mean") + [self.sanitiser.name] * (

@@ -304,7 +304,7 @@ def assess(
             findings,
             attacks,
             recordings,
-            [name for name, spec, defences in scenario.runs() if defences.label == "none"],
+            [name for name, spec, defences in scenario.runs() if defences.undefended],
             scenario.threat,
             seed=scenario.seed,
             device=scenario.device,
