@@ -158,7 +158,11 @@ def by_leaks(
             method="exact binomial interval (Clopper-Pearson)",
         )
         best = by_fisher(findings)[1]
-        return decide(bool(leaks), p, best, text, evidence, headline.replace("{text}", text))
+        judged = decide(bool(leaks), p, best, text, evidence, headline.replace("{text}", text))
+        if leaks and judged.verdict == "not demonstrated":
+            why = f"test more {of}: luck does as well with a probability of {p:.2g}"
+            return judged._replace(verdict="inconclusive", advice=why)
+        return judged
 
     return verdict
 

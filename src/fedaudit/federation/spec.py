@@ -104,7 +104,7 @@ class DefencesSpec(Spec):
     @property
     def undefended(self) -> bool:
         """Whether this is no defence at all, whatever its name."""
-        return self.aggregator.name == "mean" and self.sanitiser.name == "none"
+        return self.aggregator.name in ("mean", "fedavg") and self.sanitiser.name == "none"
 
     @property
     def label(self) -> str:

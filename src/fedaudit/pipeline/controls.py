@@ -320,7 +320,7 @@ def cautions(attack: Attack, findings: Sequence[FindingResult]) -> list[str]:
     falling = sum(_still_falling(f.curve) for f in findings if f.curve)
     if falling:
         lines.append(f"still making progress at the end, in {falling} of {len(findings)} runs: give it more iterations")
-    if any("training config" in note for f in findings for note in f.notes):
+    if any("unknown length" in note for f in findings for note in f.notes):
         lines.append("how the clients train was not known to it")
     return lines
 

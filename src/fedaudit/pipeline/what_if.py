@@ -34,7 +34,7 @@ def with_what_if(scenario: Scenario) -> Scenario:
     Raises:
         BadInput: the scenario compares defences already.
     """
-    if scenario.other_defences or scenario.defences.label != "none":
+    if scenario.other_defences or not scenario.defences.undefended:
         raise BadInput("--what-if chooses the defences, and the scenario names some: leave one of the two out")
     after = ATTACKS[scenario.attacks[0].name].value.recovers
     chosen = [DefencesSpec.model_validate(values) for values in FITTING.get(after, FITTING["training images"])]
