@@ -128,8 +128,8 @@ def test_bad_input_is_one_line(arguments, reason, monkeypatch, command):
     monkeypatch.setitem(sys.modules, "flwr.app", None)
     done = command("bench", *arguments)
     assert done.code == 2
-    assert len(done.err.strip().splitlines()) == 1
-    assert reason in done.err
+    assert len(done.error.strip().splitlines()) == 1
+    assert reason in done.error
 
 
 def test_a_torchvision_that_does_not_fit_torch_is_made_importable_in_processes_of_our_own(tmp_path):

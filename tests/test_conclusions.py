@@ -106,7 +106,6 @@ OF_IMAGES = [
     "Attacks that reconstruct images mostly fail with BatchNorm in train mode",
     "Two attacks are compared on the same images, one by one",
     "how near the average image",
-    "make images harder to reconstruct",
 ]
 
 

@@ -71,13 +71,11 @@ def test_too_little_effort_is_inconclusive_and_says_so():
     result = audited(invg(2), defences=NOISE, federations=[federation])
     summary = only(result)
     assert summary.verdict == "inconclusive"
-    assert "fails even in the easiest case of this model" in summary.headline
+    assert "even in the easiest case invg fails" in summary.advice[0]
     assert "raise its effort (iterations" in summary.advice[-1]
     assert any("little effort: 2 iterations" in caution for caution in summary.cautions)
-    (same, ref) = result.controls
     assert [(c.model, c.won) for c in result.controls] == [("same", False), ("reference", False)]
     assert summary.control == 1
-    assert same.text in ref.text
 
 
 def test_noise_that_hides_the_images_is_told_from_too_little_effort():
@@ -100,8 +98,8 @@ def test_a_leak_needs_no_control(ran):
 def test_without_controls_nothing_is_concluded(ran):
     summary = only(audited(invg(), defences=NOISE, evaluation={"controls": False}))
     assert summary.verdict == "inconclusive"
-    assert "positive controls were turned off" in summary.headline
-    assert summary.advice == ["turn positive controls on (evaluation.controls)"]
+    assert "positive controls were turned off" in summary.advice[0]
+    assert len(summary.advice) == 1
     assert ran == ["a", "a"]
 
 
@@ -303,11 +301,11 @@ def test_contradicted_facts_make_an_audit_inconclusive(wrong):
     assert record.replay_error is not None
     assert (record.replay_error > 0.05) is bool(wrong)
     assert summary.verdict == "inconclusive"
-    assert ("contradicts the updates" in summary.headline) is bool(wrong)
+    assert any("recorded of the local training" in text for text in summary.advice) is bool(wrong)
     assert any("learning rate, momentum" in text for text in summary.advice) is bool(wrong)
 
 
 def test_every_finding_type_says_what_its_control_is():
     ATTACKS.names()
-    assert {t.control for t in FINDING_TYPES.values()} <= {"example", "records", "undefended", None}
+    assert {t.control for t in FINDING_TYPES.values()} <= {"example", "records", "client", None}
     assert FINDING_TYPES["images"].control == FINDING_TYPES["labels"].control == "example"

@@ -320,7 +320,7 @@ def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
         assert part in page
     assert "True and reconstructed images" not in page, "a part about images of which there are none"
     print_summary(audit.result)
-    assert "leaks: recognised" in capsys.readouterr().out
+    assert "recognised" in capsys.readouterr().out
 
 
 def test_many_rounds_are_averaged_in_groups() -> None:
