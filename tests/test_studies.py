@@ -141,7 +141,7 @@ def test_a_failed_trial_does_not_stop_the_others_and_is_tried_again(command, tmp
     done = command("study", "run", path, "--out", out, "--workers", 1)
     assert done.code == 2
     assert "2 trials failed" in done.err
-    assert len(done.err.strip().splitlines()) == 1
+    assert done.err.count("fedaudit: error: ") == 1
     rows = Store(out).rows()
     assert [row.status for row in rows] == ["done", "failed", "done", "failed"]
     assert "examples" in (rows[1].error or "")
@@ -209,9 +209,9 @@ def test_two_runs_on_one_folder_do_not_meet(tmp_path):
         words = [sys.executable, "-m", "fedaudit", "study", "run", "agic/table-4", "--out", str(tmp_path)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines() == [
+    assert done.stderr.strip().splitlines()[-1] == (
         f"fedaudit: error: another run is at work in '{tmp_path}'; wait for it, or choose another --out"
-    ]
+    )
     with store.exclusively():
         pass
 
