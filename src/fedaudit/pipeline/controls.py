@@ -177,7 +177,7 @@ def _trials(
     """Return the control's case and the trials on it, or why there is none."""
     recipe = FINDING_TYPES[summary.kind or "images"].control
     if recipe is None or (model == "reference" and recipe != "example"):
-        return "an attack of its kind has no easier case of one's own: compare with a federation without defences"
+        return "an attack of its kind has no easier case: compare with a federation without defences"
     count = _LABELS if summary.kind == "labels" and model == "same" else 1
     reason = ""
     began = time.perf_counter()
