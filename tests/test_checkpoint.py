@@ -20,7 +20,7 @@ from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.update import Loss
+from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput
 from tests.conftest import Command
 from tests.federation_cases import Counting, add_counting

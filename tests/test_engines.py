@@ -21,7 +21,7 @@ from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Objective
 from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.update import TrainingConfig
+from fedaudit.training import TrainingConfig
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
 

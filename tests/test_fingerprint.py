@@ -30,7 +30,8 @@ from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import SanitiserInfo, TrainingConfig
+from fedaudit.training import TrainingConfig
+from fedaudit.update import SanitiserInfo
 from fedaudit.utils.fingerprint import code_version, file_digest, fingerprint
 from fedaudit.utils.plain_yaml import dumps
 from tests.conftest import Command

@@ -17,7 +17,8 @@ from fedaudit.attacks.inversion.priors import total_variation
 from fedaudit.attacks.victim import Victim, one_batch_gradient
 from fedaudit.federation.local_training import gradient, train
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
-from fedaudit.update import TrainingConfig, Update
+from fedaudit.training import TrainingConfig
+from fedaudit.update import Update
 from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 12, 12)

@@ -22,7 +22,8 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import Message, Observation, ThreatModel, observe
-from fedaudit.update import TaskInfo, TrainingConfig, Update
+from fedaudit.training import TrainingConfig
+from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 

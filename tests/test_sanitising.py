@@ -28,7 +28,8 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
-from fedaudit.update import SanitiserInfo, TrainingConfig, Update
+from fedaudit.training import TrainingConfig
+from fedaudit.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.registry import make
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Cohort
 from fedaudit.defences.averaging import AFA
 from fedaudit.federation.server import Server
-from fedaudit.update import TrainingConfig, Update
+from fedaudit.training import TrainingConfig
+from fedaudit.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 from tests.federation_cases import run, same

@@ -26,7 +26,7 @@ from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.results import AuditResult, Verdict
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.update import BCE, LOSSES, Loss, loss_name
+from fedaudit.training import BCE, LOSSES, Loss, loss_name
 from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import live_display

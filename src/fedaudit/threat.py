@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fedaudit.federation.records import Records
 from fedaudit.federation.transcript import Transcript
-from fedaudit.update import Loss, TaskInfo, Update, UpdateKind
+from fedaudit.training import Loss
+from fedaudit.update import TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 

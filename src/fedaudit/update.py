@@ -3,119 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedaudit.examples import EXAMPLE_KINDS, ExampleKind, example_kind, register
-from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.training import BCE, LOSSES, TrainingConfig
+from fedaudit.utils.errors import BadInput
 
 UpdateKind = Literal["gradient", "weights"]
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 # Beyond these a number in a file is an error or an attack on this machine's memory.
 _LARGEST_INPUT = 100_000_000
 _MOST_CLASSES = 1_000_000
 _WIDEST = 65_536
-
-BCE = "bce-with-logits"  # of a model with one logit, for two classes
-
-
-def bce_with_logits(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean binary cross-entropy of logits (n, 1) for the classes 0 and 1, int64 (n,)."""
-    return nn.functional.binary_cross_entropy_with_logits(outputs, targets.view(-1, 1).to(outputs.dtype))
-
-
-LOSSES: dict[str, Loss] = {
-    "cross-entropy": nn.functional.cross_entropy,
-    BCE: bce_with_logits,
-    "mse": nn.functional.mse_loss,
-}
-
-
-def loss_name(loss: Loss) -> str:
-    """Return the name of a user's own loss: that of the binary cross-entropy where it is that, else ``custom``.
-
-    Raises:
-        BadInput: it is that with weights, or isn't the mean.
-    """
-    if loss is nn.functional.binary_cross_entropy_with_logits:
-        return BCE
-    if not isinstance(loss, nn.BCEWithLogitsLoss):
-        return "custom"
-    if loss.weight is not None or loss.pos_weight is not None or loss.reduction != "mean":
-        raise BadInput(
-            "BCEWithLogitsLoss is taken without weight and pos_weight, as the mean; for a weighted loss give the model "
-            "two outputs, and nn.CrossEntropyLoss(weight=…)"
-        )
-    return BCE
-
-
-def class_logits(outputs: Tensor) -> Tensor:
-    """Return a classifier's outputs as one logit a class: of a single one z, the two logits 0 and z.
-
-    Args:
-        outputs: (n, classes), or (n, 1), the logit of class 1 against class 0.
-
-    Returns:
-        (n, classes), whose softmax is the probability of each class.
-    """
-    return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if outputs.shape[1] == 1 else outputs
-
-
-def loss_function(name: str) -> Loss:
-    """Return the loss (mean over the batch) that ``name`` stands for.
-
-    Raises:
-        BadInput: no such loss.
-    """
-    if name not in LOSSES:
-        raise BadInput(unknown_name("loss", name, LOSSES))
-    return LOSSES[name]
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """How the client trained: part of the federation's plan, so known to the server that wrote the plan.
-
-    Attributes:
-        learning_rate, local_steps, momentum, weight_decay, proximal_mu: of local SGD.
-        batch_sizes: examples in each local step.
-        data_size: distinct examples that the client holds, which FedAvg's server weighs by; None if not told.
-
-    Raises:
-        BadInput: a number that no training has.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
-
-    learning_rate: float
-    local_steps: int
-    batch_sizes: tuple[int, ...]
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    proximal_mu: float = 0.0
-    data_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.batch_sizes) != self.local_steps:
-            raise BadInput(f"an update of {self.local_steps} local steps lists {len(self.batch_sizes)} batch sizes")
-        if self.local_steps < 1 or min(self.batch_sizes) < 1:
-            raise BadInput("an update needs one local step or more, each on a batch of one example or more")
-        if self.data_size is not None and self.data_size < max(self.batch_sizes):
-            raise BadInput(f"an update lists a batch of {max(self.batch_sizes)}, but {self.data_size} examples in all")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise BadInput(f"an update's learning rate is {self.learning_rate}; it must be above 0")
-        for name in ("momentum", "weight_decay", "proximal_mu"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0 and (name != "momentum" or value < 1)):
-                raise BadInput(
-                    f"an update's {name} is {value}; it must be 0 or more" + ", below 1" * (name == "momentum")
-                )
 
 
 @dataclass(frozen=True)
@@ -206,6 +110,7 @@ class TaskInfo:
         num_classes: None for regression.
         mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
         dropout: whether clients train with the model's dropout on, if it has any.
+        label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``.
 
     Raises:
         BadInput: these don't fit together, or there is no such kind.
@@ -223,8 +128,11 @@ class TaskInfo:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     dropout: bool = True
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        self._check_loss_options()
         shape, kind = self.input_shape, self.example_kind
         if not kind.fits(shape) or math.prod(shape) > _LARGEST_INPUT:
             wanted = f"({', '.join(kind.axes)}{',' * (len(kind.axes) == 1)})"
@@ -250,6 +158,17 @@ class TaskInfo:
             raise BadInput(f"mean has {len(self.mean)} values and std {len(self.std)}; both must have {channels}")
         if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
             raise BadInput(f"mean {self.mean} and std {self.std} must be finite, and every std above 0")
+
+    def _check_loss_options(self) -> None:
+        if not (math.isfinite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):
+            raise BadInput(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1]")
+        weights = self.class_weights
+        if weights is not None and (
+            len(weights) != self.num_classes or not all(math.isfinite(w) and w >= 0 for w in weights)
+        ):
+            raise BadInput(f"class_weights has {len(weights)} values; it must have one from 0 for each class")
+        if (self.label_smoothing or weights is not None) and self.loss not in ("cross-entropy", "custom"):
+            raise BadInput(f"label_smoothing and class_weights belong to cross-entropy, not to the loss '{self.loss}'")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let the kind, perhaps a user's own, travel with its name: worker processes don't know of it."""

@@ -13,7 +13,8 @@ from torch.func import functional_call
 from fedaudit.federation.local_training import draws_at_random, local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation, ThreatModel
-from fedaudit.update import Loss, TaskInfo, Update
+from fedaudit.training import Loss
+from fedaudit.update import TaskInfo, Update
 
 # Whose statistics BatchNorm takes in an attack on clients that train with those of their batch: those of the dummy
 # batch, or the running ones.

@@ -16,7 +16,7 @@ from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.update import TrainingConfig, loss_function
+from fedaudit.training import TrainingConfig, loss_function
 from fedaudit.utils.seeds import generator
 
 SHAPE = (3, 32, 32)

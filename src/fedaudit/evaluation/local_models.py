@@ -16,7 +16,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, Line, MetricResult
 from fedaudit.threat import Observation
-from fedaudit.update import class_logits
+from fedaudit.training import class_logits
 
 GAP_CLOSED = Metric(
     "gap_closed",

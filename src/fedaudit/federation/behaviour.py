@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedaudit.update import Loss, TaskInfo
+from fedaudit.training import Loss
+from fedaudit.update import TaskInfo
 from fedaudit.utils.registry import Plugin, Registry
 from fedaudit.utils.registry import register as register
 

@@ -13,7 +13,8 @@ import torch
 
 from fedaudit.federation.transcript import Round
 from fedaudit.models.torch_files import read_torch_file
-from fedaudit.update import SanitiserInfo, TrainingConfig, Update
+from fedaudit.training import TrainingConfig
+from fedaudit.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
 
 # Tensors, numbers, strings and None in dicts, lists and tuples: what torch reads without running any code.

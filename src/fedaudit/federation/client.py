@@ -25,7 +25,8 @@ from fedaudit.federation.local_training import gradient, local_randomness, train
 from fedaudit.federation.record_draw import RecordDraw
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
-from fedaudit.update import Loss, TaskInfo, TrainingConfig, Update
+from fedaudit.training import Loss, TrainingConfig
+from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data.dataset import Split
-from fedaudit.update import TaskInfo, class_logits
+from fedaudit.training import class_logits
+from fedaudit.update import TaskInfo
 
 
 @dataclass

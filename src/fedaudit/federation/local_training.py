@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.models import set_training_mode
-from fedaudit.update import Loss
+from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:

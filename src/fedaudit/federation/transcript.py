@@ -20,15 +20,8 @@ from torch import Tensor, nn
 
 from fedaudit.federation.records import Records
 from fedaudit.models import build_model
-from fedaudit.update import (
-    Loss,
-    SanitiserInfo,
-    TaskInfo,
-    TrainingConfig,
-    Update,
-    UpdateKind,
-    loss_function,
-)
+from fedaudit.training import Loss, TrainingConfig, loss_function
+from fedaudit.update import SanitiserInfo, TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import tensor_bytes
 from fedaudit.utils.validation import Name, Number, explain

@@ -16,7 +16,8 @@ from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Round, Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.update import TaskInfo, TrainingConfig, Update, UpdateKind
+from fedaudit.training import TrainingConfig
+from fedaudit.update import TaskInfo, Update, UpdateKind
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 

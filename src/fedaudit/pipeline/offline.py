@@ -27,7 +27,7 @@ from fedaudit.pipeline.trials import Trial
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario, scenario_from
 from fedaudit.threat import ThreatModel
-from fedaudit.update import Loss
+from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display

@@ -35,7 +35,8 @@ from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.modes import mode_in_words, with_modes
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import AttackSpec, Scenario
-from fedaudit.update import BCE, Loss, TaskInfo, class_logits, loss_function
+from fedaudit.training import BCE, Loss, class_logits, loss_function
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet

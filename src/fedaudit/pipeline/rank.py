@@ -15,7 +15,7 @@ from fedaudit.data import Dataset
 from fedaudit.models import MODELS
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario, load_scenario
-from fedaudit.update import Loss
+from fedaudit.training import Loss
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import wide_console

@@ -39,7 +39,7 @@ from fedaudit.results import (
 )
 from fedaudit.scenario import EvaluationSpec, Scenario
 from fedaudit.threat import ThreatModel, observe
-from fedaudit.update import Loss
+from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import device_name
 from fedaudit.utils.folders import inside

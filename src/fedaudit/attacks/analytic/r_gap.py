@@ -18,7 +18,8 @@ from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.victim import unknown_training
 from fedaudit.models import set_training_mode
 from fedaudit.threat import Message, Observation, ThreatModel
-from fedaudit.update import Loss, TaskInfo, class_logits
+from fedaudit.training import Loss, class_logits
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import NotApplicable
 
 _TIE = 1e-4  # relative; below, two candidates for the last layer's derivative can't be told apart by themselves

@@ -33,7 +33,8 @@ from fedaudit.attacks.victim import (
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.models import Layer, has_batch_norm
 from fedaudit.threat import Message, Observation
-from fedaudit.update import TaskInfo, TrainingConfig, Update
+from fedaudit.training import TrainingConfig
+from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 

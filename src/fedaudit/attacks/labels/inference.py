@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import Layer
-from fedaudit.update import bce_with_logits, class_logits
+from fedaudit.training import bce_with_logits, class_logits
 from fedaudit.utils.errors import NotApplicable, unknown_name
 from fedaudit.utils.registry import Registry
 

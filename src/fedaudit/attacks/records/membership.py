@@ -22,7 +22,7 @@ from fedaudit.attacks.records.target import RecordsAttack, Target, held, public,
 from fedaudit.federation.local_training import local_randomness, train
 from fedaudit.models import initialise, set_training_mode
 from fedaudit.threat import Observation, Scope
-from fedaudit.update import class_logits
+from fedaudit.training import class_logits
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 

@@ -16,7 +16,8 @@ from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.methods import LastReturned
 from fedaudit.federation.records import Records
 from fedaudit.threat import Observation
-from fedaudit.update import Loss, TaskInfo
+from fedaudit.training import Loss
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
 
 ModelName = Literal["global", "client", "rebuilt"]

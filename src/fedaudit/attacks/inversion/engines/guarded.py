@@ -11,7 +11,7 @@ from fedaudit.attacks.inversion.engines.passes import eager, traced
 from fedaudit.attacks.inversion.engines.reference import reference
 from fedaudit.attacks.inversion.objectives import Distance, Objective
 from fedaudit.attacks.victim import Victim
-from fedaudit.update import TrainingConfig
+from fedaudit.training import TrainingConfig
 
 AGREEMENT = 0.999  # least cosine between the fast and the exact gradient
 CHECK_EVERY = 500

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.update import TrainingConfig
+from fedaudit.training import TrainingConfig
 
 
 def one_gradient(num_examples: int) -> TrainingConfig:
