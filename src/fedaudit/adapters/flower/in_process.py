@@ -26,7 +26,7 @@ from fedaudit.adapters.flower.messages import is_training, server_round
 from fedaudit.utils.errors import BadInput
 
 Call = Callable[[Message, Context], Message]
-Watch = Callable[[Message, Context, Call], Message]  # a mod of Flower's: it calls the app, or doesn't
+Watch = Callable[[int, Message, Context, Call], Message]  # the round from 0, and what a mod of Flower's gets
 Config = dict[str, bool | int | float | str]
 
 NODES = 10  # as many as Flower's own local simulation has
@@ -94,7 +94,7 @@ def loaded(folder: Path | str) -> Iterator[App]:
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - before:
-            if _lies_in(sys.modules[name], folder):
+            if lies_in(sys.modules[name], folder):
                 del sys.modules[name]
         sys.modules.update(kept)
 
@@ -117,7 +117,7 @@ def run_app(
         nodes: how many; default: as many as its pyproject.toml says, else 10.
         config: instead of values of ``[tool.flwr.app.config]``.
         rounds: rounds of training after which the app is stopped; default: when it ends.
-        watch: called as the outermost mod for every message that a client gets.
+        watch: called in place of the client for every message that it gets, with the round and the client to call.
         quiet: keep back what Flower logs.
 
     Returns:
@@ -211,7 +211,7 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
     def __init__(self, app: App, nodes: int, config: Config, run: Any, rounds: int | None, watch: Watch | None) -> None:
         self.seen = Run()
         self._app, self._run, self._rounds = app, run, rounds
-        self._call: Call = app.client if watch is None else lambda message, context: watch(message, context, app.client)
+        self._watch = watch or (lambda _index, message, context, call: call(message, context))
         self._contexts = {
             FIRST_NODE + i: Context(
                 RUN, FIRST_NODE + i, {"partition-id": i, "num-partitions": nodes}, RecordDict(), dict(config)
@@ -256,13 +256,15 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         """Have the client answer, and keep the answer under ``key``."""
         sent = copy.deepcopy(message)  # nobody can change what others hold, as if it had travelled
         sent.metadata.__dict__["_message_id"] = key
+        told = server_round(sent)
         if training := is_training(sent):
-            self._count(server_round(sent) or f"batch {batch}")
+            self._count(told or f"batch {batch}")
         node = sent.metadata.dst_node_id
         if node not in self._contexts:
             raise BadInput(f"the app sends a message to node {node}, which there isn't")
         try:
-            reply = self._call(copy.deepcopy(sent), self._contexts[node])
+            index = max(0, self.seen.rounds - 1) if told is None else told - 1
+            reply = self._watch(index, copy.deepcopy(sent), self._contexts[node], self._app.client)
         except Exception as error:
             line = f"client {node} failed in round {self.seen.rounds}: {_in_words(error, self._app.folder)}"
             self.seen.failures.append(line)
@@ -337,7 +339,7 @@ def _load(ref: str, folder: Path) -> Any:
     return found
 
 
-def _lies_in(module: Any, folder: Path) -> bool:
+def lies_in(module: Any, folder: Path) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:  # a namespace package
         return any(Path(path).is_relative_to(folder) for path in getattr(module, "__path__", []))

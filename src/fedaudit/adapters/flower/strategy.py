@@ -17,7 +17,7 @@ from fedaudit.recording.recorder import Recorder
 from fedaudit.training import TrainingConfig
 from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
 
-log = logging.getLogger("fedaudit.flower")
+log = logging.getLogger("flwr.fedaudit")
 
 Training = TrainingConfig | Mapping[str, Any] | Callable[[int], TrainingConfig | dict[str, Any] | None]
 
