@@ -78,6 +78,7 @@ SETTINGS = [
     ),
     ("unknown attack", ["attacks.invg.name=invgg"], "unknown attack 'invgg'; did you mean 'invg'?"),
     ("attack twice", ["attacks=[invg, invg]"], "the name 'invg' is used twice"),
+    ("no attack", ["attacks=[]"], "attacks: at least one is needed"),
     ("bad attack setting", ["attacks.invg.iterations=0"], "attack 'invg': iterations: 0 isn't allowed"),
     ("label inference", ["attacks.invg.label_inference=idgl"], "unknown label inference 'idgl'; did you mean 'idlg'?"),
     ("unknown model", ["model.name=lenett"], "unknown model 'lenett'; did you mean 'lenet'?"),
