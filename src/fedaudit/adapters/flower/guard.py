@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flwr.app import ConfigRecord, Context, Error, Message
 from torch import Tensor
 
-from fedaudit.adapters.flower.messages import check_names, is_training, server_round, state_in
+from fedaudit.adapters.flower.messages import check_names, is_training, log, server_round, state_in
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
@@ -22,9 +21,6 @@ from fedaudit.utils.errors import BadInput, FedAuditError
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
     from fedaudit.results import Verdict
-
-log = logging.getLogger("flwr.fedaudit")  # shown where Flower's own lines are: on the site
-log.setLevel(logging.INFO)
 
 Attacks = Sequence[str | dict[str, Any]]
 

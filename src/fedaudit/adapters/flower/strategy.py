@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedaudit.adapters.flower.messages import check_names, is_training, num_examples, state_in
+from fedaudit.adapters.flower.messages import check_names, is_training, log, num_examples, state_in
 from fedaudit.training import TrainingConfig
 from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
 
 if TYPE_CHECKING:
     from fedaudit.recording.recorder import Recorder
-
-log = logging.getLogger("flwr.fedaudit")
 
 Training = TrainingConfig | Mapping[str, Any] | Callable[[int], TrainingConfig | dict[str, Any] | None]
 
