@@ -14,12 +14,18 @@ from fedaudit.utils.errors import BadInput
 if TYPE_CHECKING:
     from fedaudit.adapters.flower.audit import audit_flower
     from fedaudit.adapters.flower.guard import Guard
-    from fedaudit.adapters.flower.in_process import run_app
+    from fedaudit.adapters.flower.in_process import parse_config, run_app
     from fedaudit.adapters.flower.strategy import AuditStrategy
 
-__all__ = ["AuditStrategy", "Guard", "audit_flower", "run_app"]
+__all__ = ["AuditStrategy", "Guard", "audit_flower", "parse_config", "run_app"]
 
-_MODULES = {"AuditStrategy": "strategy", "Guard": "guard", "audit_flower": "audit", "run_app": "in_process"}
+_MODULES = {
+    "AuditStrategy": "strategy",
+    "Guard": "guard",
+    "audit_flower": "audit",
+    "parse_config": "in_process",
+    "run_app": "in_process",
+}
 
 
 def __getattr__(name: str) -> Any:

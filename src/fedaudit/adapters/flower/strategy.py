@@ -72,7 +72,7 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    ) -> list[Message]:
         """Configure the round as the strategy does, and record what is sent."""
         return self._configured(self.strategy.configure_train, server_round, arrays, config, grid)
 
@@ -80,11 +80,13 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate as the strategy does, and record what came back."""
-        return self._aggregated(self.strategy.aggregate_train, server_round, replies)
+        result: tuple[ArrayRecord | None, MetricRecord | None]
+        result = self._aggregated(self.strategy.aggregate_train, server_round, replies)
+        return result
 
-    def configure_evaluate(self, *arguments: Any, **options: Any) -> Iterable[Message]:
+    def configure_evaluate(self, *arguments: Any, **options: Any) -> list[Message]:
         """Configure an evaluation as the strategy does."""
-        return self.strategy.configure_evaluate(*arguments, **options)
+        return list(self.strategy.configure_evaluate(*arguments, **options))
 
     def aggregate_evaluate(self, *arguments: Any, **options: Any) -> MetricRecord | None:
         """Aggregate an evaluation as the strategy does."""
@@ -94,7 +96,9 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         """Log the strategy's own summary."""
         self.strategy.summary()
 
-    def _configured(self, configure: Callable[..., Any], server_round: int, *arguments: Any, **options: Any) -> Any:
+    def _configured(
+        self, configure: Callable[..., Any], server_round: int, *arguments: Any, **options: Any
+    ) -> list[Message]:
         messages = list(configure(server_round, *arguments, **options))
         self._quietly(self._begin, server_round, messages)
         return messages
