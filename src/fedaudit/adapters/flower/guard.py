@@ -50,7 +50,7 @@ class Guard:
         out: folder on the site for a report on every update; default: none is kept.
 
     Raises:
-        BadInput: a setting can't be used.
+        BadInput: a setting can't be used; of attacks and limits that is found out with the first training message.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Guard:
             "std": None if std is None else tuple(std),
             "loss": loss,
         }
+        self._checked = False
         self.out = None if out is None else Path(out)
 
     def __call__(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -90,12 +91,24 @@ class Guard:
         index = _quietly(self._count, msg, context)
         if index is None or index % self.every:
             return call_next(msg, context)
+        self._check()  # before training, and not quietly: a policy with a wrong word in it must not let all pass
         sent = _quietly(lambda: state_in(msg.content))  # before the client has it: it may change what it is given
         with Capture() as seen:
             reply = call_next(msg, context)
         with local_randomness(0):  # in a simulation the process trains on after the audit
             refused = _quietly(self._audit, index, context, sent, seen, reply)
         return Message(Error(_MOD_FAILED, REFUSED), reply_to=msg) if refused else reply
+
+    def _check(self) -> None:
+        from fedaudit.attacks import make_attack  # what attacks need takes seconds to import
+        from fedaudit.evaluation import Limits
+
+        if not self._checked:
+            Limits(self.fail_above, self.fail_on).check()
+            for attack in self.attacks:
+                settings = {"name": attack} if isinstance(attack, str) else dict(attack)
+                make_attack(settings.pop("name"), settings)
+            self._checked = True
 
     def _count(self, msg: Message, context: Context) -> int:
         """Return the round, from 0; where the server doesn't tell, how many messages came before this one."""
@@ -137,7 +150,7 @@ class Guard:
     def _attack(
         self, folder: Path, index: int, node: int, sent: dict[str, Tensor], seen: Capture, reply: Message
     ) -> Audit:
-        import fedaudit  # what attacks need takes seconds to import
+        from fedaudit import api
 
         assert seen.module is not None
         module = copy.deepcopy(seen.module).cpu()
@@ -148,7 +161,7 @@ class Guard:
             recorder.begin_round(sent, index)
             recorder.update(node, state, seen)
             recorder.end_round()
-        found = fedaudit.attack(
+        found = api.attack(
             recording,
             list(self.attacks),
             model=module,
