@@ -1,1 +1,5 @@
-"""What a federation that isn't ours did, recorded: a client's training watched, and repeated to check the record."""
+"""Recording real federations: what travels, and local training as it is seen from outside."""
+
+from fedaudit.recording.recorder import Recorder
+
+__all__ = ["Recorder"]
