@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,18 @@ def replaced(text: str, old: str, new: str) -> str:
 def example(folder: Path, **replacements: dict[str, str]) -> Path:
     """Copy the example app; ``replacements``: for server_app, client_app and task, old text to new."""
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, pairs in replacements.items():
+        file = folder / "digits_app" / f"{name}.py"
+        for old, new in pairs.items():
+            file.write_text(replaced(file.read_text(), old, new))
+    return folder
+
+
+def audited(folder: Path, **replacements: dict[str, str]) -> Path:
+    """Copy the example app with the lines of audit.patch; ``replacements``: as of :func:`example`."""
+    example(folder)
+    patch = (folder / "audit.patch").read_text()
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=folder, check=True, timeout=60)
     for name, pairs in replacements.items():
         file = folder / "digits_app" / f"{name}.py"
         for old, new in pairs.items():

@@ -7,6 +7,7 @@ import random
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ from fedaudit.adapters.flower import Guard  # noqa: E402 (it needs Flower)
 from fedaudit.adapters.flower.guard import REFUSED, STATE  # noqa: E402
 from fedaudit.adapters.flower.in_process import loaded, run_app  # noqa: E402
 
-LABELS = {"attacks": ["labels"], "mean": (0.5,), "std": (0.5,)}
-STRICT = {**LABELS, "fail_on": None, "fail_above": {"label_accuracy": 0.01}}
+LABELS: Any = {"attacks": ["labels"], "mean": (0.5,), "std": (0.5,)}
+STRICT: Any = {**LABELS, "fail_on": None, "fail_above": {"label_accuracy": 0.01}}
 
 
 @pytest.fixture
@@ -181,12 +182,13 @@ def test_tables_are_guarded_too(tmp_path, logged):
 
 
 def test_wrong_settings_are_refused(tmp_path):
+    wrong: Any
     for wrong in ({"on_fail": "stop"}, {"every": 0}, {"largest": 0}):
         with pytest.raises(BadInput):
             Guard(**wrong)
     for i, wrong in enumerate(({"fail_on": "leak"}, {"fail_above": {"psnrr": 1}}, {"attacks": ["invgg"]})):
         guard = Guard(**wrong)  # not quietly: under such a policy everything would leave
         app = write_app(tmp_path / str(i))
-        seen = run_app(app, nodes=2, watch=lambda i, m, c, call, guard=guard: guard(m, c, call))
+        seen = run_app(app, nodes=2, watch=lambda _, *arguments, guard=guard: guard(*arguments))
         assert seen.replies == 0
         assert all("BadInput: " in failure for failure in seen.failures)

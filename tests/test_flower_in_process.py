@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def tiny(tmp_path):
 
 def averaged(rounds):
     """What federated averaging makes of the tiny app, written out: three nodes of two examples each."""
-    space = {}
+    space: dict[str, Any] = {}
     exec(TASK, space)
     model = space["net"]()
     for _ in range(rounds):
@@ -138,7 +139,7 @@ def test_wrong_arguments_are_refused(tiny):
 
 
 def test_another_flower_is_refused(tiny, monkeypatch):
-    monkeypatch.setattr(in_process.importlib.metadata, "version", lambda _: "1.43.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "1.43.0")
     with pytest.raises(BadInput, match=r"flwr 1.43.0 can't run .* pip install 'flwr>=1.41,<1.43'"):
         run_app(tiny)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,12 @@ from fedaudit.adapters.flower.strategy import config_for  # noqa: E402
 def logged():
     """What fedaudit logs, as it goes."""
     lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    handler = Keep()
     logger = logging.getLogger("flwr.fedaudit")
     logger.addHandler(handler)
     yield lines
@@ -70,7 +75,7 @@ def run(folder, recorder, *, strategy=STRATEGY, wrap="AuditStrategy(strategy, RE
     """Run the tiny app with the strategy wrapped; return the final model."""
     import fedaudit.adapters.flower.strategy as home
 
-    home.RECORDER = recorder
+    vars(home)["RECORDER"] = recorder
     wrapped = f"from fedaudit.adapters.flower.strategy import AuditStrategy, RECORDER\n    strategy = {wrap}\n"
     server = replaced(SERVER, STRATEGY, strategy + ("    " + wrapped if recorder is not None else ""))
     config = changed.pop("config", {})
@@ -207,7 +212,8 @@ def test_everything_else_is_the_strategys_own(tmp_path):
     from flwr.serverapp.strategy import FedProx
 
     inner = FedProx(proximal_mu=0.25)
-    strategy = AuditStrategy(inner, Calls())
+    recorder: Any = Calls()
+    strategy = AuditStrategy(inner, recorder)
     assert strategy.proximal_mu == 0.25
     with pytest.raises(AttributeError):
         _ = strategy.nothing
@@ -221,7 +227,7 @@ def test_how_clients_train_is_worked_out_for_each(tmp_path):
     assert config_for(facts, 10) == TrainingConfig(0.5, 6, (4, 4, 2, 4, 4, 2), momentum=0.9, data_size=10)
     assert config_for(lambda n: {"learning_rate": 1.0 / n}, 4) == TrainingConfig(0.25, 1, (4,), data_size=4)
     assert config_for(facts, None) is None
-    recorder = Calls()
+    recorder: Any = Calls()
     run(tmp_path / "a", recorder, wrap="AuditStrategy(strategy, RECORDER, training={'learning_rate': 0.5})")
     assert recorder.all("update")[0][1]["training"] == TrainingConfig(0.5, 1, (2,), data_size=2)
     for wrong in ({"learning_rate": -1}, {"lr": 0.1}, {"batch_size": 4}, {"learning_rate": 1, "batch_size": 0}):

@@ -27,7 +27,7 @@ from fedaudit.recording.recorder import Recorder
 from fedaudit.training import UNMODELLED
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
-from fedaudit.utils.machine import one_thread
+from fedaudit.utils.machine import import_torchvision, one_thread
 from fedaudit.utils.progress import live_display
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def audit_flower(
     folder = Path(out)
     check_folder(folder)
     _make_room(folder / RECORDING, overwrite=overwrite)
+    with contextlib.suppress(Exception):
+        import_torchvision()  # apps read images with it, and only here it is made to fit
     with loaded(app) as found, _sent_by_value(found), live_display(progress) as display:
         started = time.perf_counter()
         named: dict[str, Any] = {
