@@ -257,7 +257,7 @@ def test_the_mean_of_a_class_is_no_recovered_image():
     assert any("0 of 8" not in s.verdict_text.partition("came out visibly")[0] for s in found)
 
 
-def of_members(seed: int, shift: float, n: int = 40) -> AttackSummary:
+def members_of(seed: int, shift: float, n: int = 40) -> FindingResult:
     rng = generator(seed, "members")
     member = torch.arange(2 * n) < n
     owners = torch.where(member, 0, NOBODY)
@@ -265,7 +265,11 @@ def of_members(seed: int, shift: float, n: int = 40) -> AttackSummary:
     truth = Truth({}, {}, torch.zeros(1, 1, 8, 8), torch.zeros(1).long(), {}, owners=owners, matched=matched)
     scores = torch.randn(2 * n, generator=rng) + shift * member
     found = MembershipFinding(attack="m", scores=scores, members=scores > shift / 2)
-    return judged([evaluate(found, seen(), truth, seed=0).result])
+    return evaluate(found, seen(), truth, seed=0).result
+
+
+def of_members(seed: int, shift: float, n: int = 40) -> AttackSummary:
+    return judged([members_of(seed, shift, n)])
 
 
 def test_guessed_members_are_not_inferred():
@@ -276,6 +280,26 @@ def test_guessed_members_are_not_inferred():
     assert leak.evidence.n == 80
     assert (leak.evidence.low or 0) > 0.5
     assert of_members(0, 5.0, n=3).verdict == "inconclusive"  # even all right may be luck
+
+
+def test_a_leak_is_what_luck_does_not_explain_by_itself_or_in_several_findings_together():
+    faint = [members_of(seed, 0.5, n=30) for seed in range(8)]
+    areas, ps = ([getattr(f, name) for f in faint] for name in ("metrics", "p_value"))
+    assert [f.leak for f in faint] == [m[0].value > 0.5 and p <= 0.01 for m, p in zip(areas, ps, strict=True)]
+    weak = [f for f in faint if not f.leak and f.metrics[0].value > 0.5]
+    assert len(weak) >= 3
+    assert {judged([f]).verdict for f in weak} <= {"not demonstrated", "inconclusive"}
+    assert judged(weak).verdict == "inferred"  # though none is a leak by itself
+    assert judged([members_of(seed, -0.5, n=30) for seed in range(8)]).verdict == "not demonstrated"
+
+
+def test_one_client_s_leak_is_not_undone_by_others_of_few_records():
+    strong = members_of(0, 5.0, n=8)
+    others = sorted((members_of(seed, 0.0, n=12) for seed in range(60)), key=lambda f: f.metrics[0].value)[:2]
+    gains = [(f.metrics[0].n or 0) * (f.metrics[0].value - 0.5) for f in (strong, *others)]
+    assert strong.leak
+    assert sum(gains) < 0
+    assert judged([strong, *others]).verdict == "inferred"
 
 
 def of_attributes(seed: int, right: float, n: int = 60) -> AttackSummary:

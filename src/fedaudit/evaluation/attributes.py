@@ -17,6 +17,7 @@ from fedaudit.evaluation.finding_types import (
     done,
     entry,
     evaluate,
+    leaks,
 )
 from fedaudit.evaluation.membership import evaluated
 from fedaudit.evaluation.statistics import SURE, interval, proportion, sign_test
@@ -62,6 +63,7 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
     partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
     more = interval((right[member] - right[partner[member]]).tolist(), resamples=_RESAMPLES, seed=seed)
     better, worse = int((right > usual)[member].sum()), int((right < usual)[member].sum())
+    p_value = sign_test(better, worse)
     low, high = proportion(int(right[member].sum()), over.n)
     result = done(
         finding,
@@ -70,8 +72,8 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
             ACCURACY.of(rate, float(usual[member].mean()), low=low, high=high, n=over.n, of="records of clients"),
             ADVANTAGE.of(more.mean, 0.0, low=more.low, high=more.high, n=more.n, of="matched pairs of records"),
         ],
-        leak=over.mean > 0,
-        p_value=sign_test(better, worse),
+        leak=leaks(over.mean > 0, p_value),
+        p_value=p_value,
         p_value_at_best=sign_test(int((1 - usual)[member].sum()), 0),
     )
     return Evaluation(result.model_copy(update={"notes": [*result.notes, note]}))
