@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -302,7 +303,7 @@ def test_one_client_s_leak_is_not_undone_by_others_of_few_records():
     assert judged([strong, *others]).verdict == "inferred"
 
 
-def of_attributes(seed: int, right: float, n: int = 60) -> AttackSummary:
+def of_attributes(seed: int, right: float, of_others: float = 0.5, n: int = 60) -> AttackSummary:
     rng = generator(seed, "attributes")
     values = torch.randint(2, (2 * n,), generator=rng)
     member = torch.arange(2 * n) < n
@@ -311,7 +312,8 @@ def of_attributes(seed: int, right: float, n: int = 60) -> AttackSummary:
         {}, {}, torch.zeros(1, 1, 8, 8), torch.zeros(1).long(), {},
         owners=torch.where(member, 0, NOBODY), matched=matched, values=values,
     )  # fmt: skip
-    named = torch.where(torch.rand(2 * n, generator=rng) < right, values, 1 - values)
+    rate = torch.where(member, right, of_others)
+    named = torch.where(torch.rand(2 * n, generator=rng) < rate, values, 1 - values)
     records = Records(torch.zeros(2 * n, 1), torch.zeros(2 * n).long(), torch.zeros(0, 1), torch.zeros(0).long())
     found = AttributeFinding(attack="a", values=named, scores=torch.zeros(2 * n, 2))
     return judged([evaluate(found, seen(kind="table", records=records), truth, seed=0).result])
@@ -321,7 +323,15 @@ def test_guessed_attributes_are_not_inferred():
     assert sum(of_attributes(seed, 0.5).verdict == "inferred" for seed in range(AUDITS)) <= BY_CHANCE
     leak = of_attributes(0, 0.9)
     assert leak.verdict == "inferred"
-    assert "right for" in leak.headline
+    found = re.search(r"right for (\d+) of 100, where the same attack gets (\d+) .* value (\d+)\.", leak.headline)
+    assert found is not None
+    assert [int(share) for share in found.groups()] == pytest.approx([90, 50, 60], abs=12)
+
+
+@pytest.mark.parametrize(("right", "of_others"), [(0.9, 0.9), (0.5, 0.1)], ids=["imputed", "less than the frequencies"])
+def test_what_is_told_of_anybody_is_no_leak_of_training(right, of_others):
+    verdicts = [of_attributes(seed, right, of_others).verdict for seed in range(AUDITS)]
+    assert sum(v == "inferred" for v in verdicts) <= BY_CHANCE
 
 
 def test_guessed_labels_are_not_inferred():
