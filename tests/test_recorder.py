@@ -495,3 +495,15 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
 def test_a_wrong_option_is_one_line(what: str, recorded: Path, app: None, command: Command) -> None:
     options, words = COMMANDS[what]
     refused(command("attack", recorded, "--attack", "invg", *options), words)
+
+
+def test_victims_are_looked_for_among_all_that_was_recorded_or_given(tmp_path: Path) -> None:
+    model, others = Net(), fedaudit.load_dataset("digits").test
+    with Recorder(tmp_path / "r", mean=MEAN, std=STD) as recorder:
+        recorder.candidates((others.inputs[:50] - 0.5) / 0.25, others.targets[:50])
+        for index in range(2):
+            with recorder.round(model.state_dict()), recorder.capture() as captured:
+                train(model, held(index))
+                recorder.update("a", model.state_dict(), captured)
+    result = audited(tmp_path / "r", module=Net(), rounds=[0])
+    assert {i.candidates for f in result.findings for i in f.images} == {4 + 4 + 50}
