@@ -154,7 +154,7 @@ def mixed(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 def scaled(model: nn.Module, x: Tensor, y: Tensor) -> None:
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)  # type: ignore[attr-defined]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for inputs, targets in batches(x, y):
         opt.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):

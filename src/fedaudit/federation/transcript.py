@@ -328,7 +328,9 @@ def _check_version(path: Path, text: str) -> None:
     if header.format != FORMAT:
         raise CorruptTranscript(f"{path}: format is '{header.format}', not '{FORMAT}'")
     if header.version != VERSION:
-        raise CorruptTranscript(f"{path}: version {header.version} can't be read by this fedaudit, only {VERSION} and {recorded.VERSION}")
+        raise CorruptTranscript(
+            f"{path}: version {header.version} can't be read by this fedaudit, only {VERSION} and {recorded.VERSION}"
+        )
 
 
 def _read_setup(path: Path, values: dict[str, Any]) -> TaskInfo:
