@@ -1,4 +1,4 @@
-"""How often the verdict is right: 40 set-ups that are known to leak or known to be safe.
+"""How often the verdict is right: 42 set-ups that are known to leak or known to be safe.
 
     python -m tests.right_verdicts [--source FOLDER] [--out FOLDER] [--only PART]
 
@@ -98,6 +98,19 @@ def _attribute(rounds: int, rate: float, defences: Any = None) -> dict[str, Any]
     }
 
 
+def _attribute_of_patients(rounds: int, rate: float, defences: Any = None) -> dict[str, Any]:
+    """The loss tells the sex of the patients whom the model has learnt by heart, and hardly that of others."""
+    federation = {"name": "f", "algorithm": "fedavg", "clients": 5, "rounds": rounds, "examples": 150}
+    return {
+        "data": {"name": "diabetes", "split": "train"},
+        "model": {"name": "mlp", "width": 64},
+        "federations": [{**federation, "batch_size": 10, "local_epochs": 5, "learning_rate": rate}],
+        "defences": defences or {},
+        "threat": {"adversary": "server", "records": 200, "hidden_attribute": "sex"},
+        "attacks": [{"name": "attribute-loss"}],
+    }
+
+
 def _local(rounds: int, defences: Any = None) -> dict[str, Any]:
     federation = {"name": "f", "algorithm": "fedavg", "clients": 3, "clients_per_round": 1, "rounds": rounds}
     return {
@@ -131,7 +144,7 @@ LEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "labels of 8 examples": (_labels(8), {}),
     "members of an overfitted model": (_members(40, 200), {}),
     "members, 12 records": (_members(40, 12), {}),
-    "an attribute that the features hold": (_attribute(40, 0.1), {}),
+    "an attribute of an overfitted model": (_attribute_of_patients(100, 0.05), {}),
 }
 SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "images, noise": (_images(iterations=800, defences=_NOISE), {}),
@@ -156,6 +169,8 @@ SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "members, noise, gradient-norm": (_members(10, 200, 0.01, _NOISE, "gradient-norm"), {}),
     "members, tiny steps, gradient-norm": (_members(1, 100, 1e-6, None, "gradient-norm"), {}),
     "an attribute, noise": (_attribute(1, 1e-6, {"sanitiser": {**_NOISE["sanitiser"], "noise": 10.0}}), {}),
+    "an attribute that features show of anybody": (_attribute(40, 0.1), {}),
+    "an attribute, tiny steps": (_attribute_of_patients(1, 1e-6), {}),
     "local models, noise": (_local(30, {"sanitiser": {**_NOISE["sanitiser"], "noise": 10.0}}), {}),
 }
 

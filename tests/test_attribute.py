@@ -18,7 +18,7 @@ from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.dataset import with_column
 from fedaudit.evaluation import evaluate, summarise
 from fedaudit.evaluation.attributes import most_frequent
-from fedaudit.federation.records import Records
+from fedaudit.federation.records import NOBODY, Records
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
 from fedaudit.pipeline.run import run_audit
@@ -289,13 +289,19 @@ def test_the_most_frequent_value_of_a_class_is_the_one_that_occurs_most(pairs):
     assert all(every.count(named) == max(map(every.count, every)) for named in together)
 
 
-@pytest.mark.parametrize(("wrong", "leak"), [(0, True), (30, False)])
-def test_only_what_beats_the_frequencies_is_a_leak(wrong, leak):
+@pytest.mark.parametrize(
+    ("wrong", "others_wrong", "leak"),
+    [(0, 30, True), (0, 0, False), (30, 0, False), (15, 30, False)],
+    ids=["members alone", "everybody: imputation", "others alone", "no more than the frequencies"],
+)
+def test_only_what_beats_the_frequencies_and_records_that_were_not_used_is_a_leak(wrong, others_wrong, leak):
     transcript, truth = recorded(scenario(TABLE, "sex"))
     seen = observe(transcript, ThreatModel(**THREAT, hidden_attribute="sex"))
     members = torch.nonzero(truth.owners >= 0)[:, 0]
     values = truth.values.clone()
     values[members[:wrong]] = 1 - values[members[:wrong]]
+    others = torch.nonzero(truth.owners == NOBODY)[:, 0]
+    values[others[:others_wrong]] = 1 - values[others[:others_wrong]]
     found = AttributeFinding(attack="attribute-loss", values=values, scores=torch.zeros(60, 2))
     evaluated = result(found, seen, truth)
     by_name = {m.name: (m.value, m.baseline) for m in evaluated.metrics}
@@ -304,7 +310,7 @@ def test_only_what_beats_the_frequencies_is_a_leak(wrong, leak):
     assert by_name["attribute_accuracy"] == pytest.approx(
         (1 - wrong / 30, float((truth.values[members] == common).double().mean()))
     )
-    assert by_name["attribute_advantage"][0] == pytest.approx(-wrong / 30)
+    assert by_name["attribute_advantage"][0] == pytest.approx((others_wrong - wrong) / 30)
     assert usual < 60
     assert evaluated.leak is leak
 
@@ -317,6 +323,7 @@ def test_a_record_more_than_the_frequencies_name_is_no_leak():
     wrong = members[: int((~usual).sum()) - 1]
     values = truth.values.clone()
     values[wrong] = 1 - values[wrong]
+    values[truth.owners == NOBODY] = 1 - values[truth.owners == NOBODY]  # so the frequencies alone decide
     gains = (values[members] == truth.values[members]).int() - usual.int()
     assert int(gains.sum()) == 1
     assert ttest_1samp(gains.numpy(), 0).pvalue > 0.5

@@ -196,7 +196,7 @@ def test_labels_have_a_control_that_luck_does_not_win():
     assert (len(findings), summary.verdict) == (8, "inferred")
 
 
-RECORDS = {
+RECORDS: dict[str, Any] = {
     "data": {"name": "digits", "split": "train"},
     "model": {"name": "mlp", "width": 32},
     "threat": {"records": 60},
@@ -215,6 +215,31 @@ def test_membership_has_a_control_that_learns_by_heart():
     assert control.won
     assert "learnt the members by heart" in control.case
     assert control.metrics[0].value > 0.75
+
+
+def test_an_attribute_has_a_control_that_learns_it_by_heart():
+    """The model has learnt nothing, so nothing is inferred; the same attack wins where members were learnt by heart."""
+    table: dict[str, Any] = {
+        "data": {"name": "diabetes", "split": "train"},
+        "model": {"name": "mlp", "width": 64},
+        "threat": {"records": 60, "hidden_attribute": "sex"},
+        "federations": [{**RECORDS["federations"][0], "examples": 120, "learning_rate": 1e-6}],
+    }
+    result = audited("attribute-loss", **table)
+    assert only(result).verdict == "not demonstrated"
+    (control,) = result.controls
+    assert control.won
+    accuracy, advantage = control.metrics
+    assert (accuracy.name, advantage.name) == ("attribute_accuracy", "attribute_advantage")
+    assert accuracy.value > 0.9
+    assert advantage.value > 0.3
+    seen = fedaudit.simulate(scenario("attribute-loss", **table), progress=False)
+    case = by_heart(seen)
+    assert case is not None
+    learnt, known = case.recording.truth.inputs[0, 0][:, 1], seen.transcript.records
+    assert known is not None
+    assert not known.inputs[:, 1].any()  # the attribute is hidden from the adversary, and not from the model
+    assert learnt.equal(known.codes[seen.truth.values][seen.truth.owners >= 0][:, 0])
 
 
 def test_the_members_learnt_by_heart_are_the_adversary_s_own():

@@ -34,7 +34,8 @@ class Net(nn.Module):
         self.classifier = nn.Linear(8 * 4 * 4, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.drop(self.features(x).flatten(1)))
+        logits: Tensor = self.classifier(self.drop(self.features(x).flatten(1)))
+        return logits
 
 
 def held(client: int, n: int = 4) -> tuple[Tensor, Tensor]:
@@ -227,7 +228,8 @@ def test_a_server_records_without_truth_or_module(tmp_path: Path) -> None:
     assert update.training is None
     assert transcript.clients == {0: "987654321987654321"}
     assert torch.equal(update.tensors["classifier.bias"], model.classifier.bias.detach() - start["classifier.bias"])
-    found = fedaudit.attack(tmp_path / "r", ["agic"], module=Net(), task={"input_shape": (1, 8, 8)}, progress=False)
+    quick = {"name": "agic", "iterations": 2}
+    found = fedaudit.attack(tmp_path / "r", [quick], module=Net(), task={"input_shape": (1, 8, 8)}, progress=False)
     assert isinstance(found, list)
 
 
@@ -238,7 +240,7 @@ def test_differences_and_gradients_are_taken_as_such(tmp_path: Path) -> None:
     moved = {k: v - start[k] for k, v in model.state_dict().items()}
     for form in ("difference", "gradient"):
         with Recorder(tmp_path / form) as recorder, recorder.round(start):
-            recorder.update("a", moved, form=form, num_examples=4)  # type: ignore[arg-type]
+            recorder.update("a", moved, form=form, num_examples=4)
         (read,) = Transcript.load(tmp_path / form, Net(), task={"input_shape": (1, 8, 8)}).rounds
         assert read.updates[0].kind == ("weights" if form == "difference" else "gradient")
         assert all(torch.equal(read.updates[0].tensors[k], v) for k, v in moved.items())
@@ -403,7 +405,7 @@ def test_tokens_are_recorded_and_what_cannot_be_attacked_is_said(tmp_path: Path)
 
 USES: dict[str, tuple[Callable[[Recorder, nn.Module], object], str]] = {
     "a client twice": (
-        lambda r, m: [r.update("a", m.state_dict(), num_examples=1) for _ in range(2)],
+        lambda r, m: [record("a", m.state_dict(), num_examples=1) for record in (r.update, r.update)],
         "sent an update of round 0 already",
     ),
     "an empty state": (lambda r, m: r.update("a", {}), "the state is empty"),
@@ -454,8 +456,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_recording_is_attacked_from_the_command_line(recorded: Path, app: None, command: Command) -> None:
-    outcome = command("attack", recorded, "--model", "own_app:Net", "--set", "threat.knows_labels=false", "--rounds", "0",
-                  "--attack", "invg", "--set", "iterations=20", "--out", "out")  # fmt: skip
+    words = "--model own_app:Net --rounds 0 --attack invg --set iterations=20 --set threat.knows_labels=false --out out"
+    outcome = command("attack", recorded, *words.split())
     assert outcome.code in (0, None), outcome
     result = json.loads(Path("out/results.json").read_text())
     assert [f["round"] for f in result["findings"]] == [0, 0]
@@ -463,8 +465,8 @@ def test_a_recording_is_attacked_from_the_command_line(recorded: Path, app: None
 
 
 def test_without_a_name_the_attacks_that_fit_are_chosen(recorded: Path, app: None, command: Command) -> None:
-    outcome = command("attack", recorded, "--model", "own_app:Net", "--rounds", "1", "--no-controls",
-                  "--set", "threat.adversary=client", "--out", "out")  # fmt: skip
+    words = "--model own_app:Net --rounds 1 --no-controls --set threat.adversary=client --out out"
+    outcome = command("attack", recorded, *words.split())
     assert outcome.code in (0, None, 3), outcome
     result = json.loads(Path("out/results.json").read_text())
     assert [a["name"] for a in result["attacks"]] == ["loss-threshold"]

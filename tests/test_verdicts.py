@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -257,7 +258,7 @@ def test_the_mean_of_a_class_is_no_recovered_image():
     assert any("0 of 8" not in s.verdict_text.partition("came out visibly")[0] for s in found)
 
 
-def of_members(seed: int, shift: float, n: int = 40) -> AttackSummary:
+def members_of(seed: int, shift: float, n: int = 40) -> FindingResult:
     rng = generator(seed, "members")
     member = torch.arange(2 * n) < n
     owners = torch.where(member, 0, NOBODY)
@@ -265,7 +266,11 @@ def of_members(seed: int, shift: float, n: int = 40) -> AttackSummary:
     truth = Truth({}, {}, torch.zeros(1, 1, 8, 8), torch.zeros(1).long(), {}, owners=owners, matched=matched)
     scores = torch.randn(2 * n, generator=rng) + shift * member
     found = MembershipFinding(attack="m", scores=scores, members=scores > shift / 2)
-    return judged([evaluate(found, seen(), truth, seed=0).result])
+    return evaluate(found, seen(), truth, seed=0).result
+
+
+def of_members(seed: int, shift: float, n: int = 40) -> AttackSummary:
+    return judged([members_of(seed, shift, n)])
 
 
 def test_guessed_members_are_not_inferred():
@@ -278,7 +283,27 @@ def test_guessed_members_are_not_inferred():
     assert of_members(0, 5.0, n=3).verdict == "inconclusive"  # even all right may be luck
 
 
-def of_attributes(seed: int, right: float, n: int = 60) -> AttackSummary:
+def test_a_leak_is_what_luck_does_not_explain_by_itself_or_in_several_findings_together():
+    faint = [members_of(seed, 0.5, n=30) for seed in range(8)]
+    areas, ps = ([getattr(f, name) for f in faint] for name in ("metrics", "p_value"))
+    assert [f.leak for f in faint] == [m[0].value > 0.5 and p <= 0.01 for m, p in zip(areas, ps, strict=True)]
+    weak = [f for f in faint if not f.leak and f.metrics[0].value > 0.5]
+    assert len(weak) >= 3
+    assert {judged([f]).verdict for f in weak} <= {"not demonstrated", "inconclusive"}
+    assert judged(weak).verdict == "inferred"  # though none is a leak by itself
+    assert judged([members_of(seed, -0.5, n=30) for seed in range(8)]).verdict == "not demonstrated"
+
+
+def test_one_client_s_leak_is_not_undone_by_others_of_few_records():
+    strong = members_of(0, 5.0, n=8)
+    others = sorted((members_of(seed, 0.0, n=12) for seed in range(60)), key=lambda f: f.metrics[0].value)[:2]
+    gains = [(f.metrics[0].n or 0) * (f.metrics[0].value - 0.5) for f in (strong, *others)]
+    assert strong.leak
+    assert sum(gains) < 0
+    assert judged([strong, *others]).verdict == "inferred"
+
+
+def of_attributes(seed: int, right: float, of_others: float = 0.5, n: int = 60) -> AttackSummary:
     rng = generator(seed, "attributes")
     values = torch.randint(2, (2 * n,), generator=rng)
     member = torch.arange(2 * n) < n
@@ -287,7 +312,8 @@ def of_attributes(seed: int, right: float, n: int = 60) -> AttackSummary:
         {}, {}, torch.zeros(1, 1, 8, 8), torch.zeros(1).long(), {},
         owners=torch.where(member, 0, NOBODY), matched=matched, values=values,
     )  # fmt: skip
-    named = torch.where(torch.rand(2 * n, generator=rng) < right, values, 1 - values)
+    rate = torch.where(member, right, of_others)
+    named = torch.where(torch.rand(2 * n, generator=rng) < rate, values, 1 - values)
     records = Records(torch.zeros(2 * n, 1), torch.zeros(2 * n).long(), torch.zeros(0, 1), torch.zeros(0).long())
     found = AttributeFinding(attack="a", values=named, scores=torch.zeros(2 * n, 2))
     return judged([evaluate(found, seen(kind="table", records=records), truth, seed=0).result])
@@ -297,7 +323,15 @@ def test_guessed_attributes_are_not_inferred():
     assert sum(of_attributes(seed, 0.5).verdict == "inferred" for seed in range(AUDITS)) <= BY_CHANCE
     leak = of_attributes(0, 0.9)
     assert leak.verdict == "inferred"
-    assert "right for" in leak.headline
+    found = re.search(r"right for (\d+) of 100, where the same attack gets (\d+) .* value (\d+)\.", leak.headline)
+    assert found is not None
+    assert [int(share) for share in found.groups()] == pytest.approx([90, 50, 60], abs=12)
+
+
+@pytest.mark.parametrize(("right", "of_others"), [(0.9, 0.9), (0.5, 0.1)], ids=["imputed", "less than the frequencies"])
+def test_what_is_told_of_anybody_is_no_leak_of_training(right, of_others):
+    verdicts = [of_attributes(seed, right, of_others).verdict for seed in range(AUDITS)]
+    assert sum(v == "inferred" for v in verdicts) <= BY_CHANCE
 
 
 def test_guessed_labels_are_not_inferred():

@@ -17,6 +17,7 @@ from fedaudit.evaluation.finding_types import (
     done,
     entry,
     evaluate,
+    leaks,
 )
 from fedaudit.evaluation.membership import evaluated
 from fedaudit.evaluation.statistics import SURE, interval, proportion, sign_test
@@ -38,10 +39,13 @@ _RESAMPLES = 2000
 
 @evaluate.register
 def evaluate_attribute(finding: AttributeFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
-    """Compare named with true values, for clients' records; the baseline knows every class's most frequent value.
+    """Compare named with true values, for clients' records, with what anybody could tell of records that were not used.
 
-    The baseline takes these values from the records themselves, so it is rather too good than too bad. Records count
-    as for membership. Luck is excluded by the exact sign test over the records that only one of the two names rightly.
+    That is twofold: every class's most frequent value, taken from the records themselves, so it is rather too good than
+    too bad; and what the attack says of the matched non-members, so that imputation, which tells an attribute from the
+    others of any record, is no leak of training (Jayaraman and Evans 2022). Records count as for membership. The
+    p-value is the larger one of two exact sign tests: over the records that only one of attack and most frequent value
+    names rightly, and over the matched pairs of which the attack names only one rightly.
     """
     clients = {m.client for m in observation.messages}
     own = clients.pop() if len(clients) == 1 else None
@@ -61,7 +65,12 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
     )
     partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
     more = interval((right[member] - right[partner[member]]).tolist(), resamples=_RESAMPLES, seed=seed)
+    gained, lost = (
+        int((right[member] > right[partner[member]]).sum()),
+        int((right[member] < right[partner[member]]).sum()),
+    )
     better, worse = int((right > usual)[member].sum()), int((right < usual)[member].sum())
+    p_value = max(sign_test(better, worse), sign_test(gained, lost))
     low, high = proportion(int(right[member].sum()), over.n)
     result = done(
         finding,
@@ -70,8 +79,8 @@ def evaluate_attribute(finding: AttributeFinding, observation: Observation, trut
             ACCURACY.of(rate, float(usual[member].mean()), low=low, high=high, n=over.n, of="records of clients"),
             ADVANTAGE.of(more.mean, 0.0, low=more.low, high=more.high, n=more.n, of="matched pairs of records"),
         ],
-        leak=over.mean > 0,
-        p_value=sign_test(better, worse),
+        leak=leaks(over.mean > 0 and more.mean > 0, p_value),
+        p_value=p_value,
         p_value_at_best=sign_test(int((1 - usual)[member].sum()), 0),
     )
     return Evaluation(result.model_copy(update={"notes": [*result.notes, note]}))
@@ -89,11 +98,13 @@ def most_frequent(values: Tensor, labels: Tensor) -> Tensor:
     return found
 
 
-def _headline(_: Sequence[FindingResult], evidence: Evidence) -> str:
+def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    gains = [m.value for f in findings for m in f.metrics if m.name == ADVANTAGE.name]
+    unused = evidence.value - sum(gains) / len(gains)
     return (
-        "{who} can tell a hidden attribute of the clients' records: right for "
-        f"{100 * evidence.value:.0f} of 100, where the most frequent value gets "
-        f"{100 * (evidence.by_guessing or 0):.0f}."
+        "{who} can tell a hidden attribute of the clients' records, beyond what anybody could infer about records that "
+        f"were not used: right for {100 * evidence.value:.0f} of 100, where the same attack gets {100 * unused:.0f} of "
+        f"records that were not used, and the most frequent value {100 * (evidence.by_guessing or 0):.0f}."
     )
 
 
@@ -101,13 +112,16 @@ FINDING_TYPES["attribute"] = FindingType(
     verdict=by_test(
         ACCURACY.name,
         "records of clients",
-        "exact binomial interval (Clopper-Pearson); exact sign test against naming the most frequent value",
+        "exact binomial interval (Clopper-Pearson); the larger p-value of two exact sign tests, against the most "
+        "frequent value and against matched records that were not used",
         _headline,
     ),
     rules=(
         "An attribute is 'inferred' when more of the clients' records are named rightly than by naming the most "
-        f"frequent value of their class, and luck would do as well with a probability of at most {100 * SURE:g} % "
-        "(one-sided exact sign test over the records that only one of the two names rightly).",
+        "frequent value of their class, and more than of matched records that were not used, so that what follows from "
+        "a record's other attributes is no leak of training. Luck would do as well with a probability of at most "
+        f"{100 * SURE:g} %, by either of two one-sided exact sign tests: over the records that only one of attack and "
+        "most frequent value names rightly, and over the pairs of which the attack names one rightly.",
     ),
     metrics=(ACCURACY, ADVANTAGE),
     question="tell a hidden attribute of the clients' records",

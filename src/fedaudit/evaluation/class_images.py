@@ -19,6 +19,7 @@ from fedaudit.evaluation.finding_types import (
     by_test,
     done,
     evaluate,
+    leaks,
 )
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.statistics import SURE, proportion
@@ -48,6 +49,7 @@ SSIM_BEST = Metric("class_ssim_best", "as class_psnr_best, SSIM of the same pair
 SSIM_MEAN = Metric("class_ssim", "SSIM of generated to real images of the class, mean over all pairs")
 LPIPS_BEST = Metric("class_lpips_best", "as class_psnr_best, LPIPS of the same pairs", higher_is_better=False)
 
+_HALF = 0.5  # of the generated images, at least, must be taken for the class
 _REAL = 100  # real images of the class, at most
 _TRAINED_ON = 5000  # held-out examples that the independent classifier learns from, at most
 _CAPTION = (
@@ -131,7 +133,7 @@ def evaluate_class_images(
         metrics=metrics,
         charts=[chart],
         sheets=[Sheet(title=title, path=name) for name, (title, _) in zip(names, rows, strict=True)],
-        leak=share >= 0.5 and share > by_others,
+        leak=leaks(share >= _HALF and share > by_others, p_value),
         p_value=p_value,
     )
     return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, rows, strict=True)})
@@ -184,6 +186,7 @@ _BY_TEST = by_test(
     "generated images",
     "exact binomial interval (Clopper-Pearson), over the images of one generator; Fisher's exact test",
     _headline,
+    least=_HALF,
 )
 
 

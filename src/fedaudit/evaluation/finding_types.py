@@ -127,10 +127,18 @@ def metric(name: str) -> Metric | None:
     return next((m for kind in FINDING_TYPES.values() for m in kind.metrics if m.name == name), None)
 
 
+def leaks(better: bool, p_value: float) -> bool:
+    """Return whether a finding is a leak by itself: ``better`` than without the attack, and luck is excluded."""
+    return better and p_value <= SURE
+
+
 def by_leaks(
-    what: str, headline: str = "{who} can {question}: {text}.", of: str = "runs of the attack"
+    what: str,
+    headline: str = "{who} can {question}: {text}.",
+    of: str = "runs of the attack",
+    counts: Callable[[FindingResult], bool] = lambda finding: bool(finding.leak),
 ) -> Callable[[Sequence[FindingResult]], Judgement]:
-    """Return a verdict that counts the findings with ``leak``, and weighs their p-values where they have one.
+    """Return a verdict that counts findings, those with ``leak`` unless told otherwise, and weighs their p-values.
 
     With p-values (combined by Fisher's method): "inferred" where guessing does as well with a probability of 1 % at
     most, "inconclusive" up to 5 %, or where there is so little that even perfect answers could be luck.
@@ -139,17 +147,18 @@ def by_leaks(
         what: says how many: "{} of {} … were …".
         headline: of a leak; see :class:`Judgement`; ``{text}`` stands for what ``what`` says.
         of: what is counted, in the plural.
+        counts: whether a finding does, be luck excluded or not.
     """
 
     def verdict(findings: Sequence[FindingResult]) -> Judgement:
-        leaks = sum(bool(f.leak) for f in findings)
-        low, high = proportion(leaks, len(findings))
-        text = what.format(leaks, len(findings))
+        counted = sum(counts(f) for f in findings)
+        low, high = proportion(counted, len(findings))
+        text = what.format(counted, len(findings))
         ps = [f.p_value for f in findings if f.p_value is not None]
         p = combined(ps) if len(ps) == len(findings) else None
         evidence = Evidence(
             what=text,
-            value=leaks / len(findings),
+            value=counted / len(findings),
             low=low,
             high=high,
             n=len(findings),
@@ -158,8 +167,8 @@ def by_leaks(
             method="exact binomial interval (Clopper-Pearson)",
         )
         best = by_fisher(findings)[1]
-        judged = decide(bool(leaks), p, best, text, evidence, headline.replace("{text}", text))
-        if leaks and judged.verdict == "not demonstrated":
+        judged = decide(counted > 0, p, best, text, evidence, headline.replace("{text}", text))
+        if counted and judged.verdict == "not demonstrated":
             why = f"test more {of}: luck does as well with a probability of {p:.2g}"
             return judged._replace(verdict="inconclusive", advice=why)
         return judged
@@ -180,8 +189,12 @@ def by_test(
     method: str,
     headline: Callable[[Sequence[FindingResult], Evidence], str],
     together: Callable[[Sequence[FindingResult]], tuple[float, float | None]] = by_fisher,
+    least: float = 0.0,
 ) -> Callable[[Sequence[FindingResult]], Judgement]:
-    """Return a verdict that rests on the findings' p-values and on one metric over what was tested.
+    """Return a verdict that rests on the findings' p-values together and on one metric over all that was tested.
+
+    The effect is there where the metric's mean, each finding weighted by its n, is above what there is without the
+    attack. It also is where one finding is a leak by itself: a client's leak isn't undone by the others'.
 
     Args:
         name: of the metric, whose results have intervals.
@@ -189,6 +202,7 @@ def by_test(
         method: of the interval and the test, in words.
         headline: of a leak; see :class:`Judgement`.
         together: the p-value of all findings, and the one that they would have if all were right.
+        least: the metric's mean must be as high, too.
     """
 
     def verdict(findings: Sequence[FindingResult]) -> Judgement:
@@ -213,9 +227,17 @@ def by_test(
         span = f" [{over.low:.3g}, {over.high:.3g}]" if over else ""
         without = f", {guess:.3g} without the attack" if guess is not None else ""
         text = f"{words} {mean:.3g}{span}{without}; n = {evidence.n} {of}, p = {p:.2g}"
-        return decide(any(f.leak for f in findings), p, best, text, evidence, headline(findings, evidence))
+        there = _gain(found, least) or any(f.leak for f in findings)
+        return decide(there, p, best, text, evidence, headline(findings, evidence))
 
     return verdict
+
+
+def _gain(metrics: Sequence[MetricResult], least: float) -> bool:
+    """Return whether the metric over all findings is above its baseline, and at least ``least``."""
+    counts = [m.n or 1 for m in metrics]
+    gain = sum(n * (m.value - (m.baseline or 0.0)) for n, m in zip(counts, metrics, strict=True))
+    return gain > 0 and sum(n * m.value for n, m in zip(counts, metrics, strict=True)) >= least * sum(counts)
 
 
 def decide(leak: bool, p: float | None, best: float | None, text: str, evidence: Evidence, headline: str) -> Judgement:

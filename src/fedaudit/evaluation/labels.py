@@ -19,6 +19,7 @@ from fedaudit.evaluation.finding_types import (
     by_test,
     done,
     evaluate,
+    leaks,
 )
 from fedaudit.evaluation.statistics import SURE, proportion
 from fedaudit.federation.truth import Truth
@@ -45,14 +46,15 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     found = round(accuracy * len(true))
     low, high = proportion(found, len(true))
     by_luck = _found_by_luck(true, finding.num_classes, seed)
+    p_value = _at_least(by_luck, found)
     result = done(
         finding,
         observation,
         metrics=[ACCURACY.of(accuracy, guess, low=low, high=high, n=len(true), of="labels")],
         label_source=finding.method,
         label_accuracy=accuracy,
-        leak=accuracy > guess,
-        p_value=_at_least(by_luck, found),
+        leak=leaks(accuracy > guess, p_value),
+        p_value=p_value,
         p_value_at_best=_at_least(by_luck, len(true)),
         by_luck=by_luck.tolist(),
     )

@@ -10,11 +10,20 @@ from scipy.special import betainc
 from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, by_leaks, done, evaluate
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    by_leaks,
+    done,
+    evaluate,
+    leaks,
+)
 from fedaudit.evaluation.statistics import SURE, sign_test
 from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
-from fedaudit.results import Chart, Line, MetricResult
+from fedaudit.results import Chart, FindingResult, Line, MetricResult
 from fedaudit.threat import Observation
 from fedaudit.training import class_logits
 
@@ -41,6 +50,7 @@ _CAPTION = (
     "the one that it would have trained alone (only the auditor knows it), and what the attack made of the messages. "
     "Where the last two lines meet, the eavesdropper has the client's own model."
 )
+_HALF = 0.5  # of the gap in loss, at least, for a regression
 _STEPS = 200
 _CONVERGED = 1e-6  # of the gradient's norm, relative to where it began: below, the optimum is taken as found
 _SMALL = 1e-9
@@ -114,13 +124,13 @@ def evaluate_local_model(
     gap = losses["returned"] - losses["own"]
     left = losses["rebuilt"] - losses["own"]
     closed = 1 - left / gap if gap > _SMALL * max(1.0, losses["own"]) else None
-    leak = closed is not None and closed >= 0.5
+    better = closed is not None and closed >= _HALF
     p_value = 1.0
     if observation.task_info.num_classes is not None:
         accuracies = {k: local.accuracy(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
         metrics.append(LOCAL_ACCURACY.of(accuracies["rebuilt"], accuracies["returned"]))
         metrics.append(OVER_GLOBAL.of(accuracies["rebuilt"] - accuracies["sent"]))
-        leak = accuracies["rebuilt"] > max(accuracies["returned"], accuracies["sent"])
+        better = accuracies["rebuilt"] > max(accuracies["returned"], accuracies["sent"])
         hits = {k: local.hits(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
         others = max((hits["returned"], hits["sent"]), key=lambda h: int(h.sum()))
         p_value = sign_test(int((hits["rebuilt"] & ~others).sum()), int((~hits["rebuilt"] & others).sum()))
@@ -132,8 +142,8 @@ def evaluate_local_model(
         apart = [float((_flat(s) - own).norm()) / norm for s in (rebuilt, returned)]
         metrics.append(DISTANCE.of(apart[0], apart[1]))
         if observation.task_info.num_classes is None:
-            p_value = as_near_by_luck(apart[0] / max(apart[1], 1e-30), len(own))
-            leak = leak and apart[0] * norm < min(float((v - own).norm()) for v in _exchanged(observation, names))
+            nearer = apart[0] * norm < min(float((v - own).norm()) for v in _exchanged(observation, names))
+            p_value = as_near_by_luck(apart[0] / max(apart[1], 1e-30), len(own)) if nearer else 1.0
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
     return Evaluation(
@@ -141,7 +151,7 @@ def evaluate_local_model(
             finding,
             observation,
             metrics=metrics,
-            leak=leak,
+            leak=leaks(better, p_value),
             p_value=p_value,
             charts=[_chart(observation, rebuilt, optimum if converged else None)],
         )
@@ -240,11 +250,23 @@ def _flat(state: dict[str, Tensor]) -> Tensor:
     return torch.cat([t.flatten() for t in state.values()])
 
 
+def _rebuilt(finding: FindingResult) -> bool:
+    """Return whether a client's own model counts as rebuilt, be luck excluded or not."""
+    found = {m.name: m for m in finding.metrics}
+    if LOCAL_ACCURACY.name in found:
+        accuracy, over_global = found[LOCAL_ACCURACY.name], found[OVER_GLOBAL.name]
+        return accuracy.value > (accuracy.baseline or 0.0) and over_global.value > 0
+    if DISTANCE.name in found and finding.p_value == 1.0:  # a model that was sent lies as near
+        return False
+    return GAP_CLOSED.name in found and found[GAP_CLOSED.name].value >= _HALF
+
+
 FINDING_TYPES["local-model"] = FindingType(
     verdict=by_leaks(
         "{} of {} clients' own models were rebuilt",
         "{who} can rebuild a client's own model, the one that it would train alone: {text}.",
         "clients",
+        _rebuilt,
     ),
     rules=(
         "A client's own model counts as rebuilt when it serves the client's data better than what was sent: for "

@@ -18,6 +18,7 @@ from fedaudit.evaluation.finding_types import (
     done,
     entry,
     evaluate,
+    leaks,
 )
 from fedaudit.evaluation.statistics import SURE, auc_interval, pooled, proportion
 from fedaudit.federation.records import NOBODY, UNUSED
@@ -92,7 +93,7 @@ def evaluate_membership(finding: MembershipFinding, observation: Observation, tr
                 ],
             )
         ],
-        leak=area > 0.5,
+        leak=leaks(area > 0.5, p_value),
         p_value=p_value,
         p_value_at_best=best,
     )

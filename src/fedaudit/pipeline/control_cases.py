@@ -23,6 +23,7 @@ from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 
 _STEPS = 500  # at most, to learn the members by heart
+_MORE_STEPS = 5000  # where an attribute is hidden: its value changes the loss less than membership does
 _BY_HEART = 0.01  # mean loss at which they are
 _BATCH = 32
 _HELD = 64  # examples of the known client
@@ -94,7 +95,8 @@ def reference(kind: UpdateKind) -> Case:
 def by_heart(recording: Recording) -> Case | None:
     """Return a federation whose model has learnt the adversary's members by heart; None where it has no records.
 
-    One client holds them all, and trains the audited model on them until it fits them (Adam, 500 steps at most).
+    One client holds them all, and trains the audited model on them until it fits them (Adam, 500 steps at most, or
+    5,000 where an attribute is hidden).
     """
     transcript, truth = recording.transcript, recording.truth
     records = transcript.records
@@ -107,7 +109,8 @@ def by_heart(recording: Recording) -> Case | None:
     inputs, labels = inputs[member], records.labels[member]
     task_info, first = transcript.task_info, transcript.rounds[0]
     module = _client(transcript, first.weights)
-    _learn(module, transcript, task_info.normalise(inputs), labels)
+    steps = _MORE_STEPS if len(records.codes) else _STEPS
+    _learn(module, transcript, task_info.normalise(inputs), labels, steps)
     learnt = {name: value.detach().clone() for name, value in module.state_dict().items()}
     rounds = []
     for index, (before, after) in enumerate(((first.weights, learnt), (learnt, learnt))):
@@ -240,13 +243,13 @@ def _typical(truth: Truth, count: int) -> tuple[Tensor, Tensor]:
     return truth.candidates[chosen], truth.candidate_labels[chosen]
 
 
-def _learn(module: nn.Module, transcript: Transcript, inputs: Tensor, labels: Tensor) -> None:
-    """Train ``module`` in place on the members until it fits them."""
+def _learn(module: nn.Module, transcript: Transcript, inputs: Tensor, labels: Tensor, steps: int) -> None:
+    """Train ``module`` in place on the members until it fits them, for so many steps at most."""
     optimiser = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=1e-3)
     rng = generator(0, "control", "by heart")
     losses: list[float] = []
     with local_randomness(0):
-        while len(losses) < _STEPS:
+        while len(losses) < steps:
             for rows in torch.randperm(len(inputs), generator=rng).split(_BATCH):
                 if len(rows) < 2 <= len(inputs):
                     continue  # BatchNorm can't normalise a single example

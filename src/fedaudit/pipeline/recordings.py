@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedaudit.federation.recorded import write_replay
 from fedaudit.federation.recorded_truth import load_recorded_truth, truth_file
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.models import load_checkpoint
-from fedaudit.recording.replay import relative_error, replay
+from fedaudit.pipeline.replay import replay_update
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.update import Update
@@ -158,7 +156,7 @@ def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, disp
     ]
     report = display.stage(f"replay of {len(todo)} updates", len(todo)) if todo else None
     for index, start, update in todo:
-        errors[index, update.client] = _error(transcript, truth, index, start, update)
+        errors[index, update.client] = replay_update(transcript, truth, index, start, update)
         if report is not None:
             report(1)
     if folder is not None and todo:
@@ -168,28 +166,3 @@ def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, disp
 
 def _repeatable(update: Update) -> bool:
     return update.training is not None and update.training.optimiser != "other"
-
-
-def _error(transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update) -> float:
-    training = update.training
-    assert training is not None
-    key = (index, update.client)
-    sizes = [p.examples for step in training.passes for p in step] or list(training.batch_sizes)
-    inputs, targets = truth.seen[key]
-    passes = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
-    info = transcript.task_info
-    try:
-        replayed = replay(
-            copy.deepcopy(transcript.module),
-            transcript.loss,
-            start,
-            passes,
-            training,
-            batch_norm=info.batch_norm,
-            dropout=info.dropout,
-            randomness=tuple(truth.randomness.get(key, torch.zeros(0))),
-        )
-    except BadInput:
-        return float("inf")
-    moved = {name: replayed[name] - start[name] for name in update.tensors}  # as the update was made of what was sent
-    return relative_error(update.tensors, moved, {name: torch.zeros_like(value) for name, value in moved.items()})

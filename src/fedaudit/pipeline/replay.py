@@ -1,27 +1,30 @@
-"""Whether what is recorded of local training reproduces the updates: train again on the truth, and compare."""
+"""Whether what is recorded of local training gives the updates that travelled: train again, and compare."""
 
 from __future__ import annotations
 
 import copy
 
 import torch
+from torch import Tensor
 
-from fedaudit.federation.local_training import draws_at_random, gradient, local_randomness, train
+from fedaudit.federation.local_training import draws_at_random, gradient, local_randomness
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
+from fedaudit.recording.replay import relative_error, replay
 from fedaudit.update import Update
 from fedaudit.utils.errors import BadInput
 
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with
-_UPDATES = 4  # that are replayed, the first ones
+_UPDATES = 4  # of a simulation that are replayed, the first ones
 
 
 def replay_error(recording: Recording) -> float | None:
-    """Return the largest relative error ‖replayed − sent‖ / ‖sent‖ over the first updates.
+    """Return the largest relative error ‖replayed − sent‖ / ‖sent‖: of a recording over all updates, else the first.
 
     None where it can't be told: the local training isn't recorded, a defence changed the updates, or the model draws
-    at random in training (dropout), so that nobody can repeat it.
+    at random in training (dropout) and nobody recorded what.
     """
     transcript, truth = recording.transcript, recording.truth
     if transcript.recording:
@@ -29,43 +32,59 @@ def replay_error(recording: Recording) -> float | None:
     task_info = transcript.task_info
     if task_info.dropout and draws_at_random(transcript.module, task_info.normalise(truth.candidates[:2])):
         return None
-    errors = []
-    updates = [(r.index, r.weights, u) for r in transcript.rounds for u in r.updates]
-    for index, weights, update in updates[:_UPDATES]:
-        if update.training is None or update.sanitised is not None or (index, update.client) not in truth.inputs:
-            continue
-        inputs = transcript.task_info.normalise(truth.inputs[index, update.client])
-        try:
-            replayed = _replayed(transcript, weights, update, inputs, truth.labels[index, update.client])
-        except BadInput:  # the training diverges under these facts
-            errors.append(float("inf"))
-            continue
-        names = [name for name in update.tensors if name in replayed]
-        apart = torch.stack([(replayed[n] - update.tensors[n]).norm() for n in names]).norm()
-        size = torch.stack([update.tensors[n].norm() for n in names]).norm()
-        errors.append(float(apart / size.clamp(min=1e-30)))
+    updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
+    errors = [
+        replay_update(transcript, truth, index, weights, update)
+        for index, weights, update in updates[:_UPDATES]
+        if update.training is not None and update.sanitised is None and (index, update.client) in truth.inputs
+    ]
     return max(errors, default=None)
 
 
-def _replayed(
-    transcript: Transcript, weights: dict[str, torch.Tensor], update: Update, inputs: torch.Tensor, labels: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    training = update.training
-    assert training is not None
-    module = copy.deepcopy(transcript.module)
-    module.load_state_dict(weights)
-    set_training_mode(module, transcript.task_info.batch_norm, dropout=transcript.task_info.dropout)
-    batches = list(zip(inputs.split(training.batch_sizes), labels.split(training.batch_sizes), strict=True))
-    with local_randomness(0):
-        if update.kind == "gradient":
-            return gradient(module, transcript.loss, batches[0])
-        train(
-            module,
-            transcript.loss,
-            batches,
-            learning_rate=training.learning_rate,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            proximal_mu=training.proximal_mu,
+def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update) -> float:
+    """Return the relative error with which training, repeated on the truth, gives one update.
+
+    Args:
+        transcript: that it is of.
+        truth: on which it is repeated: what the model saw, where that was recorded.
+        index: of the round.
+        start: weights before the training.
+        update: with the facts that are checked.
+
+    Returns:
+        0 where it gives the same bits, infinity where it can't be done under these facts or diverges.
+    """
+    training, key, info = update.training, (index, update.client), transcript.task_info
+    if training is None:
+        return float("inf")
+    inputs, targets = truth.seen.get(key) or (info.normalise(truth.inputs[key]), truth.labels[key])
+    sizes = [p.examples for step in training.passes for p in step] or list(training.batch_sizes)
+    try:
+        passes = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
+        if update.kind == "gradient" and not training.passes:
+            moved = _gradient(transcript, start, passes[0])
+        else:
+            replayed = replay(
+                transcript.module,
+                transcript.loss,
+                start,
+                passes,
+                training,
+                batch_norm=info.batch_norm,
+                dropout=info.dropout,
+                randomness=[state.clone() for state in truth.randomness.get(key, ())],  # aligned, as torch wants
+            )
+            moved = {name: replayed[name] - start[name] for name in update.tensors}  # as the update was made
+        return relative_error(
+            update.tensors, moved, {name: torch.zeros_like(value) for name, value in update.tensors.items()}
         )
-    return {name: p.detach() - weights[name] for name, p in module.named_parameters() if p.requires_grad}
+    except (BadInput, RuntimeError):  # of other sizes or shapes than these facts say, or it diverges
+        return float("inf")
+
+
+def _gradient(transcript: Transcript, start: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    module = copy.deepcopy(transcript.module)
+    module.load_state_dict(start)
+    set_training_mode(module, transcript.task_info.batch_norm, dropout=transcript.task_info.dropout)
+    with local_randomness(0):
+        return gradient(module, transcript.loss, batch)

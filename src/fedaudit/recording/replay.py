@@ -92,7 +92,7 @@ def relative_error(sent: Mapping[str, Tensor], replayed: Mapping[str, Tensor], s
     """Return ‖replayed − sent‖ / ‖sent − start‖ over what was sent.
 
     Returns:
-        0 where they are equal; infinity where anything isn't finite, or only the replay moved away from the start.
+        0 where they are equal; infinity where anything isn't finite, or only what was sent is the start.
 
     Raises:
         BadInput: something was sent that the others don't have, or in another shape.

@@ -117,7 +117,11 @@ class FindingResult(Record):
     metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was evaluated")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
     sheets: list[Sheet] = Field(default=[], description="rows of images about this finding")
-    leak: bool | None = Field(default=None, description="whether it counts as a leak by its kind's rule; null: images")
+    leak: bool | None = Field(
+        default=None,
+        description="whether it is a leak by itself, by its kind's rule: more than without the attack, luck excluded "
+        "(p_value at most 1 %, where there is one); null: images",
+    )
     p_value: float | None = Field(
         default=None, description="probability that guessing does as well, by the test that its kind's rule names"
     )
