@@ -20,6 +20,7 @@ from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 FOLDER = "truth"
 CANDIDATES = "candidates.safetensors"
+_MOST_CANDIDATES = 5000  # from which no more files are read
 _FILE = re.compile(r"round-(\d{5})-client-(\d{5})\.safetensors")
 
 
@@ -46,7 +47,8 @@ def has_truth(folder: Path) -> bool:
 def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str, Any]) -> Truth:
     """Read the truth of those of the transcript's updates whose local training was captured.
 
-    Candidates for identification are the ones that were given to the recorder, and every example of the recording.
+    Candidates for identification are the ones that were given to the recorder and the examples of the recording, other
+    rounds' too; of a large one some thousands.
 
     Args:
         folder: ``truth`` in the recording's.
@@ -75,10 +77,12 @@ def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str
             f"'{folder}' has the truth of no update: none was captured while clients trained, so nothing can be checked"
         )
     pool, classes = torch.cat(list(inputs.values())), torch.cat(list(labels.values()))
-    if (folder / CANDIDATES).is_file():
-        tensors = _read(folder / CANDIDATES, transcript.recording)
+    for path in _others(folder, inputs):
+        if len(pool) > _MOST_CANDIDATES:
+            break
+        tensors = _read(path, transcript.recording)
         others, theirs = _examples(tensors["inputs"], task_info), _targets(tensors["targets"], task_info)
-        check_examples(others, theirs, task_info, len(others), str(folder / CANDIDATES))
+        check_examples(others, theirs, task_info, len(others), str(path))
         pool, classes = torch.cat([pool, others]), torch.cat([classes, theirs])
     first = _first_of_each(task_info.example_kind.fingerprints(pool))
     return Truth(
@@ -90,6 +94,13 @@ def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str
         seen=seen,
         randomness=randomness,
     )
+
+
+def _others(folder: Path, used: Mapping[tuple[int, int], Tensor]) -> list[Path]:
+    """Return the files of examples beside those of the updates in ``used``: what was given first."""
+    given = [folder / CANDIDATES] if (folder / CANDIDATES).is_file() else []
+    own = {truth_file(*key) for key in used}
+    return given + sorted(p for p in folder.iterdir() if _FILE.fullmatch(p.name) and p.name not in own)
 
 
 def _first_of_each(hashes: Tensor) -> Tensor:

@@ -47,7 +47,17 @@ def _against(result: AuditResult) -> list[Advice]:
     leaks = [s for s in result.summaries if s.verdict in LEAKS]
     kinds = {s.kind for s in leaks}
     lines = []
-    if all(f.aggregator in UNDEFENDED and f.sanitiser == "none" for f in result.federations):
+    recorded = any(f.recording for f in result.federations)
+    if recorded:
+        lines.append(
+            Advice(
+                "Clip updates and add noise before they leave the client.",
+                "Differential privacy bounds what any attack can learn. It costs accuracy, less with more clients. Put "
+                "it in (in Flower: SanitiserMod), record again, and compare.",
+                "fedaudit compare OLD NEW",
+            )
+        )
+    elif all(f.aggregator in UNDEFENDED and f.sanitiser == "none" for f in result.federations):
         lines.append(
             Advice(
                 "Compare defences.",
@@ -62,7 +72,7 @@ def _against(result: AuditResult) -> list[Advice]:
                 "--set defences.sanitiser=dp --set defences.sanitiser.epsilon=null",
             )
         )
-    if "images" in kinds and (change := _larger_batch(result, leaks)):
+    if "images" in kinds and not recorded and (change := _larger_batch(result, leaks)):
         lines.append(
             Advice(
                 "Send less often, about more examples.",
@@ -70,7 +80,7 @@ def _against(result: AuditResult) -> list[Advice]:
                 change,
             )
         )
-    if kinds & {"membership", "attribute"} and (change := _fewer_rounds(result, leaks)):
+    if kinds & {"membership", "attribute"} and not recorded and (change := _fewer_rounds(result, leaks)):
         lines.append(
             Advice(
                 "Train for fewer rounds.",
@@ -118,7 +128,10 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
         if others:
             listed = ", ".join([*attacks, *others])
             text = "Another attack may find what these did not."
-            lines.append(Advice("Run other attacks, too.", text, f"--set {shlex.quote(f'attacks=[{listed}]')}"))
+            change = f"--set {shlex.quote(f'attacks=[{listed}]')}"
+            if any(f.recording for f in result.federations):
+                change = " ".join(f"--attack {name}" for name in others)
+            lines.append(Advice("Run other attacks, too.", text, change))
     return lines
 
 
