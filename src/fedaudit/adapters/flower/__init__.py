@@ -15,11 +15,21 @@ if TYPE_CHECKING:
     from fedaudit.adapters.flower.audit import audit_flower
     from fedaudit.adapters.flower.guard import Guard
     from fedaudit.adapters.flower.in_process import run_app
+    from fedaudit.adapters.flower.mods import SanitiserMod
+    from fedaudit.adapters.flower.strategies import RobustStrategy, RootTraining
     from fedaudit.adapters.flower.strategy import AuditStrategy
 
-__all__ = ["AuditStrategy", "Guard", "audit_flower", "run_app"]
+__all__ = ["AuditStrategy", "Guard", "RobustStrategy", "RootTraining", "SanitiserMod", "audit_flower", "run_app"]
 
-_MODULES = {"AuditStrategy": "strategy", "Guard": "guard", "audit_flower": "audit", "run_app": "in_process"}
+_MODULES = {
+    "AuditStrategy": "strategy",
+    "Guard": "guard",
+    "RobustStrategy": "strategies",
+    "RootTraining": "strategies",
+    "SanitiserMod": "mods",
+    "audit_flower": "audit",
+    "run_app": "in_process",
+}
 
 
 def __getattr__(name: str) -> Any:
