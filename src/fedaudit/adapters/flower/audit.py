@@ -1,0 +1,229 @@
+"""Audit a Flower app: run it in this process, unchanged; record what travels and its truth; attack the recording."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor, nn
+
+import fedaudit
+from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
+from fedaudit.adapters.flower.messages import check_names, is_training, num_examples, state_in
+from fedaudit.federation.transcript import INDEX
+from fedaudit.recording.capture import Capture
+from fedaudit.recording.recorder import Recorder
+from fedaudit.training import UNMODELLED
+from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.folders import check_folder
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.progress import live_display
+
+if TYPE_CHECKING:
+    from fedaudit.pipeline.run import Audit
+    from fedaudit.results import Verdict
+
+RECORDING = "recording"  # the folder in OUT
+
+
+def audit_flower(
+    app: Path | str,
+    *,
+    nodes: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+    attacked: Sequence[int] | None = (0,),
+    attacks: Sequence[str | dict[str, Any]] | None = None,
+    threat: dict[str, Any] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    seed: int = 0,
+    out: Path | str = "audit",
+    workers: int = 1,
+    fail_above: dict[str, float] | None = None,
+    fail_on: Verdict | None = None,
+    controls: bool = True,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Audit:
+    """Run a Flower app unchanged, record every update with its truth, replay and attack the recording.
+
+    Args:
+        app: its folder, the one with pyproject.toml.
+        nodes, config, rounds: as of :func:`run_app`.
+        attacked: which rounds are attacked, from 0; default: the first; None: all.
+        attacks, threat, workers, fail_above, fail_on, controls: as of :func:`fedaudit.attack`; without ``attacks``
+            those that fit.
+        mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs.
+        seed: of the global random generators before the app begins, and of the attacks.
+        out: folder for the report; the recording is in its ``recording``, for ``fedaudit attack``.
+        overwrite: whether another audit's results in ``out``, and its recording, may go.
+        progress: show how far it is.
+
+    Returns:
+        The finished audit, with the report in ``out``.
+
+    Raises:
+        BadInput: the app can't be run, or no training was seen; the message says what to do.
+    """
+    folder = Path(out)
+    check_folder(folder)
+    _make_room(folder / RECORDING, overwrite=overwrite)
+    with loaded(app) as found, _sent_by_value(found), live_display(progress) as display:
+        started = time.perf_counter()
+        named: dict[str, Any] = {
+            "mean": None if mean is None else tuple(mean),
+            "std": None if std is None else tuple(std),
+        }
+        with Recorder(folder / RECORDING, name=found.folder.name, **named) as recorder:
+            watcher = _Watcher(recorder)
+            with one_thread():  # as the replay, so that it can give the same bits
+                _seed(seed)
+                run = run_app(found, nodes=nodes, config=config, rounds=rounds, watch=watcher)
+        for note in watcher.notes:
+            display.say(f"note: {note}")
+        module = _module(watcher, run, folder / RECORDING)
+        display.say(
+            f"{watcher.updates} updates in {run.rounds} round(s) recorded in {folder / RECORDING} "
+            f"({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
+        )
+        finished = fedaudit.attack(
+            folder / RECORDING,
+            attacks,
+            threat=threat,
+            seed=seed,
+            module=module,
+            rounds=None if attacked is None else list(attacked),
+            out=folder,
+            workers=workers,
+            fail_above=fail_above,
+            fail_on=fail_on,
+            controls=controls,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if isinstance(finished, list):
+        raise BadInput(
+            f"what the clients trained on couldn't be recorded{_because(watcher)}; what was recovered is listed in "
+            f"{folder / 'findings.json'}"
+        )
+    return finished
+
+
+class _Watcher:
+    """Watches every client's training and records it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.module: nn.Module | None = None
+        self.updates = 0
+        self.notes: list[str] = []
+        self._recorder = recorder
+        self._round: int | None = None
+        self._weights: dict[str, Tensor] = {}
+
+    def __call__(self, index: int, message: Message, context: Context, call: Call) -> Message:
+        if not is_training(message):
+            return call(message, context)
+        sent = copy.deepcopy(message.content)  # the client may change what it is given
+        with Capture() as seen:
+            reply = call(message, context)
+        if not reply.has_error():
+            try:
+                self._record(index, context.node_id, sent, seen, reply.content)
+            except FedAuditError as error:
+                self._note(f"an update of node {context.node_id} isn't recorded: {error}")
+        return reply
+
+    def _record(self, index: int, node: int, sent: RecordDict, seen: Capture, content: RecordDict) -> None:
+        if self.module is None and seen.module is not None:
+            self.module = copy.deepcopy(seen.module).cpu()
+        names = None if self.module is None else list(self.module.state_dict())
+        weights = state_in(sent, names)
+        if index != self._round:
+            self._recorder.begin_round(weights, index)
+            self._round, self._weights = index, weights
+        another = weights.keys() != self._weights.keys() or any(
+            not torch.equal(weights[name], self._weights[name]) for name in weights
+        )
+        state = state_in(content, names)
+        check_names(state, weights)
+        examples = num_examples(content)
+        self._recorder.update(node, state, seen, num_examples=examples, sent=weights if another else None)
+        self.updates += 1
+        for note in seen.notes if seen.inputs else [UNMODELLED["nothing-seen"]]:
+            self._note(note)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
+    """Return the module that the clients trained.
+
+    Raises:
+        BadInput: none was seen.
+    """
+    if watcher.module is not None and watcher.updates:
+        return watcher.module
+    if not run.rounds:
+        raise BadInput("the app asked no client to train: nothing to audit")
+    if not run.replies:
+        why = f": {run.failures[0]}" if run.failures else ""
+        raise BadInput(f"no client sent an update{why}")
+    if not watcher.updates:
+        raise BadInput(f"no update could be recorded: {'; '.join(watcher.notes)}")
+    raise BadInput(
+        "no client's training was seen: it runs in a thread or process of its own, or without torch; what travelled "
+        f"is in {recording}, for fedaudit attack --model"
+    )
+
+
+def _because(watcher: _Watcher) -> str:
+    return f" ({'; '.join(watcher.notes)})" if watcher.notes else ""
+
+
+def _make_room(recording: Path, *, overwrite: bool) -> None:
+    """Make room for a new recording.
+
+    Raises:
+        BadInput: there is one, or something else is there.
+    """
+    if not recording.exists():
+        return
+    if not overwrite or not (recording / INDEX).is_file():
+        raise BadInput(
+            f"'{recording}' is there already: attack it with 'fedaudit attack {recording} --model MODULE:NAME', take "
+            "another --out, or give --overwrite"
+        )
+    shutil.rmtree(recording)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def _sent_by_value(app: App) -> Iterator[None]:
+    """Let worker processes get the app's classes themselves: they can't import them."""
+    own = [module for module in list(sys.modules.values()) if lies_in(module, app.folder)]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,202 @@
+"""A guard in front of a site: audits the update that is about to leave, with the client's own data in hand."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message
+from torch import Tensor
+
+from fedaudit.adapters.flower.messages import check_names, is_training, server_round, state_in
+from fedaudit.recording.capture import Capture
+from fedaudit.recording.recorder import Recorder
+from fedaudit.utils.errors import BadInput, FedAuditError
+
+if TYPE_CHECKING:
+    from fedaudit.pipeline.run import Audit
+    from fedaudit.results import Verdict
+
+log = logging.getLogger("flwr.fedaudit")  # shown where Flower's own lines are: on the site
+log.setLevel(logging.INFO)
+
+Attacks = Sequence[str | dict[str, Any]]
+
+ATTACKS: Attacks = ("labels", {"name": "invg", "iterations": 300})
+REFUSED = "the site's guard didn't let this update leave"  # and not why: that would tell what was found
+STATE = "fedaudit-guard"  # the guard's record in the context's state
+_MOD_FAILED = 6  # Flower's code of an error for a mod's refusal
+
+
+class Guard:
+    """A mod that attacks each update before it leaves: ``ClientApp(mods=[Guard(...)])``, the first of the mods.
+
+    It watches the local training, which stays as it is, and plays the attacks that a curious server could play. What
+    it finds is logged on the site; nothing is added to the reply. It refuses where ``on_fail`` is ``"refuse"``: the
+    reply becomes an error, and the round goes on without this client. Where the guard itself fails, or the update is
+    too large for it, it says so and lets the update leave.
+
+    Args:
+        attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
+        fail_on: the verdict that an update must not reach, nor a worse one.
+        fail_above: metric to limit, as ``fedaudit audit --fail-above``.
+        on_fail: ``"warn"`` or ``"refuse"``.
+        every: audit only every so many rounds, the first of them first.
+        largest: most examples of an update that is audited, over all its steps.
+        mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
+        loss: registered name, where the training's own isn't recognised.
+        out: folder on the site for a report on every update; default: none is kept.
+
+    Raises:
+        BadInput: a setting can't be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        attacks: Attacks = ATTACKS,
+        fail_on: Verdict | None = "recovered",
+        fail_above: Mapping[str, float] | None = None,
+        on_fail: Literal["warn", "refuse"] = "warn",
+        every: int = 1,
+        largest: int = 32,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        loss: str | None = None,
+        out: Path | str | None = None,
+    ) -> None:
+        if on_fail not in ("warn", "refuse"):
+            raise BadInput(f"on_fail is {on_fail!r}; give 'warn' or 'refuse'")
+        if every < 1 or largest < 1:
+            raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
+        self.attacks = attacks
+        self.fail_on = fail_on
+        self.fail_above = dict(fail_above or {})
+        self.refuses = on_fail == "refuse"
+        self.every, self.largest = every, largest
+        self.recorded: dict[str, Any] = {
+            "mean": None if mean is None else tuple(mean),
+            "std": None if std is None else tuple(std),
+            "loss": loss,
+        }
+        self.out = None if out is None else Path(out)
+
+    def __call__(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        """Have the client train, and audit what it is about to send."""
+        if not is_training(msg):
+            return call_next(msg, context)
+        index = _quietly(self._count, msg, context)
+        if index is None or index % self.every:
+            return call_next(msg, context)
+        sent = _quietly(lambda: state_in(msg.content))  # before the client has it: it may change what it is given
+        with Capture() as seen:
+            reply = call_next(msg, context)
+        with _generators_kept():
+            refused = _quietly(self._audit, index, context, sent, seen, reply)
+        return Message(Error(_MOD_FAILED, REFUSED), reply_to=msg) if refused else reply
+
+    def _count(self, msg: Message, context: Context) -> int:
+        """Return the round, from 0; where the server doesn't tell, how many messages came before this one."""
+        state = context.state.config_records.get(STATE)
+        if state is None:
+            state = context.state[STATE] = ConfigRecord({"messages": 0})
+        before = int(state["messages"])
+        state["messages"] = before + 1
+        told = server_round(msg)
+        return before if told is None else told - 1
+
+    def _audit(
+        self, index: int, context: Context, sent: dict[str, Tensor] | None, seen: Capture, reply: Message
+    ) -> bool:
+        """Attack the update; return whether it mustn't leave."""
+        if sent is None or reply.has_error():
+            return False
+        who = f"node {context.node_id}, round {index + 1}"
+        if seen.module is None or not seen.inputs:
+            log.warning("fedaudit guard: %s: not audited: no training was seen (another thread or process?)", who)
+            return False
+        examples = sum(len(inputs) for inputs in seen.inputs)
+        if examples > self.largest:
+            log.info("fedaudit guard: %s: not audited: %d examples, largest is %d", who, examples, self.largest)
+            return False
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="fedaudit-guard-") as folder:
+            audit = self._attack(Path(folder), index, context.node_id, sent, seen, reply)
+        for line in _findings(audit):
+            log.info("fedaudit guard: %s: %s", who, line)
+        seconds = time.perf_counter() - started
+        if not audit.exceeded:
+            log.info("fedaudit guard: %s: within the limits (%.1f s)", who, seconds)
+            return False
+        done = "it doesn't leave" if self.refuses else "it leaves nevertheless"
+        log.warning("fedaudit guard: %s: the update gives away more than allowed; %s (%.1f s)", who, done, seconds)
+        return self.refuses
+
+    def _attack(
+        self, folder: Path, index: int, node: int, sent: dict[str, Tensor], seen: Capture, reply: Message
+    ) -> Audit:
+        import fedaudit  # what attacks need takes seconds to import
+
+        assert seen.module is not None
+        module = copy.deepcopy(seen.module).cpu()
+        state = state_in(reply.content, list(sent))
+        check_names(state, sent)
+        recording = folder / "recording"
+        with Recorder(recording, name=f"node-{node}", module=module, **self.recorded) as recorder:
+            recorder.begin_round(sent, index)
+            recorder.update(node, state, seen)
+            recorder.end_round()
+        found = fedaudit.attack(
+            recording,
+            list(self.attacks),
+            model=module,
+            out=None if self.out is None else self.out / f"round-{index + 1}-node-{node}",
+            fail_above=self.fail_above,
+            fail_on=self.fail_on,
+            controls=False,
+            overwrite=True,
+            progress=False,
+        )
+        if isinstance(found, list):
+            raise BadInput("not audited: what the client trained on couldn't be recorded")
+        return found
+
+
+def _findings(audit: Audit) -> list[str]:
+    """Return what was found, a line an attack."""
+    lines = []
+    for row in audit.result.summaries:
+        psnr = f" ({row.psnr.mean:.1f} dB)" if row.psnr else ""
+        lines.append(f"{row.attack}: {row.verdict}{psnr}")
+    return lines
+
+
+def _quietly(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Do the guard's own work; an error in it is logged and stops nothing."""
+    try:
+        return work(*arguments)
+    except Exception as error:
+        text = str(error) if isinstance(error, FedAuditError) else f"{type(error).__name__}: {error}"
+        log.warning("fedaudit guard: this update isn't audited, and leaves: %s", text)
+        return None
+
+
+@contextlib.contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Leave the global random generators as they are: in a simulation the process trains on after the audit."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,353 @@
+"""Run a Flower app in this process, unchanged: no Ray, no SuperLink, one client after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.metadata
+import importlib.util
+import itertools
+import logging
+import re
+import sys
+import threading
+import tomllib
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedaudit.adapters.flower.messages import is_training, server_round
+from fedaudit.utils.errors import BadInput
+
+Call = Callable[[Message, Context], Message]
+Watch = Callable[[int, Message, Context, Call], Message]  # the round from 0, and what a mod of Flower's gets
+Config = dict[str, bool | int | float | str]
+
+NODES = 10  # as many as Flower's own local simulation has
+FIRST_NODE = 1000  # a node's id is this and its partition's
+SERVER, RUN, TASK = 1, 1, 1  # ids; a SuperLink's is 1
+CLIENT_APP_RAISED = 2  # Flower's code of that error
+KNOWN = ((1, 41), (1, 43))  # the versions whose private parts are as below
+
+
+class _Enough(BaseException):
+    """The rounds that were asked for are done: it ends the app's ServerApp."""
+
+
+@dataclass
+class App:
+    """A Flower app, loaded: its two halves, its config, and its own number of nodes if it says one."""
+
+    folder: Path
+    server: Any
+    client: Any
+    config: Config
+    nodes: int | None
+
+
+@dataclass
+class Run:
+    """What a run of an app was like.
+
+    Attributes:
+        rounds: rounds of training.
+        replies: answers to training messages that weren't errors.
+        failures: one line for each client error.
+    """
+
+    rounds: int = 0
+    replies: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def loaded(folder: Path | str) -> Iterator[App]:
+    """Import the app in ``folder``, as its pyproject.toml names its parts; its modules are forgotten at the end.
+
+    Raises:
+        BadInput: it isn't a Flower app, or can't be imported.
+    """
+    folder = Path(folder).resolve()
+    written = _read(folder)
+    components = written.get("components", {})
+    refs = [components.get(part) for part in ("serverapp", "clientapp")]
+    if not all(isinstance(ref, str) and re.fullmatch(r"[\w.]+:[\w.]+", ref) for ref in refs):
+        raise BadInput(
+            f"{folder / 'pyproject.toml'}: [tool.flwr.app.components] needs serverapp and clientapp, as 'module:name'"
+        )
+    path, kept = list(sys.path), {}
+    for root in {ref.partition(":")[0].partition(".")[0] for ref in refs}:  # another app may have modules of this name
+        for name in [name for name in sys.modules if name.partition(".")[0] == root]:
+            kept[name] = sys.modules.pop(name)
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        server, client = (_load(ref, folder) for ref in refs)
+        yield App(folder, server, client, _flat(written.get("config", {})), written.get("nodes"))
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - before:
+            if lies_in(sys.modules[name], folder):
+                del sys.modules[name]
+        sys.modules.update(kept)
+
+
+def run_app(
+    app: App | Path | str,
+    *,
+    nodes: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+    watch: Watch | None = None,
+    quiet: bool = True,
+) -> Run:
+    """Run a Flower app, one client after the other, with ``partition-id`` and ``num-partitions`` as in a simulation.
+
+    Node i of the federation has the node id 1000 + i.
+
+    Args:
+        app: its folder, the one with pyproject.toml; or one that is :func:`loaded`.
+        nodes: how many; default: as many as its pyproject.toml says, else 10.
+        config: instead of values of ``[tool.flwr.app.config]``.
+        rounds: rounds of training after which the app is stopped; default: when it ends.
+        watch: called in place of the client for every message that it gets, with the round and the client to call.
+        quiet: keep back what Flower logs.
+
+    Returns:
+        What it was like. A client that raises is an error reply, as in a deployment, and a printed line.
+
+    Raises:
+        BadInput: it can't be loaded, a config key isn't known, or the ServerApp fails.
+    """
+    if not isinstance(app, App):
+        with loaded(app) as found:
+            return run_app(found, nodes=nodes, config=config, rounds=rounds, watch=watch, quiet=quiet)
+    number = nodes or app.nodes or NODES
+    if number < 1 or (rounds is not None and rounds < 1):
+        raise BadInput(f"{number} nodes and {rounds} rounds: both must be 1 or more")
+    fused = _fused(app, config or {})
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    with _in_a_task() as run:
+        grid = _InProcessGrid(app, number, fused, run, rounds, watch)
+        if quiet:
+            logger.setLevel(logging.ERROR)
+        try:
+            app.server(grid, Context(RUN, SERVER, {}, RecordDict(), dict(fused)))
+        except _Enough:
+            pass
+        except Exception as error:
+            failed = f": {grid.seen.failures[0]}" if grid.seen.failures and not grid.seen.replies else ""
+            raise BadInput(f"the app's ServerApp failed: {_in_words(error, app.folder)}{failed}") from error
+        finally:
+            logger.setLevel(level)
+    return grid.seen
+
+
+def parse_config(texts: Iterable[str]) -> Config:
+    """Read ``key=value key=value …`` as ``flwr run --run-config`` does: values are TOML's.
+
+    Raises:
+        BadInput: a text isn't like that.
+    """
+    values: Config = {}
+    for text in texts:
+        pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", text)
+        if not pairs:
+            raise BadInput(f"--run-config {text}: give key=value, several in one pair of quotes")
+        for key, value in pairs:
+            try:
+                values |= _flat(tomllib.loads(f"{key} = {value}"))
+            except tomllib.TOMLDecodeError:
+                raise BadInput(
+                    f"--run-config {key}={value}: not a value of TOML; text needs quotes of its own"
+                ) from None
+    return values
+
+
+@contextlib.contextmanager
+def _in_a_task() -> Iterator[Any]:
+    """Tell Flower that this process runs a task, which it has wanted since 1.41 before it makes a Message.
+
+    This is the only place that touches what Flower keeps private.
+
+    Yields:
+        A description of the run, for the Grid.
+
+    Raises:
+        BadInput: this version of Flower isn't known.
+    """
+    version = importlib.metadata.version("flwr")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    unknown = BadInput(f"flwr {version} can't run an app in process: pip install 'flwr>=1.41,<1.43'")
+    if not KNOWN[0] <= numbers < KNOWN[1]:
+        raise unknown
+    try:
+        from flwr.supercore.run import Run as FlowerRun
+        from flwr.supercore.task_identity import TaskIdentity
+
+        run = FlowerRun.create_empty(RUN)
+        before = {name: getattr(TaskIdentity, name) for name in ("_task_id", "_run_id", "_node_id")}
+    except (ImportError, AttributeError):
+        raise unknown from None
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = TASK, RUN, SERVER
+    try:
+        yield run
+    finally:
+        for name, value in before.items():
+            setattr(TaskIdentity, name, value)
+
+
+class _InProcessGrid(Grid):  # type: ignore[misc]
+    """Flower's Grid, whose nodes are calls of the ClientApp."""
+
+    def __init__(self, app: App, nodes: int, config: Config, run: Any, rounds: int | None, watch: Watch | None) -> None:
+        self.seen = Run()
+        self._app, self._run, self._rounds = app, run, rounds
+        self._watch = watch or (lambda _index, message, context, call: call(message, context))
+        self._contexts = {
+            FIRST_NODE + i: Context(
+                RUN, FIRST_NODE + i, {"partition-id": i, "num-partitions": nodes}, RecordDict(), dict(config)
+            )
+            for i in range(nodes)
+        }
+        self._ids = itertools.count(1)
+        self._replies: dict[str, Message] = {}
+        self._round: object = None
+        # The older API sends from threads. Clients train one after the other, so that each is watched by itself.
+        self._lock = threading.RLock()
+
+    def set_run(self, run: Any) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        with self._lock:
+            batch = list(messages)
+            key = str(next(self._ids))
+            return [self._push(message, f"{key}.{i}", key) for i, message in enumerate(batch)]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        with self._lock:
+            return [self._replies.pop(key) for key in message_ids if key in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # noqa: ARG002
+        return self.pull_messages(self.push_messages(messages))
+
+    def _push(self, message: Message, key: str, batch: str) -> str:
+        """Have the client answer, and keep the answer under ``key``."""
+        sent = copy.deepcopy(message)  # nobody can change what others hold, as if it had travelled
+        sent.metadata.__dict__["_message_id"] = key
+        told = server_round(sent)
+        if training := is_training(sent):
+            self._count(told or f"batch {batch}")
+        node = sent.metadata.dst_node_id
+        if node not in self._contexts:
+            raise BadInput(f"the app sends a message to node {node}, which there isn't")
+        try:
+            index = max(0, self.seen.rounds - 1) if told is None else told - 1
+            reply = self._watch(index, copy.deepcopy(sent), self._contexts[node], self._app.client)
+        except Exception as error:
+            line = f"client {node} failed in round {self.seen.rounds}: {_in_words(error, self._app.folder)}"
+            self.seen.failures.append(line)
+            print(line, file=sys.stderr)
+            reply = Message(Error(CLIENT_APP_RAISED, line), reply_to=sent)
+        else:
+            self.seen.replies += training and not reply.has_error()
+        reply = copy.deepcopy(reply)
+        reply.metadata.__dict__["_message_id"] = f"{key}.reply"
+        self._replies[key] = reply
+        return key
+
+    def _count(self, current: object) -> None:
+        """Count a round of training where it is a new one, unless those that were asked for are done."""
+        if current == self._round:
+            return
+        if self._rounds is not None and self.seen.rounds >= self._rounds:
+            raise _Enough
+        self._round = current
+        self.seen.rounds += 1
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return ``[tool.flwr.app]`` of the folder's pyproject.toml, with ``nodes`` where a local simulation names some."""
+    file = folder / "pyproject.toml"
+    try:
+        tool = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("flwr", {})
+    except FileNotFoundError:
+        raise BadInput(f"{folder} is no Flower app: it has no pyproject.toml") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
+        raise BadInput(f"{file} can't be read: {error}") from None
+    app = tool.get("app") if isinstance(tool, dict) else None
+    if not isinstance(app, dict) or not isinstance(app.get("components", {}), dict):
+        raise BadInput(f"{file} is no Flower app's: it has no [tool.flwr.app.components]")
+    federations = tool.get("federations", {})
+    default = federations.get(federations.get("default")) if isinstance(federations, dict) else None
+    options = default.get("options", {}) if isinstance(default, dict) else {}
+    number = options.get("num-supernodes") if isinstance(options, dict) else None
+    return {**app, "nodes": number if isinstance(number, int) and number > 0 else None}
+
+
+def _flat(values: Mapping[str, Any], parent: str = "") -> Config:
+    """Return a config as Flower hands it to apps: nested tables by dotted keys."""
+    flat: Config = {}
+    for key, value in values.items():
+        name = f"{parent}.{key}" if parent else key
+        if isinstance(value, dict):
+            flat |= _flat(value, name)
+        elif isinstance(value, bool | int | float | str):
+            flat[name] = value
+        else:
+            raise BadInput(f"run config {name}: {value!r} isn't text, a number or a truth value")
+    return flat
+
+
+def _fused(app: App, config: Mapping[str, Any]) -> Config:
+    changes = _flat(config)
+    if unknown := [key for key in changes if key not in app.config]:
+        known = ", ".join(app.config) or "none"
+        raise BadInput(f"run config has no '{unknown[0]}' in {app.folder / 'pyproject.toml'}; known: {known}")
+    return {**app.config, **changes}
+
+
+def _load(ref: str, folder: Path) -> Any:
+    module, _, names = ref.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except Exception as error:
+        raise BadInput(f"{folder}: {ref} can't be imported: {_in_words(error, folder)}") from error
+    return found
+
+
+def lies_in(module: Any, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None:  # a namespace package
+        return any(Path(path).is_relative_to(folder) for path in getattr(module, "__path__", []))
+    return Path(file).resolve().is_relative_to(folder)
+
+
+def _in_words(error: BaseException, folder: Path) -> str:
+    """Return an error as one line, with the last place in the app's own code."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
+    place = f" ({Path(frames[-1].filename).relative_to(folder)}:{frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}{place}".split())

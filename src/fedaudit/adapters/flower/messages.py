@@ -1,0 +1,83 @@
+"""What Flower's messages say: the model in them, the round, how many examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from fedaudit.utils.errors import BadInput
+
+EXAMPLES = ("num-examples", "num_examples")  # of the message API, and of clients written for the older one
+
+
+def is_training(message: Message) -> bool:
+    """Whether the message asks for training, or answers such a one."""
+    return str(message.metadata.message_type).split(".")[0] == "train"
+
+
+def state_in(content: RecordDict, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Return the model that travels in a message.
+
+    Args:
+        content: of the message.
+        names: of the module's ``state_dict()``, for arrays that travel without names, in its order.
+
+    Raises:
+        BadInput: there is none, there are several, or an array can't be read.
+    """
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise BadInput(f"a message with {len(records)} ArrayRecords isn't one model (secure aggregation?)")
+    try:
+        state = dict(records[0].to_torch_state_dict())
+    except Exception as error:
+        raise BadInput(f"a message's ArrayRecord doesn't hold a model's arrays: {error}") from None
+    if not state:
+        raise BadInput("a message's ArrayRecord is empty")
+    if list(state) != [str(i) for i in range(len(state))] or (names is not None and set(state) <= set(names)):
+        return state
+    if names is None:
+        raise BadInput("the model's arrays travel without names: give the Recorder the module")
+    if len(names) != len(state):
+        raise BadInput(f"{len(state)} arrays without names travel, but the module's state_dict() has {len(names)}")
+    return dict(zip(names, state.values(), strict=True))
+
+
+def check_names(state: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> None:
+    """Check that a reply's model is one of those that were sent, or a part of it.
+
+    Raises:
+        BadInput: it has other names or shapes.
+    """
+    if other := [name for name in state if name not in sent]:
+        raise BadInput(f"a reply holds '{other[0]}', which the model that was sent doesn't have")
+    for name, value in state.items():
+        if value.shape != sent[name].shape:
+            raise BadInput(
+                f"a reply's '{name}' has shape {tuple(value.shape)}, what was sent {tuple(sent[name].shape)}"
+            )
+
+
+def server_round(message: Message) -> int | None:
+    """Return the round that the server wrote into the message, from 1; None if it wrote none."""
+    if message.has_content():
+        for record in message.content.config_records.values():
+            value = record.get("server-round")
+            if isinstance(value, int) and value > 0:
+                return value
+    group = str(message.metadata.group_id or "")  # where the older API has it
+    return int(group) if group.isdecimal() and int(group) > 0 else None
+
+
+def num_examples(content: RecordDict, key: str | None = None) -> int | None:
+    """Return how many examples a reply says that the client trained on, under ``key`` or Flower's usual names."""
+    keys = (*([key] if key else []), *EXAMPLES)
+    for record in content.metric_records.values():
+        for name in keys:
+            value: Any = record.get(name)
+            if isinstance(value, int | float) and value >= 1 and float(value).is_integer():
+                return int(value)
+    return None
