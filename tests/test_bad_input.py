@@ -245,7 +245,6 @@ FLAGS = [
         "simulate {s} --federation sdg --out {t}/new",
         "unknown federation 'sdg'; did you mean 'sgd'?",
     ),
-    ("no attack", "attack {r}", "Missing option '--attack'"),
     ("unknown attack", "attack {r} --attack agik", "unknown attack 'agik'; did you mean 'agic'?"),
     ("attack twice", "attack {r} --attack invg --attack invg", "the same attack is named twice"),
     ("attack's setting", "attack {r} --attack invg --set itrations=3", "did you mean 'iterations'?"),

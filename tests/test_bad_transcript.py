@@ -21,7 +21,7 @@ UPDATE = ("rounds", 0, "updates", 0)
 FACTS = {"learning_rate": 0.01, "local_steps": 1, "batch_sizes": [1]}
 INDEX: list[tuple[str, tuple[str | int, ...], Any, str]] = [
     ("other format", ("format",), "tar", "format is 'tar', not 'fedaudit-transcript'"),
-    ("version 2", ("version",), 2, "version 2 can't be read by this fedaudit"),
+    ("version 3", ("version",), 3, "version 3 can't be read by this fedaudit"),
     ("unknown key", ("x",), 1, "unknown key 'x'"),
     ("no rounds", ("rounds",), [], "rounds: at least one is needed"),
     ("no updates", ("rounds", 0, "updates"), [], "updates: at least one is needed"),

@@ -21,8 +21,9 @@ from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.evaluation.image_metrics import mse
 from fedaudit.examples import EXAMPLE_KINDS, ExampleKind, example_kind, fitting_kind, register
+from fedaudit.federation.rounds import check_examples
 from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Transcript, check_examples
+from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import check_public_examples, record

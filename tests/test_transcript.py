@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedaudit.federation.rounds import Round
 from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Round, Transcript
+from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record

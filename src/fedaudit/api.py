@@ -15,14 +15,16 @@ from fedaudit.attacks import Attack, Finding, make_attack, register
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.own import dataset_of
 from fedaudit.evaluation import Limits
+from fedaudit.federation.rounds import check_new
 from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Transcript, check_new
+from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
+from fedaudit.recording import Recorder
 from fedaudit.results import AuditResult, Verdict
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
@@ -41,6 +43,7 @@ __all__ = [
     "Dataset",
     "Finding",
     "Observation",
+    "Recorder",
     "Scenario",
     "ThreatModel",
     "Transcript",
@@ -201,14 +204,17 @@ def simulate(
 
 def attack(
     transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any]],
+    attacks: Sequence[str | dict[str, Any]] | None = None,
     *,
     threat: dict[str, Any] | None = None,
     seed: int | None = None,
     device: str = "cpu",
     truth: Path | str | None = None,
+    module: nn.Module | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    task: dict[str, Any] | None = None,
+    rounds: Sequence[int] | None = None,
     out: Path | str | None = None,
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
@@ -220,13 +226,16 @@ def attack(
     """Run attacks on a transcript; evaluate afterwards, if the ground truth is there.
 
     Args:
-        transcript: what :func:`simulate` returned, a transcript alone, or its folder.
-        attacks: names, or mappings with settings.
+        transcript: what :func:`simulate` returned, a transcript alone, its folder, or that of a :class:`Recorder`.
+        attacks: names, or mappings with settings; None: those that fit.
         threat: fields of a :class:`fedaudit.ThreatModel`; default: an honest-but-curious server.
         seed: of the attacks; default: the simulation's, or 0 where there is no ground truth.
         device: cpu or cuda.
         truth: file of the ground truth; default: the recording's own, or the one in the transcript's folder.
-        model, loss: your own, where the transcript is a folder and was made with them.
+        module, loss: your own, where the transcript is a folder and was made with them; ``model`` is the same.
+        task: of a recording: what wasn't recorded, or counts in its place: ``mean``, ``std``, ``input_shape``,
+            ``loss`` (its name), ``batch_norm``, ``dropout``.
+        rounds: of a recording: only these.
         out: folder for the report, or for what was recovered where there is no ground truth.
         controls: run a positive control beside every attack that found nothing.
         workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
@@ -250,7 +259,7 @@ def attack(
     with live_display(progress) as display:
         finished = attack_transcript(
             source,
-            [{"name": spec} if isinstance(spec, str) else spec for spec in attacks],
+            None if attacks is None else [{"name": spec} if isinstance(spec, str) else spec for spec in attacks],
             threat=threat or {},
             seed=seed,
             device=device,
@@ -260,8 +269,10 @@ def attack(
             limits=limits,
             controls=controls,
             display=display,
-            model=model,
+            model=module if module is not None else model,
             loss=loss,
+            task=task,
+            rounds=rounds,
             overwrite=overwrite,
         )
     if out and isinstance(finished, Audit):

@@ -117,6 +117,7 @@ class Observation:
         messages: the exchanges that this adversary can read, in order.
         adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
+        totals: rounds of which it can read the sum of several updates only.
     """
 
     federation: str
@@ -129,6 +130,7 @@ class Observation:
     messages: tuple[Message, ...]
     adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     records: Records | None = None
+    totals: int = 0
 
     def __repr__(self) -> str:
         seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
@@ -153,6 +155,11 @@ class Observation:
         Raises:
             NotApplicable: it doesn't.
         """
+        if not self.messages and self.totals:
+            raise NotApplicable(
+                f"only the sum of several clients' updates is known in {self.totals} rounds (secure aggregation), and "
+                "this attack is on single updates"
+            )
         if not self.messages:
             raise NotApplicable(
                 f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
@@ -205,7 +212,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
                 training=update.training if threat.knows_training else None,
                 labels=update.labels if threat.knows_labels else None,
             )
-            messages.append(Message(record.index, update.client, record.weights, seen))
+            messages.append(Message(record.index, update.client, record.sent_to(update.client), seen))
     if threat.adversary == "client":
         messages = []
     records = transcript.records if threat.records is not None else None
@@ -222,9 +229,10 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         task_info=transcript.task_info,
         module=transcript.module,
         loss=transcript.loss,
-        update_kind=transcript.rounds[0].updates[0].kind,
+        update_kind=transcript.update_kind,
         weights=tuple(r.weights for r in transcript.rounds),
         messages=tuple(messages),
         adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
         records=records,
+        totals=sum(r.total is not None for r in transcript.rounds) if threat.adversary != "client" else 0,
     )

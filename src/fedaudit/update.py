@@ -63,6 +63,7 @@ class Update:
         labels: (num_examples,) the labels, or (num_examples, 1) targets, in the order of use; only where the threat
             model grants them.
         sanitised: the defence that it went through, if any.
+        seconds: that local training took; None where it wasn't recorded.
 
     Raises:
         BadInput: the values contradict each other.
@@ -76,6 +77,7 @@ class Update:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
     sanitised: SanitiserInfo | None = None
+    seconds: float | None = None
 
     def __repr__(self) -> str:
         elements = sum(tensor.numel() for tensor in self.tensors.values())

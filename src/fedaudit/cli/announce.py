@@ -65,7 +65,8 @@ def simulation_in_words(written: dict[str, Any], federation: str | None) -> str:
 
 def attack_in_words(transcript: Path, attacks: Sequence[dict[str, Any]]) -> str:
     """Return what attacks on a transcript will do."""
-    return f"attacking '{transcript}' with {_list('attack', [_with_iterations(one) for one in attacks])}"
+    chosen = _list("attack", [_with_iterations(one) for one in attacks]) if attacks else "the attacks that fit"
+    return f"attacking '{transcript}' with {chosen}"
 
 
 def _name(written: dict[str, Any]) -> str:

@@ -21,6 +21,19 @@ from fedaudit.cli.options import (
     folder,
     number_of_workers,
 )
+from fedaudit.cli.own import (
+    BatchNorm,
+    InputShape,
+    Mean,
+    OwnCheckpoint,
+    OwnLoss,
+    OwnModel,
+    Rounds,
+    Std,
+    loss_of,
+    rounds_of,
+    task_of,
+)
 from fedaudit.utils.errors import BadInput, unknown_name
 
 if TYPE_CHECKING:
@@ -119,8 +132,18 @@ def simulate(
 
 
 def attack(
-    transcript: Annotated[Path, typer.Argument(help="Folder written by 'fedaudit simulate'.")],
-    attacks: Annotated[list[str], typer.Option("--attack", help="Attack to run; may be repeated.")],
+    transcript: Annotated[Path, typer.Argument(help="Folder written by 'fedaudit simulate' or a fedaudit.Recorder.")],
+    attacks: Annotated[
+        list[str] | None, typer.Option("--attack", help="Attack to run; may be repeated; default: those that fit.")
+    ] = None,
+    model: OwnModel = None,
+    checkpoint: OwnCheckpoint = None,
+    loss: OwnLoss = None,
+    mean: Mean = None,
+    std: Std = None,
+    input_shape: InputShape = None,
+    batch_norm: BatchNorm = None,
+    rounds: Rounds = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,6 +178,8 @@ def attack(
     from fedaudit.written import parse_setting
 
     formats = formats_of(write)
+    attacks = attacks or []
+    task, chosen = task_of(mean, std, input_shape, batch_norm), rounds_of(rounds)
     asked: dict[str, Any] = {
         "attacks": [{"name": name} for name in attacks],
         "threat": {
@@ -168,15 +193,21 @@ def attack(
     short = [text for text in settings or [] if text not in dotted]
     announce(attack_in_words(transcript, _with_settings(asked, dotted)["attacks"]), number_of_workers(workers))
     from fedaudit import api
+    from fedaudit.pipeline.recordings import own_module
     from fedaudit.pipeline.transcripts import check_single
 
     limits = limits_of(fail_above, fail_on, policy)
     check_single(transcript)
+    own_loss, task["loss"] = loss_of(loss)
     written = [long for text in short for long in _for_attacks(text, attacks)]
     asked = _with_settings(asked, [*written, *dotted])  # what is set of one attack wins over what is set of all
     finished = api.attack(
         transcript,
-        asked["attacks"],
+        asked["attacks"] or None,
+        module=own_module(model, checkpoint) if model else None,
+        loss=own_loss,
+        task=task,
+        rounds=chosen,
         threat=asked["threat"],
         seed=seed,
         device=device,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedaudit.federation.transcript import Round
+from fedaudit.federation.rounds import Round
 from fedaudit.models.torch_files import read_torch_file
 from fedaudit.training import TrainingConfig
 from fedaudit.update import SanitiserInfo, Update

@@ -23,9 +23,10 @@ from fedaudit.federation.budget import PrivacyBudget
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.federation.client import Client, Federation
 from fedaudit.federation.history import History
+from fedaudit.federation.rounds import Round
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
-from fedaudit.federation.transcript import Round, Transcript
+from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.federation.worker_pool import run_round
 from fedaudit.models import has_batch_norm, layer_groups

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
-import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +13,24 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedaudit.federation import recorded
 from fedaudit.federation.records import Records
+from fedaudit.federation.rounds import (
+    Round,
+    check_examples,
+    check_labels,
+    check_new,
+    check_order,
+    check_tensors,
+    check_update,
+    expected,
+    labels_of,
+    read_file,
+    read_tensors,
+)
 from fedaudit.models import build_model
 from fedaudit.training import Loss, TrainingConfig, loss_function
 from fedaudit.update import SanitiserInfo, TaskInfo, Update, UpdateKind
@@ -33,28 +45,6 @@ ADVERSARY_LOG = "journal.safetensors"
 RECORDS = "records.safetensors"
 
 
-@dataclass(frozen=True)
-class Round:
-    """One round: the weights that the server sent, the updates that came back, and whom the server left out.
-
-    Attributes:
-        index: from 0.
-        weights: the global model's whole state (parameters and buffers), by name.
-        updates: in the order of the clients.
-        rejected: client to reason.
-        fallback: why the aggregator couldn't do what it is meant to do, if so.
-    """
-
-    index: int
-    weights: dict[str, Tensor]
-    updates: list[Update]
-    rejected: dict[int, str] = field(default_factory=dict)
-    fallback: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Round({self.index}: {len(self.updates)} updates, {len(self.rejected)} rejected)"
-
-
 @dataclass(eq=False)
 class Transcript:
     """What travelled in one federation.
@@ -67,6 +57,12 @@ class Transcript:
         rounds: in order.
         adversary_log: what malicious clients recorded, by name; only they have it.
         records: the examples that the adversary holds, if any.
+        clients: number to the name that the framework has for it; empty where clients are only numbered.
+        partial: whether updates may hold only some of the model's parameters (adapters, some layers).
+        replay_errors: (round, client) to the relative error with which local training, repeated on the truth, gives
+            the update; of those that were checked.
+        notes: what readers should know of the recording.
+        recording: identifier of what :class:`fedaudit.Recorder` wrote; None of a simulation.
     """
 
     name: str
@@ -76,6 +72,11 @@ class Transcript:
     rounds: list[Round]
     adversary_log: dict[str, Tensor] = field(default_factory=dict)
     records: Records | None = None
+    clients: dict[int, str] = field(default_factory=dict)
+    partial: bool = False
+    replay_errors: dict[tuple[int, int], float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    recording: str | None = None
     _checked: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
@@ -87,6 +88,11 @@ class Transcript:
         """Number of updates in all rounds."""
         return sum(len(r.updates) for r in self.rounds)
 
+    @property
+    def update_kind(self) -> UpdateKind:
+        """What clients send; ``weights`` where no single update can be read."""
+        return next((u.kind for r in self.rounds for u in r.updates), "weights")
+
     def check(self) -> None:
         """Refuse, once, what :meth:`load` refuses: one that was made in Python may hold anything.
 
@@ -96,26 +102,31 @@ class Transcript:
         if self._checked:
             return
         where = f"transcript '{self.name}'"
-        if not self.rounds or not all(r.updates for r in self.rounds):
+        if not self.rounds or not all(r.updates or r.total or self.recording for r in self.rounds):
             raise CorruptTranscript(f"{where}: there must be a round, and an update in every one")
-        _check_order(where, self.rounds)
-        state, parameters, buffers = _expected(self.module)
+        check_order(where, self.rounds)
+        state, parameters, buffers = expected(self.module)
         for record in self.rounds:
             place = f"{where}, round {record.index}"
-            _check(record.weights, state, f"{place}, global weights")
+            check_tensors(record.weights, state, f"{place}, global weights")
             for update in record.updates:
                 own = f"{place}, client {update.client}"
-                _check_update(update.tensors, update.buffers, parameters, buffers, own, whole=update.sanitised is None)
+                whole = update.sanitised is None and not self.partial
+                check_update(update.tensors, update.buffers, parameters, buffers, own, whole=whole)
                 if update.labels is not None:
-                    _check_labels(update.labels, self.task_info, own)
+                    check_labels(update.labels, self.task_info, own)
         self._checked = True
 
     def fingerprint(self) -> str:
         """Return a hash of all updates and records, by which a ground truth knows the transcript it belongs to.
 
+        Of a recording it is made from the recording's identifier, and which updates there are.
         Its value stands in files: it stays as it was in version 1.
         """
         digest = hashlib.sha256()
+        if self.recording:
+            updates = [(r.index, u.client) for r in self.rounds for u in r.updates]
+            return hashlib.sha256(f"{self.recording}/{updates}".encode()).hexdigest()
         for record in self.rounds:
             for update in record.updates:
                 digest.update(f"{record.index}/{update.client}/{update.kind}/{update.num_examples}".encode())
@@ -150,19 +161,47 @@ class Transcript:
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
 
     @classmethod
-    def load(cls, folder: Path | str, module: nn.Module | None = None, loss: Loss | None = None) -> Transcript:
+    def load(
+        cls,
+        folder: Path | str,
+        module: nn.Module | None = None,
+        loss: Loss | None = None,
+        *,
+        task: Mapping[str, Any] | None = None,
+        rounds: Collection[int] | None = None,
+    ) -> Transcript:
         """Read a transcript and check all of it against the architecture.
 
         Args:
-            folder: as written by :meth:`save`.
+            folder: as written by :meth:`save`, or by :class:`fedaudit.Recorder`.
             module: the architecture, needed where the federation trained a user's own module.
             loss: likewise.
+            task: of a recording: what wasn't recorded of the task, or counts in place of it: ``mean``, ``std``,
+                ``input_shape``, ``loss``, ``batch_norm``, ``dropout``.
+            rounds: of a recording: only these; default: all.
 
         Raises:
             BadInput: there is no transcript there, or it needs ``module`` or ``loss``.
             CorruptTranscript: something is missing, misshapen, not finite, truncated, or contradicts something else.
         """
         folder = Path(folder)
+        if _version(folder) == recorded.VERSION:
+            read = recorded.read_recording(folder, INDEX, module, loss, task or {}, rounds)
+            assert module is not None
+            made = cls(
+                read.name,
+                read.task_info,
+                module,
+                read.loss,
+                read.rounds,
+                clients=read.clients,
+                partial=read.partial,
+                replay_errors=read.replay_errors,
+                notes=tuple(read.notes),
+                recording=read.id,
+            )
+            made.check()
+            return made
         index = _read_index(folder)
         task_info = _read_setup(folder / INDEX, index.task_info)
         if (module is None and task_info.model == "custom") or (loss is None and task_info.loss == "custom"):
@@ -176,34 +215,21 @@ class Transcript:
                 )
         except BadInput as error:
             raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
-        state, parameters, buffers = _expected(module)
-        rounds = []
+        state, parameters, buffers = expected(module)
+        filed = []
         for entry in index.rounds:
-            weights = _read_tensors(folder, entry.weights, state)
+            weights = read_tensors(folder, entry.weights, state)
             updates = [_read_update(folder, u, parameters, buffers, task_info) for u in entry.updates]
-            rounds.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
-        adversary_log = _read_file(folder, ADVERSARY_LOG) if (folder / ADVERSARY_LOG).is_file() else {}
+            filed.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
+        adversary_log = read_file(folder, ADVERSARY_LOG) if (folder / ADVERSARY_LOG).is_file() else {}
         records = _read_records(folder, task_info) if (folder / RECORDS).is_file() else None
-        loaded = cls(index.name, task_info, module, loss, rounds, adversary_log, records)
+        loaded = cls(index.name, task_info, module, loss, filed, adversary_log, records)
         loaded._checked = True
         return loaded
 
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
 _STRICT = ConfigDict(extra="forbid", strict=True)
-
-
-def check_new(folder: Path) -> None:
-    """Refuse a folder that something is in.
-
-    Raises:
-        BadInput: it isn't new or empty, or can't be read.
-    """
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise BadInput(f"'{folder}' exists and isn't an empty folder; choose a new one for the transcript")
-    except OSError as error:
-        raise BadInput(f"can't read '{folder}': {error.strerror or error}") from None
 
 
 class _UpdateEntry(BaseModel):
@@ -261,6 +287,14 @@ def _save_round(folder: Path, record: Round) -> _RoundEntry:
     )
 
 
+def _version(folder: Path) -> int | None:
+    """Return the version of the transcript in ``folder``; None where that can't be told."""
+    try:
+        return _Header.model_validate_json((folder / INDEX).read_bytes()).version
+    except (OSError, ValidationError):
+        return None
+
+
 def _read_index(folder: Path) -> _Index:
     path = folder / INDEX
     if not path.is_file():
@@ -279,7 +313,7 @@ def _read_index(folder: Path) -> _Index:
         raise
     except BadInput as error:  # from how an update was trained
         raise CorruptTranscript(f"{path}: {error}") from None
-    _check_order(path, index.rounds)
+    check_order(path, index.rounds)
     return index
 
 
@@ -294,22 +328,7 @@ def _check_version(path: Path, text: str) -> None:
     if header.format != FORMAT:
         raise CorruptTranscript(f"{path}: format is '{header.format}', not '{FORMAT}'")
     if header.version != VERSION:
-        raise CorruptTranscript(f"{path}: version {header.version} can't be read by this fedaudit, only {VERSION}")
-
-
-def _check_order(path: Path | str, rounds: Sequence[_RoundEntry | Round]) -> None:
-    numbers = [r.index for r in rounds]
-    if any(b <= a for a, b in itertools.pairwise(numbers)):
-        raise CorruptTranscript(f"{path}: rounds {numbers} are not in order, each once")
-    if len({u.kind for r in rounds for u in r.updates}) > 1:
-        raise CorruptTranscript(f"{path}: some updates are gradients and some are weights; a federation has one kind")
-    for entry in rounds:
-        clients = [u.client for u in entry.updates]
-        if len(set(clients)) < len(clients):
-            raise CorruptTranscript(f"{path}: a client sent two updates in round {entry.index}; it sends one")
-        absent = set(entry.rejected) - set(clients)
-        if absent:
-            raise CorruptTranscript(f"{path}: round {entry.index} rejects client {min(absent)}, who sent nothing")
+        raise CorruptTranscript(f"{path}: version {header.version} can't be read by this fedaudit, only {VERSION} and {recorded.VERSION}")
 
 
 def _read_setup(path: Path, values: dict[str, Any]) -> TaskInfo:
@@ -321,57 +340,15 @@ def _read_setup(path: Path, values: dict[str, Any]) -> TaskInfo:
         raise CorruptTranscript(f"{path}: 'setup' is broken: {error}") from None
 
 
-def _read_file(folder: Path, file: str) -> dict[str, Tensor]:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", file) or (folder / file).is_symlink():
-        raise CorruptTranscript(f"the index of '{folder}' names a file that isn't a plain one beside it: {file[:80]!r}")
-    path = folder / file
-    if not path.is_file():
-        raise CorruptTranscript(f"{path} is missing; the transcript is incomplete")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CorruptTranscript(f"{path} is truncated or not a safetensors file ({error})") from None
-
-
-def _expected(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Return the whole state of ``module``, its trainable parameters, and the buffers that travel."""
-    state = module.state_dict()
-    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    return state, parameters, {name: b for name, b in module.named_buffers() if name in state}
-
-
-def _check(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: Path | str) -> None:
-    for name, own in wanted.items():
-        if name not in tensors:
-            raise CorruptTranscript(f"{path}: tensor '{name}' is missing")
-        given = tensors[name]
-        if given.shape != own.shape:
-            shapes = f"shape {tuple(given.shape)}, the model needs {tuple(own.shape)}"
-            raise CorruptTranscript(f"{path}: tensor '{name}' has {shapes}")
-        if given.dtype != own.dtype:
-            raise CorruptTranscript(f"{path}: tensor '{name}' is {given.dtype}, the model needs {own.dtype}")
-    for name, tensor in tensors.items():
-        if name not in wanted:
-            raise CorruptTranscript(f"{path}: the model has no tensor '{name}'")
-        if not torch.isfinite(tensor).all():
-            raise CorruptTranscript(f"{path}: tensor '{name}' has NaN or infinite values")
-
-
-def _read_tensors(folder: Path, file: str, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    tensors = _read_file(folder, file)
-    _check(tensors, wanted, folder / file)
-    return tensors
-
-
 def _read_update(
     folder: Path, entry: _UpdateEntry, parameters: dict[str, Tensor], buffers: dict[str, Tensor], task_info: TaskInfo
 ) -> Update:
-    tensors = _read_file(folder, entry.file)
+    tensors = read_file(folder, entry.file)
     path = folder / entry.file
     moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
     own = {k: v for k, v in tensors.items() if not k.startswith("buffers/")}
     filed = {f"parameters/{k}": v for k, v in parameters.items()}
-    sent = _check_update(own, moved, filed, buffers, path, whole=entry.sanitised is None)
+    sent = check_update(own, moved, filed, buffers, path, whole=entry.sanitised is None)
     try:
         return Update(
             client=entry.client,
@@ -380,36 +357,15 @@ def _read_update(
             num_examples=entry.num_examples,
             training=entry.training,
             buffers=moved,
-            labels=None if entry.labels is None else _labels(entry.labels, task_info.num_classes),
+            labels=None if entry.labels is None else labels_of(entry.labels, task_info.num_classes),
             sanitised=entry.sanitised,
         )
     except BadInput as error:
         raise CorruptTranscript(f"{path}: {error}") from None
 
 
-def _check_update(
-    own: dict[str, Tensor],
-    moved: dict[str, Tensor],
-    parameters: dict[str, Tensor],
-    buffers: dict[str, Tensor],
-    path: Path | str,
-    *,
-    whole: bool,
-) -> dict[str, Tensor]:
-    """Return those of ``parameters`` that were sent in ``own``, and refuse what isn't as the model has it.
-
-    A sanitiser may hold tensors back, but then says that it was there; without one the update must be ``whole``.
-    """
-    sent = {k: v for k, v in parameters.items() if whole or k in own}
-    if not sent:
-        raise CorruptTranscript(f"{path}: there is no parameter of the model in it")
-    _check(own, sent, path)
-    _check(moved, {k: v for k, v in buffers.items() if k in moved}, path)
-    return sent
-
-
 def _read_records(folder: Path, task_info: TaskInfo) -> Records:
-    tensors = _read_file(folder, RECORDS)
+    tensors = read_file(folder, RECORDS)
     path = folder / RECORDS
     if set(tensors) != {field.name for field in dataclasses.fields(Records)}:
         raise CorruptTranscript(f"{path}: {', '.join(sorted(tensors))[:80]} are no records")
@@ -425,36 +381,3 @@ def _read_records(folder: Path, task_info: TaskInfo) -> Records:
     if wrong or bool(((values < 0) | (values >= k)).any()):
         raise CorruptTranscript(f"{path}: what it says of the hidden attribute is broken")
     return records
-
-
-def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: int, what: str) -> None:
-    """Check that ``inputs`` and ``labels``, read from a file, are ``count`` examples of the kind in ``task_info``.
-
-    Raises:
-        CorruptTranscript: they aren't; ``what`` names them.
-    """
-    if inputs.shape != (count, *task_info.input_shape) or len(labels) != count:
-        shapes = f"{tuple(inputs.shape)} inputs, {tuple(labels.shape)} labels"
-        raise CorruptTranscript(f"{what}: {shapes}; expected {count} of shape {task_info.input_shape}")
-    if fault := task_info.example_kind.fault(inputs):
-        raise CorruptTranscript(f"{what}: {fault}")
-    _check_labels(labels, task_info, what)
-
-
-def _check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
-    classes = task_info.num_classes
-    if classes is None:
-        wrong = labels.ndim != 2 or labels.shape[1] != 1 or not bool(torch.isfinite(labels).all())
-    else:
-        wrong = labels.dtype != torch.int64 or labels.ndim != 1 or bool(((labels < 0) | (labels >= classes)).any())
-    if wrong:
-        raise CorruptTranscript(f"{where}: the labels are none of this model's")
-
-
-def _labels(values: list[int] | list[float], classes: int | None) -> Tensor:
-    if classes is None:
-        return torch.tensor(values, dtype=torch.float32).view(-1, 1)
-    labels = torch.tensor(values)
-    if labels.is_floating_point() or bool((labels >= classes).any()):
-        raise BadInput(f"a label is outside of 0..{classes - 1}")
-    return labels

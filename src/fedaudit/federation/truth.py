@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedaudit.federation.records import UNUSED
-from fedaudit.federation.transcript import Transcript, check_examples, check_new
+from fedaudit.federation.rounds import check_examples, check_new
+from fedaudit.federation.transcript import Transcript
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 FILE = "truth.safetensors"
@@ -37,6 +38,9 @@ class Truth:
             client holds it and no update used it; empty where the adversary has none.
         matched: (n,) of each record the one of the other sort that was drawn to go with it.
         values: (n,) of each record the value of the attribute that it lacks; empty where it lacks none.
+        seen: of a recording, (round, client) to inputs (n, ...) and targets (n, ...) as model and loss saw them, of
+            which ``inputs`` and ``labels`` are made; empty of a simulation.
+        randomness: likewise, torch's state of randomness (passes, k) before each pass, where the model draws at random.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -48,6 +52,8 @@ class Truth:
     owners: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     matched: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    randomness: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         examples = sum(map(len, self.inputs.values()))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset
 from fedaudit.federation.spec import FederationSpec
+from fedaudit.federation.transcript import Transcript
 from fedaudit.scenario import AttackSpec, Scenario
+from fedaudit.threat import ThreatModel
 
 _MOST_STEPS = 16  # that are worth simulating; AGIC's one batch takes any number
 _MOST_IMAGES = 128  # in one update; beyond, only which labels they have is asked
@@ -91,7 +93,45 @@ def choose(scenario: Scenario, dataset: Dataset) -> list[AttackSpec]:
         scenario: whose attacks are left open.
         dataset: that its clients hold.
     """
-    cases = [_case(scenario, spec, dataset) for spec in scenario.federations]
+    return _fitting([_case(scenario, spec, dataset) for spec in scenario.federations])
+
+
+def choose_for(transcript: Transcript, threat: ThreatModel) -> list[AttackSpec]:
+    """Return the attacks that fit at least one update of a transcript.
+
+    Args:
+        transcript: to be attacked.
+        threat: of the adversary.
+    """
+    info = transcript.task_info
+    sizes = {
+        (u.num_examples, u.training.local_steps if u.training else 1, u.training is not None)
+        for r in transcript.rounds
+        for u in r.updates
+    }
+    cases = [
+        Case(
+            images=info.kind in ATTACKS["invg"].value.examples,
+            classes=info.num_classes is not None,
+            sees=threat.adversary != "client",
+            labels=threat.knows_labels,
+            training=threat.knows_training and told,
+            public=threat.public_examples is not None,
+            records=transcript.records is not None and threat.records is not None,
+            hidden=threat.hidden_attribute is not None,
+            filled=False,
+            malicious=None,
+            gradient=transcript.update_kind == "gradient",
+            examples=examples,
+            steps=steps,
+            rounds=len(transcript.rounds),
+        )
+        for examples, steps, told in sorted(sizes) or [(1, 1, False)]
+    ]
+    return _fitting(cases)
+
+
+def _fitting(cases: Sequence[Case]) -> list[AttackSpec]:
     fitting = [(name, settings) for name, settings, fits in TABLE if any(map(fits, cases))]
     return [AttackSpec.model_validate({"name": name, **settings}) for name, settings in fitting or [(_NOTHING, {})]]
 

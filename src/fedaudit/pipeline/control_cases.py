@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fedaudit.data import load_dataset
 from fedaudit.federation.local_training import gradient, local_randomness, train
 from fedaudit.federation.records import NOBODY, UNUSED
+from fedaudit.federation.rounds import Round
 from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Round, Transcript
+from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.training import TrainingConfig

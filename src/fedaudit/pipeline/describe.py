@@ -9,6 +9,7 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.history import History
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Transcript
+from fedaudit.pipeline.describe_recording import recording_record
 from fedaudit.results import FederationRecord, HistoryRecord, HistoryTiming
 from fedaudit.scenario import Scenario
 from fedaudit.threat import observe
@@ -27,6 +28,12 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         local = _many(spec.local_steps, "local step") if spec.local_steps else _many(spec.local_epochs, "local epoch")
         what = f"each trains for {local} on batches of {spec.batch_size} ({sizes}) and sends its weights"
     rounds = _many(spec.rounds, "round")
+    recording = recording_record(transcript) if transcript.recording else None
+    if recording:
+        sends = "its gradient" if transcript.update_kind == "gradient" else "its weights"
+        trains = f"trains by {recording.training[0]}" if recording.training else "trains in a way that wasn't recorded"
+        more = f" (or {len(recording.training) - 1} other ways)" if len(recording.training) > 1 else ""
+        what = f"each {trains}{more} ({sizes}) and sends {sends}"
     stopped = _stopped(transcript, history, spec)
     if stopped is not None:
         rounds = (
@@ -40,7 +47,7 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
     return FederationRecord(
         name=name,
         algorithm=spec.algorithm,
-        update_kind=transcript.rounds[0].updates[0].kind,
+        update_kind=transcript.update_kind,
         clients=spec.clients,
         rounds=spec.rounds,
         batch_size=spec.batch_size,
@@ -50,11 +57,13 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         updates_observed=len(observe(transcript, scenario.threat).messages),
         updates_rejected=sum(len(r.rejected) for r in transcript.rounds),
         fallbacks=sum(r.fallback is not None for r in transcript.rounds),
-        description=f"{rounds}, {who}; {what} (learning rate {spec.learning_rate:g})"
+        description=f"{rounds}, {who}; {what}"
+        + ("" if recording else f" (learning rate {spec.learning_rate:g})")
         + (f"; {defences}" if defences else ""),
         aggregator=placed.aggregator.name,
         sanitiser=placed.sanitiser.name,
         defences=defences,
+        recording=recording,
         course=None if history is None else _course_record(history, spec),
     )
 
@@ -112,4 +121,6 @@ def _stopped(transcript: Transcript, history: History | None, spec: FederationSp
     if history is not None:
         return history.stopped
     recorded = len(transcript.rounds)
+    if transcript.recording:
+        return None
     return recorded if spec.record is None and recorded < spec.rounds else None

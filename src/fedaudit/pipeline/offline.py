@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from fedaudit.attacks import Finding, ImageFinding, make_attack
+from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.evaluation import Limits
 from fedaudit.examples import ExampleKind
+from fedaudit.federation.recorded_truth import FOLDER, has_truth
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs
+from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
+from fedaudit.pipeline.recordings import check_replay, recorded_truth, with_truth
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
 from fedaudit.pipeline.trials import Trial
 from fedaudit.results import DataRecord, ModelRecord
@@ -36,7 +39,7 @@ from fedaudit.utils.validation import explain
 
 def attack_transcript(
     source: Path | Transcript,
-    specs: Sequence[Mapping[str, Any]],
+    specs: Sequence[Mapping[str, Any]] | None,
     *,
     threat: dict[str, Any],
     seed: int | None,
@@ -49,13 +52,15 @@ def attack_transcript(
     display: Display,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    task: Mapping[str, Any] | None = None,
+    rounds: Collection[int] | None = None,
     overwrite: bool = False,
 ) -> Audit | list[Finding | NotApplicable]:
     """Run attacks on a transcript; where there is no ground truth, write what was recovered to ``out``.
 
     Args:
         source: the transcript, or its folder.
-        specs: of each attack its ``name`` and settings.
+        specs: of each attack its ``name`` and settings; None: those that fit.
         threat: fields of a ThreatModel.
         seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
         device: where to compute.
@@ -66,6 +71,8 @@ def attack_transcript(
         controls: whether attacks that find nothing get a positive control.
         display: shows progress.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
+        task: of a recording: what wasn't recorded of the task, see :meth:`Transcript.load`.
+        rounds: of a recording: only these.
         overwrite: whether another audit's results in ``out`` may go.
 
     Returns:
@@ -76,18 +83,18 @@ def attack_transcript(
     """
     started = time.time()
     adversary = _threat(threat)
-    names = [spec["name"] for spec in specs]
-    given = [{key: value for key, value in spec.items() if key != "name"} for spec in specs]
-    attacks = [make_attack(name, settings) for name, settings in zip(names, given, strict=True)]
-    if not attacks:
-        raise BadInput("no attack is named; give --attack once or more")
-    if len(set(names)) < len(names):
-        raise BadInput("the same attack is named twice; give every --attack once")
+    attacks, given = _attacks(specs or [])
     if device not in ("cpu", "cuda"):
         raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use --device cpu")
-    transcript = source if isinstance(source, Transcript) else Transcript.load(source, model, loss)
+    folder = None if isinstance(source, Transcript) else source
+    transcript = (
+        source if isinstance(source, Transcript) else Transcript.load(source, model, loss, task=task, rounds=rounds)
+    )
+    if not attacks:
+        attacks, given = _attacks([{"name": s.name, **s.settings()} for s in choose_for(transcript, adversary)])
+    names = [attack.name for attack in attacks]
     if transcript.records:  # what the transcript grants, as far as it was asked for
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = _threat({**threat, "records": len(transcript.records), "public_examples": public or None})
@@ -95,8 +102,10 @@ def attack_transcript(
         raise BadInput(
             f"the transcript '{transcript.name}' grants no labels; simulate with --set threat.knows_labels=true"
         )
-    if truth is None and isinstance(source, Path) and (source / FILE).exists():
-        truth = source / FILE
+    if truth is None and folder is not None:
+        truth = _beside(folder)
+    if transcript.recording and isinstance(truth, Path):
+        transcript = with_truth(transcript, truth)
     if limits and truth is None:
         raise BadInput(
             "--fail-above and --fail-on need the ground truth to evaluate by, and there is none beside the transcript"
@@ -121,6 +130,8 @@ def attack_transcript(
             _save_findings(out, trials)
         return [trial.outcome for trial in trials if trial.outcome is not None]
     loaded, scenario, data, model_record = _open_truth(truth, transcript)
+    if transcript.recording:
+        transcript = check_replay(transcript, loaded, folder, display)
     name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
     attacked = scenario.model_copy(
         update={
@@ -160,6 +171,26 @@ def attack_transcript(
     if out:
         _make_room(out, another, request)
     return assessed
+
+
+def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dict[str, Any]]]:
+    """Return the attacks of that name and settings, and the settings that were given.
+
+    Raises:
+        BadInput: a name or setting can't be used, or a name is given twice.
+    """
+    names = [spec["name"] for spec in specs]
+    if len(set(names)) < len(names):
+        raise BadInput("the same attack is named twice; give every --attack once")
+    given = [{key: value for key, value in spec.items() if key != "name"} for spec in specs]
+    return [make_attack(name, settings) for name, settings in zip(names, given, strict=True)], given
+
+
+def _beside(folder: Path) -> Path | None:
+    """Return where the truth of the transcript in ``folder`` lies, if it is there."""
+    if (folder / FILE).exists():
+        return folder / FILE
+    return folder / FOLDER if has_truth(folder) else None
 
 
 def _make_room(out: Path, another: bool, request: dict[str, Any]) -> None:
@@ -224,6 +255,8 @@ def _write_images(finding: ImageFinding, out: Path, name: list[str], kind: Examp
 
 def _open_truth(given: Path | Truth, transcript: Transcript) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:
     """Return the truth, checked against the transcript, and the scenario and records it was recorded with."""
+    if transcript.recording and isinstance(given, Path):
+        return recorded_truth(transcript, given)
     truth, path = (given, Path("the truth")) if isinstance(given, Truth) else (Truth.load(given), given)
     check_belongs(truth, transcript, path)
     try:

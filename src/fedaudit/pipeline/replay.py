@@ -24,6 +24,8 @@ def replay_error(recording: Recording) -> float | None:
     at random in training (dropout), so that nobody can repeat it.
     """
     transcript, truth = recording.transcript, recording.truth
+    if transcript.recording:
+        return max(transcript.replay_errors.values(), default=None)
     task_info = transcript.task_info
     if task_info.dropout and draws_at_random(transcript.module, task_info.normalise(truth.candidates[:2])):
         return None

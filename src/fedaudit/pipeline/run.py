@@ -7,7 +7,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -316,7 +316,8 @@ def assess(
     replayed = {r.transcript.name: replay_error(r) for r in recordings if r.history is None}
     wrong = {name: error for name, error in replayed.items() if error is not None and error > CONTRADICTED}
     summaries = with_controls(summaries, controls, who=adversary.who, things=things, contradicted=wrong)
-    summaries = [_with_cautions(summary, attacks, findings) for summary in summaries]
+    unverified = {r.transcript.name for r in recordings if r.transcript.recording and not r.transcript.replay_errors}
+    summaries = [_with_cautions(summary, attacks, findings, unverified) for summary in summaries]
     lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)
     result = AuditResult(
         fedaudit_version=__version__,
@@ -366,13 +367,16 @@ def _adversary(scenario: Scenario) -> AdversaryRecord:
 
 
 def _with_cautions(
-    summary: AttackSummary, attacks: Sequence[Attack], findings: Sequence[FindingResult]
+    summary: AttackSummary, attacks: Sequence[Attack], findings: Sequence[FindingResult], unverified: Collection[str]
 ) -> AttackSummary:
     if summary.verdict not in ("identifiable", "inconclusive", "not demonstrated"):
         return summary
     attack = next(a for a in attacks if a.name == summary.attack)
     own = [f for f in findings if (f.federation, f.attack) == (summary.federation, summary.attack)]
-    return summary.model_copy(update={"cautions": cautions(attack, own)})
+    facts = ["facts unverified: how clients trained couldn't be checked by a replay"]
+    return summary.model_copy(
+        update={"cautions": [*cautions(attack, own), *(facts if summary.federation in unverified else [])]}
+    )
 
 
 def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:

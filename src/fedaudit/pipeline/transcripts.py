@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from fedaudit.federation.rounds import check_new
 from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import INDEX, check_new
+from fedaudit.federation.transcript import INDEX
 from fedaudit.federation.truth import save_recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record

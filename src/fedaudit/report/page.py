@@ -29,7 +29,7 @@ from fedaudit.report.conclusion import (
 from fedaudit.report.dress import render
 from fedaudit.report.frontier import strongest
 from fedaudit.report.mapping import assessment
-from fedaudit.report.wording import count, number, rounds_of, short
+from fedaudit.report.wording import client_of, count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,
     AuditResult,
@@ -107,7 +107,7 @@ class Victim:
 
     number: int
     round: str
-    client: int | None
+    client: str | None
     label: str
     image: PageImage
     alt: str
@@ -185,6 +185,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         measured=any(s.psnr for s in result.summaries),
         identified=identified,
         rounds_of=rounds_of,
+        client_of=client_of,
         with_images=with_images(result.summaries)[0],
         others=with_images(result.summaries)[1],
         given={(f.federation, f.attack) for f in result.findings if f.label_source == "given"},
@@ -325,8 +326,9 @@ def _victims(
             if key not in victims:
                 n, label = len(victims) + 1, _label(result, image.true_label)
                 alt = f"True image of victim {n}, {label}."
+                whose = client_of(finding, result)
                 victims[key] = Victim(
-                    n, rounds_of(finding), finding.client, label, truth, alt, reconstructions=dict.fromkeys(columns)
+                    n, rounds_of(finding), whose, label, truth, alt, reconstructions=dict.fromkeys(columns)
                 )
             victim = victims[key]
             alt = (

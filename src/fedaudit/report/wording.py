@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from fedaudit.results import FindingResult, Interval
+from fedaudit.results import AuditResult, FindingResult, Interval
 
 
 def number(value: float | None, digits: int) -> str:
@@ -60,6 +60,16 @@ def sentence(text: str) -> str:
     """Return ``text`` with a capital at its beginning and a full stop at its end, if it has none."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
+
+
+def client_of(finding: FindingResult, result: AuditResult) -> str | None:
+    """Return the client whose update an attack received, as the framework names it; None where there were several."""
+    if finding.client is None:
+        return None
+    for record in result.federations:
+        if record.name == finding.federation and record.recording and finding.client < len(record.recording.clients):
+            return record.recording.clients[finding.client]
+    return str(finding.client)
 
 
 def rounds_of(finding: FindingResult) -> str:

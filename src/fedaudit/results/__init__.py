@@ -35,6 +35,8 @@ from fedaudit.results.setting import (
     HistoryTiming,
     MappingRecord,
     ModelRecord,
+    RecordingRecord,
+    ReplayRecord,
 )
 
 __all__ = [
@@ -62,6 +64,8 @@ __all__ = [
     "MetricResult",
     "MetricSummary",
     "ModelRecord",
+    "RecordingRecord",
+    "ReplayRecord",
     "Sheet",
     "Threshold",
     "Timing",

@@ -44,6 +44,28 @@ class HistoryRecord(Record):
     timing: HistoryTiming
 
 
+class ReplayRecord(Record):
+    """One recorded update, trained again on the truth."""
+
+    round: int
+    client: str = Field(description="as the framework names it")
+    error: float | None = Field(description="‖replayed − sent‖ / ‖sent‖; null: the replayed training diverged")
+
+
+class RecordingRecord(Record):
+    """A federation that really ran, as far as it was recorded."""
+
+    clients: list[str] = Field(description="as the framework names them, in the order of their numbers")
+    totals: int = Field(default=0, description="rounds of which only the sum of several updates is known")
+    training: list[str] = Field(default=[], description="how clients train, in words: each way once")
+    seconds: float | None = Field(default=None, description="that local training took, median; null: not recorded")
+    replays: list[ReplayRecord] = Field(default=[], description="of every update whose truth is at hand")
+    facts: Literal["verified", "contradicted", "unverified"] = Field(
+        description="whether what is recorded of local training gives the updates that travelled, when it is repeated"
+    )
+    notes: list[str] = Field(default=[], description="what else to know of the recording")
+
+
 class FederationRecord(Record):
     """One simulated or recorded federation, as the report describes it."""
 
@@ -70,6 +92,7 @@ class FederationRecord(Record):
         description="relative error with which the recorded local training, repeated on the truth, gives the first "
         "updates; null: not checked",
     )
+    recording: RecordingRecord | None = Field(default=None, description="null where the federation was simulated")
     course: HistoryRecord | None = Field(default=None, description="null where a transcript was attacked from disk")
 
 

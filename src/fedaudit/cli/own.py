@@ -1,0 +1,99 @@
+"""Options that say what a recording of a user's own federation doesn't: model, loss, preprocessing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedaudit.utils.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedaudit.training import Loss
+
+OwnModel = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODULE:NAME", help="Of a recording: makes the module that clients train."),
+]
+OwnCheckpoint = Annotated[
+    Path | None, typer.Option("--checkpoint", help="Weights of --model, for parts that don't travel.")
+]
+OwnLoss = Annotated[
+    str | None,
+    typer.Option("--loss", metavar="NAME", help="Of a recording: cross-entropy, bce-with-logits, mse or MODULE:NAME."),
+]
+Mean = Annotated[str | None, typer.Option(metavar="0.5,0.5,0.5", help="Of a recording: how inputs are normalised.")]
+Std = Annotated[str | None, typer.Option(metavar="0.5,0.5,0.5", help="Goes with --mean.")]
+InputShape = Annotated[str | None, typer.Option(metavar="3,32,32", help="Of a recording: of one input.")]
+BatchNorm = Annotated[str | None, typer.Option(metavar="train|eval", help="Of a recording: in local training.")]
+Rounds = Annotated[str | None, typer.Option(metavar="0,5-9", help="Of a recording: attack these rounds only.")]
+
+
+def task_of(mean: str | None, std: str | None, input_shape: str | None, batch_norm: str | None) -> dict[str, Any]:
+    """Return these options as :meth:`fedaudit.Transcript.load` takes them.
+
+    Raises:
+        BadInput: one is malformed.
+    """
+    if batch_norm not in (None, "train", "eval"):
+        raise BadInput(f"--batch-norm is '{batch_norm}'; it is train or eval")
+    if (mean is None) != (std is None):
+        raise BadInput("give --mean and --std together")
+    return {
+        "mean": _numbers("--mean", mean, float),
+        "std": _numbers("--std", std, float),
+        "input_shape": _numbers("--input-shape", input_shape, int),
+        "batch_norm": batch_norm,
+    }
+
+
+def _numbers(flag: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise BadInput(f"{flag} is '{text}'; give numbers with commas between them, as 0.5,0.5,0.5") from None
+
+
+def rounds_of(text: str | None) -> list[int] | None:
+    """Return the rounds in ``0,5-9``.
+
+    Raises:
+        BadInput: it is something else.
+    """
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
+        if not match:
+            raise BadInput(f"--rounds is '{text}'; give rounds as 0,5-9")
+        first, last = int(match[1]), int(match[2] or match[1])
+        found += range(first, last + 1)
+    return found
+
+
+def loss_of(text: str | None) -> tuple[Loss | None, str | None]:
+    """Return the user's own loss, or the name of one of fedaudit's.
+
+    Raises:
+        BadInput: there is none of that name.
+    """
+    if text is None:
+        return None, None
+    from fedaudit.training import LOSSES
+    from fedaudit.utils.objects import load_object
+
+    if text in LOSSES:
+        return None, text
+    if ":" not in text:
+        raise BadInput(f"--loss is '{text}'; give {', '.join(LOSSES)}, or package.module:function")
+    found = load_object(text, "--loss")
+    if isinstance(found, type):
+        found = found()
+    if not callable(found):
+        raise BadInput(f"--loss '{text}' is a {type(found).__name__}; give a function of (outputs, targets)")
+    return found, None

@@ -1,0 +1,430 @@
+"""Recordings of real federations on disk: written round by round, readable whatever happens later; never a pickle.
+
+A folder holds ``index.json`` (what is known of the task), of every closed round ``round-NNNNN.json`` with safetensors
+files of exactly what travelled, and apart from these the truth (:mod:`fedaudit.federation.truth`). Updates ΔW are
+computed when the recording is read, with the module that says what is a parameter and what a buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from fedaudit.examples import example_kind
+from fedaudit.federation.rounds import Round, Total, expected, read_file
+from fedaudit.training import BCE, Loss, TrainingConfig, loss_function
+from fedaudit.update import TaskInfo, Update
+from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.validation import explain
+
+VERSION = 2
+REPLAY = "replay.json"
+
+# What a client sends: its weights after training, their difference to what it was sent, or a gradient.
+Form = Literal["weights", "difference", "gradient"]
+
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # of wrappers: data parallelism, torch.compile, Lightning
+_Natural = Annotated[int, Field(ge=0, lt=2**31)]
+_Text = Annotated[str, Field(max_length=500)]
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class RecordedTask(BaseModel):
+    """What a recording knows of the task; fields as of :class:`~fedaudit.update.TaskInfo`, None where not recorded.
+
+    ``outputs`` is how many the model has, ``least`` and ``most`` the range of each channel's values as the model saw
+    them, from which mean and standard deviation are estimated where nobody gave them.
+    """
+
+    model_config = _STRICT
+
+    kind: str | None = None
+    input_shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    outputs: Annotated[int, Field(ge=1)] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    loss: str | None = None
+    batch_norm: Literal["eval", "train"] | None = None
+    dropout: bool | None = None
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    least: tuple[float, ...] | None = None
+    most: tuple[float, ...] | None = None
+
+
+class MessageEntry(BaseModel):
+    """One client's message in a round's index."""
+
+    model_config = _STRICT
+
+    client: _Natural
+    name: _Text
+    form: Form
+    file: str
+    num_examples: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    training: TrainingConfig | None = None
+    seconds: Annotated[float, Field(ge=0)] | None = None
+    sent: str | None = None
+    notes: list[_Text] = []
+
+
+class TotalEntry(BaseModel):
+    """What several clients sent together."""
+
+    model_config = _STRICT
+
+    clients: Annotated[int, Field(ge=1)]
+    form: Form
+    file: str
+    num_examples: Annotated[int, Field(ge=1)] | None = None
+
+
+class RoundEntry(BaseModel):
+    """The index of one closed round."""
+
+    model_config = _STRICT
+
+    index: _Natural
+    time: str | None = None
+    weights: str
+    messages: list[MessageEntry] = []
+    total: TotalEntry | None = None
+
+
+class Header(BaseModel):
+    """``index.json`` of a recording."""
+
+    model_config = _STRICT
+
+    format: str
+    version: int
+    name: str
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
+    task: RecordedTask = RecordedTask()
+
+
+@dataclass
+class Reading:
+    """What is read of a recording: the parts of a transcript, and what its reader should know."""
+
+    name: str
+    id: str
+    task_info: TaskInfo
+    loss: Loss
+    rounds: list[Round]
+    clients: dict[int, str]
+    partial: bool
+    replay_errors: dict[tuple[int, int], float]
+    notes: list[str] = field(default_factory=list)
+
+
+def round_file(index: int) -> str:
+    """Return the name of the index of round ``index``."""
+    return f"round-{index:05d}.json"
+
+
+def read_header(folder: Path, index: str) -> Header:
+    """Return what ``index.json`` says.
+
+    Raises:
+        CorruptTranscript: it is damaged.
+    """
+    try:
+        return Header.model_validate_json((folder / index).read_bytes())
+    except ValidationError as error:
+        raise CorruptTranscript(f"{folder / index} is not a recording's index: {explain(error, Header)}") from None
+    except OSError as error:
+        raise BadInput(f"can't read {folder / index}: {error.strerror or error}") from None
+
+
+def read_rounds(folder: Path) -> list[RoundEntry]:
+    """Return the indices of all closed rounds, in order.
+
+    Raises:
+        CorruptTranscript: one is damaged or in the wrong file.
+    """
+    entries = []
+    for path in sorted(folder.glob("round-*.json")):
+        try:
+            entry = RoundEntry.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise CorruptTranscript(f"{path} is not a round's index: {explain(error, RoundEntry)}") from None
+        except BadInput as error:  # from how a client trained
+            raise CorruptTranscript(f"{path}: {error}") from None
+        if path.name != round_file(entry.index):
+            raise CorruptTranscript(f"{path} is the index of round {entry.index}")
+        if len({m.client for m in entry.messages}) < len(entry.messages):
+            raise CorruptTranscript(f"{path}: a client sent two updates in round {entry.index}; it sends one")
+        entries.append(entry)
+    return entries
+
+
+def read_recording(
+    folder: Path,
+    index: str,
+    module: nn.Module | None,
+    loss: Loss | None,
+    given: Mapping[str, Any],
+    rounds: Collection[int] | None,
+) -> Reading:
+    """Read what :class:`fedaudit.Recorder` wrote.
+
+    Args:
+        folder: of the recording.
+        index: name of its index.
+        module: that the clients trained; what doesn't travel (a frozen part) is its own.
+        loss: theirs, where it isn't one of fedaudit's.
+        given: fields of :class:`RecordedTask` that count in place of what was recorded.
+        rounds: only these; None: all.
+
+    Raises:
+        BadInput: something is needed that was neither recorded nor given; the message says how to give it.
+        CorruptTranscript: a file is damaged, or something doesn't fit the module.
+    """
+    header = read_header(folder, index)
+    entries = [e for e in read_rounds(folder) if rounds is None or e.index in rounds]
+    if not entries:
+        chosen = "" if rounds is None else " among those asked for"
+        raise CorruptTranscript(f"'{folder}' has no closed round{chosen}: the recording ended before one was over")
+    if module is None:
+        raise BadInput(
+            f"the recording in '{folder}' is of a model that fedaudit doesn't have; name it: "
+            "--model package.module:factory, or module=… from Python"
+        )
+    task = header.task.model_copy(update={key: value for key, value in given.items() if value is not None})
+    notes: list[str] = []
+    task_info, loss = _task(task, module, loss, notes)
+    reader = _Reader(folder, module, notes)
+    read = [reader.round(entry) for entry in entries]
+    if not any(r.updates or r.total for r in read):
+        raise CorruptTranscript(f"'{folder}' holds no update that can be read: {'; '.join(notes) or 'none was sent'}")
+    names = {m.client: m.name for entry in entries for m in entry.messages}
+    notes += dict.fromkeys(note for entry in entries for m in entry.messages for note in m.notes)
+    return Reading(header.name, header.id, task_info, loss, read, names, reader.partial, read_replay(folder), notes)
+
+
+def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[str]) -> tuple[TaskInfo, Loss]:
+    """Return what everybody knows, and the loss; what was assumed goes to ``notes``."""
+    if task.input_shape is None:
+        raise BadInput(
+            "the recording doesn't say what an input looks like (no local training was captured); give --input-shape, "
+            "for example 3,32,32"
+        )
+    shape = tuple(task.input_shape)
+    kind = task.kind or ("image" if len(shape) == 3 else "table" if len(shape) == 1 else None)
+    if kind is None:
+        raise BadInput(
+            f"the inputs have the shape {shape}: neither images (C, H, W) nor rows of a table (d,); attacks on other "
+            "inputs, as tokens, aren't there yet"
+        )
+    name = task.loss
+    if loss is not None:
+        name = "custom"
+    elif name is None:
+        name = "cross-entropy"
+        notes.append("the loss was not recorded: it is taken for cross-entropy")
+    elif name == "custom":
+        raise BadInput("clients minimise a loss of their own; give it: --loss package.module:function, or loss=…")
+    outputs = task.outputs or outputs_of(module, shape)
+    classes = None if name == "mse" or (name == "custom" and outputs == 1) else 2 if name == BCE else max(outputs, 2)
+    channels = example_kind(kind).channels(shape)
+    mean, std = task.mean, task.std
+    if mean is None or std is None:
+        mean, std = _preprocessing(task, kind, channels, notes)
+    info = TaskInfo(
+        model="custom",
+        width=None,
+        batch_norm=task.batch_norm or "train",
+        loss=name,
+        kind=kind,
+        input_shape=shape,
+        num_classes=classes,
+        mean=tuple(mean),
+        std=tuple(std),
+        dropout=True if task.dropout is None else task.dropout,
+        label_smoothing=task.label_smoothing if name == "cross-entropy" else 0.0,
+        class_weights=task.class_weights if name == "cross-entropy" else None,
+    )
+    return info, loss or loss_function(name, info.label_smoothing, info.class_weights)
+
+
+def _preprocessing(
+    task: RecordedTask, kind: str, channels: int, notes: list[str]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation: estimated from the range of what the model saw, where it has bounds.
+
+    Of many images some pixel is black and some is white, in each channel: x = (p − mean) / std lies in
+    [−mean / std, (1 − mean) / std].
+    """
+    identity = (0.0,) * channels, (1.0,) * channels
+    if example_kind(kind).bounds is None:
+        return identity
+    if task.least is None or task.most is None or len(task.least) != channels or len(task.most) != channels:
+        notes.append("how inputs are normalised was not recorded: they are taken to lie in [0, 1]; give --mean, --std")
+        return identity
+    if min(task.least) >= 0 and max(task.most) <= 1:
+        return identity
+    std = tuple(1 / max(high - low, 1e-6) for low, high in zip(task.least, task.most, strict=True))
+    mean = tuple(-low * s for low, s in zip(task.least, std, strict=True))
+    words = ", ".join(f"{m:.3g} ± {s:.3g}" for m, s in zip(mean, std, strict=True))
+    notes.append(f"how inputs are normalised was estimated from their range ({words}); give --mean and --std if known")
+    return mean, std
+
+
+def outputs_of(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Return how many outputs ``module`` has for one input of ``shape``.
+
+    Raises:
+        BadInput: it can't take such an input.
+    """
+    before = [(part, part.training) for part in module.modules()]
+    try:
+        module.eval()
+        with torch.no_grad():
+            found = module(torch.zeros(1, *shape))
+    except Exception as error:
+        raise BadInput(f"the model can't take an input of shape {shape}: {type(error).__name__}: {error}") from None
+    finally:
+        for part, training in before:
+            part.training = training
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        got = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise BadInput(f"the model's output is {got}; fedaudit needs (n, classes) logits, or (n, 1)")
+    return int(found.shape[1])
+
+
+class _Reader:
+    """Reads messages of one recording and names what doesn't fit."""
+
+    def __init__(self, folder: Path, module: nn.Module, notes: list[str]) -> None:
+        self.folder, self.notes = folder, notes
+        self.state, self.parameters, self.buffers = expected(module)
+        self.partial = False
+
+    def round(self, entry: RoundEntry) -> Round:
+        weights = self._whole(entry.weights)
+        updates, own = [], {}
+        for message in entry.messages:
+            start = weights
+            if message.sent is not None:
+                start = own[message.client] = self._whole(message.sent)
+            tensors, moved = self._update(message.file, message.form, start)
+            what = f"round {entry.index}, client {message.name}"
+            if not all(bool(torch.isfinite(value).all()) for value in (*tensors.values(), *moved.values())):
+                self.notes.append(f"{what}: the update has NaN or infinite values and is left out")
+                own.pop(message.client, None)
+                continue
+            number = message.num_examples or (sum(message.training.batch_sizes) if message.training else None)
+            if number is None:
+                self.notes.append(f"{what}: over how many examples the update was made isn't recorded; taken for 1")
+            try:
+                update = Update(
+                    client=message.client,
+                    kind="gradient" if message.form == "gradient" else "weights",
+                    tensors=tensors,
+                    num_examples=number or 1,
+                    training=message.training,
+                    buffers=moved,
+                    seconds=message.seconds,
+                )
+            except BadInput as error:
+                raise CorruptTranscript(f"{self.folder / round_file(entry.index)}: {error}") from None
+            updates.append(update)
+        total = None
+        if entry.total is not None:
+            tensors, _ = self._update(entry.total.file, entry.total.form, weights)
+            total = Total(entry.total.clients, tensors, entry.total.num_examples)
+        updates.sort(key=lambda update: update.client)
+        return Round(entry.index, weights, updates, own_weights=own, total=total, time=entry.time)
+
+    def _read(self, file: str) -> dict[str, Tensor]:
+        """Return tensors by the module's own names; refuse what isn't the module's."""
+        tensors = read_file(self.folder, file)
+        for prefix in _PREFIXES:
+            if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(self.state):
+                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+        for name, value in tensors.items():
+            if name not in self.state:
+                raise BadInput(
+                    f"the recording has '{name}', the model given has no such tensor; give the module that the clients "
+                    "trained"
+                )
+            if value.shape != self.state[name].shape:
+                shapes = f"{tuple(value.shape)}, in the model given {tuple(self.state[name].shape)}"
+                raise BadInput(
+                    f"'{name}' has the shape {shapes}; give the module that the clients trained, in the same size"
+                )
+        return {name: value.to(self.state[name].dtype) for name, value in tensors.items()}
+
+    def _whole(self, file: str) -> dict[str, Tensor]:
+        """Return a whole state: what didn't travel is the module's own."""
+        sent = self._read(file)
+        if not all(bool(torch.isfinite(value).all()) for value in sent.values()):
+            raise CorruptTranscript(f"{self.folder / file}: the global weights have NaN or infinite values")
+        return {name: sent.get(name, value.detach().clone()) for name, value in self.state.items()}
+
+    def _update(self, file: str, form: Form, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return ΔW or the gradient of the parameters that were sent, and the buffers that changed."""
+        sent = self._read(file)
+        own = {name: sent[name] for name in self.parameters if name in sent}
+        if not own:
+            raise BadInput(
+                f"{self.folder / file} holds none of the model's trainable parameters: which module did clients train?"
+            )
+        if len(own) < len(self.parameters):
+            if not self.partial:
+                self.notes.append(f"updates hold {len(own)} of the model's {len(self.parameters)} trainable tensors")
+            self.partial = True
+        if form == "weights":
+            own = {name: value - start[name] for name, value in own.items()}
+        moved = {name: sent[name] for name in self.buffers if name in sent}
+        if form == "difference":
+            moved = {name: start[name] + value for name, value in moved.items()}
+        return own, {name: value for name, value in moved.items() if not value.equal(start[name])}
+
+
+def read_replay(folder: Path) -> dict[tuple[int, int], float]:
+    """Return what an earlier replay check found: (round, client) to the relative error.
+
+    Raises:
+        CorruptTranscript: the file is damaged.
+    """
+    path = folder / REPLAY
+    if not path.is_file():
+        return {}
+    try:
+        found = _Replay.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise CorruptTranscript(f"{path} is damaged: {explain(error)}; delete it, and it is made again") from None
+    return {(e.round, e.client): math.inf if e.error is None else e.error for e in found.updates}
+
+
+class _ReplayEntry(BaseModel):
+    model_config = _STRICT
+    round: _Natural
+    client: _Natural
+    error: Annotated[float, Field(ge=0)] | None = Field(description="null: the replayed training diverged")
+
+
+class _Replay(BaseModel):
+    model_config = _STRICT
+    updates: list[_ReplayEntry]
+
+
+def write_replay(folder: Path, errors: Mapping[tuple[int, int], float]) -> None:
+    """Keep what a replay check found beside the recording; a folder that can't be written to stays as it is."""
+    entries = [
+        _ReplayEntry(round=r, client=c, error=error if math.isfinite(error) else None)
+        for (r, c), error in sorted(errors.items())
+    ]
+    try:
+        (folder / REPLAY).write_text(_Replay(updates=entries).model_dump_json(indent=2) + "\n", encoding="utf-8")
+    except OSError:
+        return

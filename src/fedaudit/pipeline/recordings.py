@@ -1,0 +1,195 @@
+"""Recordings of real federations, ready to be attacked: the user's module, the truth where it was captured, replay."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.federation.recorded import write_replay
+from fedaudit.federation.recorded_truth import load_recorded_truth, truth_file
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth
+from fedaudit.models import load_checkpoint
+from fedaudit.recording.replay import relative_error, replay
+from fedaudit.results import DataRecord, ModelRecord
+from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.update import Update
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.objects import load_object
+from fedaudit.utils.progress import Display
+
+
+def own_module(name: str, checkpoint: Path | None = None) -> nn.Module:
+    """Return the module that ``package.module:factory`` stands for: a module, or a class or function that makes one.
+
+    Args:
+        name: of it.
+        checkpoint: file with its weights; what doesn't travel in the federation (a frozen part) has these.
+
+    Raises:
+        BadInput: there is none, or it can't be made without arguments.
+    """
+    found = load_object(name, "--model")
+    if not isinstance(found, nn.Module):
+        if not callable(found):
+            raise BadInput(f"--model '{name}' is a {type(found).__name__}; give a torch module or what makes one")
+        try:
+            found = found()
+        except Exception as error:
+            raise BadInput(
+                f"--model '{name}' can't be called without arguments ({type(error).__name__}: {error}); write a "
+                "function that makes the module, and name that"
+            ) from None
+        if not isinstance(found, nn.Module):
+            raise BadInput(f"--model '{name}' returns a {type(found).__name__}, not a torch module")
+    module: nn.Module = found
+    if checkpoint is not None:
+        load_checkpoint(module, checkpoint)
+    return module
+
+
+def with_truth(transcript: Transcript, folder: Path) -> Transcript:
+    """Return the transcript with those updates only whose truth lies in ``folder``, and a note on the others."""
+    rounds = [
+        dataclasses.replace(r, updates=[u for u in r.updates if (folder / truth_file(r.index, u.client)).is_file()])
+        for r in transcript.rounds
+    ]
+    kept = dataclasses.replace(transcript, rounds=rounds)
+    lost = transcript.updates - kept.updates
+    if not lost:
+        return transcript
+    note = f"{lost} of {transcript.updates} updates weren't attacked: what they were trained on wasn't captured"
+    return dataclasses.replace(kept, notes=(*kept.notes, note))
+
+
+def recorded_truth(transcript: Transcript, folder: Path) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:
+    """Return the truth beside a recording, and the recording's scenario, data and model in words.
+
+    Args:
+        transcript: of the recording.
+        folder: ``truth`` in the recording's.
+
+    Raises:
+        BadInput: the recording has no truth.
+        CorruptTranscript: a file of it is damaged.
+    """
+    scenario, data, model = about(transcript)
+    dumped = {
+        "scenario": scenario.model_dump(mode="json"),
+        "data": data.model_dump(mode="json"),
+        "model": model.model_dump(mode="json"),
+    }
+    return load_recorded_truth(folder, transcript, dumped), scenario, data, model
+
+
+def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:
+    """Return a recording as a scenario, as far as one can say it, and its data and model as results describe them."""
+    info = transcript.task_info
+    updates = [u for r in transcript.rounds for u in r.updates]
+    trained = next((u.training for u in updates if u.training), None)
+    clients = {u.client for u in updates} | set(transcript.clients)
+    federation: dict[str, Any] = {
+        "name": transcript.name,
+        "clients": max(len(clients), 1),
+        "rounds": transcript.rounds[-1].index + 1,
+    }
+    if transcript.update_kind == "weights":
+        federation |= {"algorithm": "fedavg", "local_steps": trained.local_steps if trained else 1}
+    if trained:
+        federation |= {"batch_size": max(trained.batch_sizes), "learning_rate": trained.learning_rate}
+    scenario = scenario_from(
+        {
+            "name": transcript.name,
+            "data": {"name": "custom"},
+            "model": {
+                "name": "custom",
+                "initialisation": "given",
+                "batch_norm": info.batch_norm,
+                "dropout": info.dropout,
+                "loss": info.loss,
+            },
+            "federations": [federation],
+            "attacks": ["agic"],
+        }
+    )
+    data = DataRecord(
+        name="your own",
+        summary="recorded while the federation ran",
+        classes=info.num_classes,
+        class_names=None,
+        kind=info.kind,
+        input_shape=list(info.input_shape),
+    )
+    norms = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in transcript.module.modules())
+    drops = any(isinstance(part, nn.modules.dropout._DropoutNd) for part in transcript.module.modules())
+    model = ModelRecord(
+        name=type(transcript.module).__name__,
+        parameters=sum(p.numel() for p in transcript.module.parameters()),
+        initialisation="given",
+        batch_norm=info.batch_norm if norms else "none",
+        trained="as it travelled in the federation",
+        dropout=("on" if info.dropout else "off") if drops else "none",
+    )
+    return scenario, data, model
+
+
+def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, display: Display) -> Transcript:
+    """Train every update again from what was recorded, on the truth, and return the transcript with the errors.
+
+    What an earlier check found is taken from ``folder`` and the rest is kept there.
+
+    Args:
+        transcript: of a recording.
+        truth: with what the model saw.
+        folder: of the recording; None keeps nothing.
+        display: shows progress.
+    """
+    errors = dict(transcript.replay_errors)
+    todo = [
+        (r.index, r.sent_to(u.client), u)
+        for r in transcript.rounds
+        for u in r.updates
+        if (r.index, u.client) in truth.seen and (r.index, u.client) not in errors and _repeatable(u)
+    ]
+    report = display.stage(f"replay of {len(todo)} updates", len(todo)) if todo else None
+    for index, start, update in todo:
+        errors[index, update.client] = _error(transcript, truth, index, start, update)
+        if report is not None:
+            report(1)
+    if folder is not None and todo:
+        write_replay(folder, errors)
+    return dataclasses.replace(transcript, replay_errors=errors)
+
+
+def _repeatable(update: Update) -> bool:
+    return update.training is not None and update.training.optimiser != "other"
+
+
+def _error(transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update) -> float:
+    training = update.training
+    assert training is not None
+    key = (index, update.client)
+    sizes = [p.examples for step in training.passes for p in step] or list(training.batch_sizes)
+    inputs, targets = truth.seen[key]
+    passes = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
+    info = transcript.task_info
+    try:
+        replayed = replay(
+            copy.deepcopy(transcript.module),
+            transcript.loss,
+            start,
+            passes,
+            training,
+            batch_norm=info.batch_norm,
+            dropout=info.dropout,
+            randomness=tuple(truth.randomness.get(key, torch.zeros(0))),
+        )
+    except BadInput:
+        return float("inf")
+    moved = {name: replayed[name] - start[name] for name in update.tensors}  # as the update was made of what was sent
+    return relative_error(update.tensors, moved, {name: torch.zeros_like(value) for name, value in moved.items()})

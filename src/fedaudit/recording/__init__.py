@@ -1,0 +1,5 @@
+"""Recording real federations: what travels, and local training as it is seen from outside."""
+
+from fedaudit.recording.recorder import Recorder
+
+__all__ = ["Recorder"]

@@ -1,0 +1,503 @@
+"""Watches a local training that wasn't written for it, through torch's hooks: what went in, and how it was trained."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimiser_hooks
+from torch.overrides import TorchFunctionMode
+
+from fedaudit.recording.gradients import IN_PLACE, NORMS, GradientWatch, clipping
+from fedaudit.recording.losses import SIGNATURES, read_loss
+from fedaudit.recording.optimisers import Settings, configured, has_state, rates, read_settings
+from fedaudit.recording.passes import (
+    SEVERAL,
+    ForwardPass,
+    Step,
+    inner,
+    modes,
+    precision,
+    reaches_leaf,
+    same_elements,
+    tag,
+    tagged,
+    tensors,
+)
+from fedaudit.training import BCE, UNMODELLED, Pass, TrainingConfig
+from fedaudit.utils.errors import BadInput
+
+_LOSS = "loss"  # marks what a loss that was seen returned
+_WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
+
+
+@dataclass(eq=False)
+class _Watched:
+    """A module that may be the one that is trained."""
+
+    module: nn.Module
+    start: dict[str, Tensor]
+    parameters: dict[str, nn.Parameter]
+    versions: list[int]
+    gradients: GradientWatch
+    passes: list[ForwardPass] = field(default_factory=list)
+
+
+class _Functions(TorchFunctionMode):
+    """Tells a capture of calls of the functions that it asks for; every call goes on unchanged."""
+
+    def __init__(self, told: dict[Any, Callable[..., None]]) -> None:
+        super().__init__()
+        self._told = told
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        told = self._told.get(func)
+        if told is None or torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward:  # its graph is gone afterwards
+            told(func, args, kwargs or {}, None)
+            return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        told(func, args, kwargs or {}, result)
+        return result
+
+
+def _quiet(method: Callable[..., None]) -> Callable[..., None]:
+    """Keep errors of ours out of the training: each is a note."""
+
+    @functools.wraps(method)
+    def quietly(self: Capture, *args: Any) -> None:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return
+        try:
+            method(self, *args)
+        except Exception as error:
+            self._note(f"something of the training wasn't understood: {type(error).__name__}: {error}")
+
+    return quietly
+
+
+class Capture:
+    """Watches what trains inside its with-block, and changes nothing of it.
+
+    >>> with Capture() as seen:  # doctest: +SKIP
+    ...     train(model, batches)
+    >>> seen.training()  # doctest: +SKIP
+
+    It sees what happens in the thread that entered the block. What it reads is there during the block, too, and after
+    an exception, which goes on as it would without. An error of its own becomes a note.
+
+    Args:
+        module: whose training to watch; None: the first module with parameters that is called with gradients on and
+            that an optimiser then steps.
+
+    Attributes:
+        module: that was watched; the inner one of ``DataParallel`` and ``torch.compile``. None: none was seen.
+        start: its state before the first pass, on the CPU.
+        steps: that an optimiser took with a gradient of the module.
+        seconds: wall time of the block so far.
+        label_smoothing, class_weights: of the cross-entropy.
+        notes: what else a reader should know, in words.
+    """
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        self.module: nn.Module | None = None
+        self.notes: list[str] = []
+        self._only = None if module is None else inner(module)
+        self._watched: list[_Watched] = []
+        self._own: _Watched | None = None
+        self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
+        self._in_step = False
+        self._recorded: list[Step] = []
+        self._settings: Settings | None = None
+        self._optimiser: int | None = None
+        self._frozen: frozenset[str] = frozenset()
+        self._unmodelled: set[str] = set()
+        self._thread = 0
+        self._began = self._seconds = 0.0
+        self._running = False
+        told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
+        told |= dict.fromkeys(NORMS, self._normed)
+        told |= dict.fromkeys(SIGNATURES, self._lost)
+        self._mode = _Functions({**told, torch.Tensor.backward: self._backward})
+        self._handles: list[Any] = []
+        self._key = f"fedaudit-{id(self)}"
+        self._terms = False
+
+    def __enter__(self) -> Self:
+        if self._running or self._began:
+            raise BadInput("a Capture watches one training; make another for the next")
+        self._thread, self._began, self._running = threading.get_ident(), time.perf_counter(), True
+        self._handles = [
+            module_hooks.register_module_forward_pre_hook(self._before),
+            module_hooks.register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
+            optimiser_hooks.register_optimizer_step_pre_hook(self._stepping),
+            optimiser_hooks.register_optimizer_step_post_hook(self._stepped),
+        ]
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+        for handle in self._handles:
+            handle.remove()
+        for watched in self._watched:
+            watched.gradients.close()
+            watched.passes = []
+        self._running, self._seconds = False, time.perf_counter() - self._began
+
+    @property
+    def start(self) -> dict[str, Tensor]:
+        """The module's state before the first pass."""
+        return self._own.start if self._own else self._watched[0].start if self._watched else {}
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken."""
+        return len(self._recorded)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the block, so far."""
+        return time.perf_counter() - self._began if self._running else self._seconds
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What the model was given, one tensor a pass, in the order of use; empty where it isn't known."""
+        found = [p.inputs for p in self._passes()]
+        return [] if any(i is None for i in found) else [i for i in found if i is not None]
+
+    @property
+    def targets(self) -> list[Tensor]:
+        """What the loss was given, one tensor a pass; empty where it isn't known."""
+        found = [p.targets for p in self._passes()]
+        return [] if any(t is None for t in found) else [t for t in found if t is not None]
+
+    @property
+    def randomness(self) -> list[Tensor]:
+        """The state of torch's CPU generator before each pass, where the model drew from it; else empty."""
+        passes = list(self._passes())
+        return [p.random_state for p in passes] if any(p.drew for p in passes) else []
+
+    @property
+    def loss(self) -> str | None:
+        """The loss's registered name; ``custom``: it is none of them; None: none was seen."""
+        names = {"custom" if p.unlike or p.loss is None else p.loss.name for p in self._passes()}
+        return None if not names else names.pop() if len(names) == 1 else "custom"
+
+    @property
+    def label_smoothing(self) -> float:
+        """Of the cross-entropy."""
+        return next((p.loss.label_smoothing for p in self._passes() if p.loss), 0.0)
+
+    @property
+    def class_weights(self) -> tuple[float, ...] | None:
+        """Of the cross-entropy."""
+        return next((p.loss.class_weights for p in self._passes() if p.loss), None)
+
+    @property
+    def batch_norm(self) -> Literal["eval", "train"] | None:
+        """In which mode BatchNorm was; None: the model has none, or no pass was seen."""
+        mode = next((p.modes.get("batch_norm") for p in self._passes()), None)
+        return None if mode is None else "train" if mode else "eval"
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the rest of the model was in training mode."""
+        return next((p.modes["rest"] for p in self._passes()), True)
+
+    def training(self, *, data_size: int | None = None) -> TrainingConfig:
+        """Return how the module was trained.
+
+        Args:
+            data_size: distinct examples that the client holds, where it is known.
+
+        Raises:
+            BadInput: no step was seen.
+        """
+        own, settings = self._own, self._settings
+        if own is None or settings is None or not self._recorded:
+            raise BadInput(UNMODELLED["nothing-seen"])
+        steps, positions = self._recorded, list(own.parameters)
+        config, whole = configured(settings, [s.rates for s in steps], own.parameters, set(self._frozen))
+        still = {name for g in config["groups"] if g.learning_rate == 0 for name in g.parameters}
+        trained = frozenset(i for i, name in enumerate(positions) if name not in still)
+        norm, value, factors, changed = clipping([s.edits for s in steps], trained)
+        unmodelled = set(self._unmodelled)
+        unmodelled |= {"optimiser"} if settings.kind == "other" else set()
+        unmodelled |= set() if whole else {"optimiser-settings"}
+        unmodelled |= {"gradients-changed"} if changed else set()
+        passes, precisions = [], {p.precision for s in steps for p in s.passes}
+        for step, factor in zip(steps, factors, strict=True):
+            factor = factor if step.scale is None else factor / float(step.scale)
+            weighed = [(p.examples, p.weight(factor)) for p in step.passes]
+            if any(w is None for _, w in weighed):
+                unmodelled.add("loss")
+            passes.append(tuple(Pass(n, 1.0 if w is None else w) for n, w in weighed))
+        for p in self._passes():
+            unmodelled |= {"several-losses"} if p.losses > 1 else set()
+            unmodelled |= {"loss"} if p.unlike or p.loss is None else set()
+        options = {(p.loss.name, p.loss.label_smoothing, p.loss.class_weights) for p in self._passes() if p.loss}
+        unmodelled |= {"loss"} if len(options) > 1 else set()
+        plain = all(len(step) == 1 and step[0].weight == 1 for step in passes)
+        sizes = tuple(sum(p.examples for p in step) for step in passes)
+        return TrainingConfig(
+            **config,
+            local_steps=len(steps),
+            batch_sizes=sizes,
+            data_size=None if data_size is None else max(data_size, *sizes),
+            passes=() if plain else tuple(passes),
+            clip_norm=norm,
+            clip_value=value,
+            precision=precisions.pop() if len(precisions) == 1 else "float32",
+            unmodelled=tuple(name for name in UNMODELLED if name in unmodelled),
+        )
+
+    def _passes(self) -> Iterator[ForwardPass]:
+        return (p for step in self._recorded for p in step.passes)
+
+    def _note(self, text: str, unmodelled: str | None = None) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+        if unmodelled is not None:
+            self._unmodelled.add(unmodelled)
+
+    # Forward passes.
+
+    @_quiet
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        begun: ForwardPass | None = None
+        if torch.is_grad_enabled():
+            unwrapped = inner(module)
+            inside = any(p is not None for _, p in self._calls)
+            called = not self._calls if self._only is None else unwrapped is self._only and not inside
+            if called and (watched := self._watch(unwrapped)) is not None:
+                begun = self._begin(watched, module, args)
+            elif len(args) == 2 and all(isinstance(t, Tensor) for t in args):  # a loss of somebody's own
+                seen = tagged(args[0], self._key)[0]
+                if isinstance(seen, ForwardPass):
+                    seen.target = args[1].detach().to("cpu", copy=True)
+        self._calls.append((id(module), begun))
+
+    @_quiet
+    def _after(self, module: nn.Module, _: tuple[Any, ...], *more: Any) -> None:
+        at = next((i for i in reversed(range(len(self._calls))) if self._calls[i][0] == id(module)), None)
+        if at is None:
+            return
+        seen, output = self._calls[at][1], more[-1]
+        del self._calls[at:]
+        if seen is None:
+            return
+        watched = next(w for w in self._watched if seen in w.passes)
+        seen.drew = not torch.equal(seen.random_state, torch.get_rng_state())
+        outputs = next((t for t in tensors(output) if t.requires_grad), None)
+        if outputs is None:  # it failed, or there is nothing to train on
+            watched.passes.remove(seen)
+            return
+        if len(more) > 1:
+            self._given(seen, list(tensors(more[0])))
+        if not isinstance(output, Tensor):
+            seen.unlike = seen.unlike or f"the model returns {type(output).__name__}, not a tensor"
+        seen.shape = tuple(outputs.shape)
+        tag(outputs, self._key, seen)
+        outputs.register_hook(functools.partial(self._reached, watched, seen))
+
+    def _watch(self, module: nn.Module) -> _Watched | None:
+        """Return the watched module that this is, or begin to watch it where it may be trained."""
+        if (known := next((w for w in self._watched if w.module is module), None)) is not None:
+            return known
+        if self._own is not None or self._only not in (None, module):
+            return None
+        parameters = dict(module.named_parameters())
+        if not any(p.requires_grad for p in parameters.values()):
+            return None
+        watched = _Watched(
+            module, _state(module), parameters, _versions(parameters), GradientWatch([*parameters.values()])
+        )
+        self._watched.append(watched)
+        if self.module is None:
+            self.module = module
+        return watched
+
+    def _begin(self, watched: _Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
+        if watched.versions != (now := _versions(watched.parameters)):
+            if watched is self._own:
+                self._note("weights were changed between steps by something else than the optimiser", "optimiser")
+            else:  # they were loaded after a first look at the model
+                watched.start = _state(watched.module)
+            watched.versions = now
+        if isinstance(called, nn.parallel.DistributedDataParallel):
+            self._note("gradients are averaged over processes, of which one was watched", "several-losses")
+        device = next(iter(watched.parameters.values())).device.type
+        seen = ForwardPass(None, torch.get_rng_state(), precision(device), modes(watched.module))
+        self._given(seen, list(tensors(args)))
+        waiting = [p for p in watched.passes if not p.backward]
+        if len(waiting) >= _WAITING:
+            watched.passes.remove(waiting[0])
+        watched.passes.append(seen)
+        return seen
+
+    def _given(self, seen: ForwardPass, given: list[Tensor]) -> None:
+        if len(given) + (seen.inputs is not None) > 1:
+            seen.unlike = SEVERAL
+        if given and seen.inputs is None:
+            seen.inputs = given[0].detach().to("cpu", copy=True)
+
+    # Losses and gradients.
+
+    @_quiet
+    def _lost(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        outputs = args[0] if args else kwargs.get("input")
+        if not isinstance(outputs, Tensor) or not isinstance(result, Tensor) or not result.requires_grad:
+            return
+        seen, way = tagged(outputs, self._key)
+        if not isinstance(seen, ForwardPass):
+            return
+        call = read_loss(function, args, kwargs)
+        seen.loss, seen.losses = call, seen.losses + 1
+        if function is nn.functional.nll_loss:
+            way = [name for name in way if name != "LogSoftmax"]
+        if not same_elements(way):
+            seen.unlike = seen.unlike or "the loss is of something else than the model's output"
+        if call.name == BCE and seen.shape != (seen.shape[0], 1):
+            seen.unlike = seen.unlike or "the model doesn't return one column of logits"
+        seen.unlike = seen.unlike or call.unlike
+        tag(result, self._key, _LOSS)
+        result.register_hook(lambda g: seen.weights.append(g.detach().clone()))
+
+    @_quiet
+    def _backward(self, _: Any, args: tuple[Any, ...], *__: Any) -> None:
+        leaves = {id(p) for w in self._watched for p in w.parameters.values()}
+        self._terms = self._terms or reaches_leaf(args[0], self._key, _LOSS, leaves)
+
+    @_quiet
+    def _edited(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+        if not self._in_step:
+            for watched in self._watched:
+                watched.gradients.edit(function, args, kwargs)
+
+    @_quiet
+    def _normed(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p", 2))
+        for watched in self._watched:
+            watched.gradients.norm(result if order in (2, "fro", None) else None)
+
+    def _reached(self, watched: _Watched, seen: ForwardPass, _: Tensor) -> None:
+        """A backward pass has come to the module's output (in whatever thread autograd runs it)."""
+        try:
+            if not seen.backward:
+                if watched.gradients.begin():
+                    watched.passes = [p for p in watched.passes if not p.backward]
+                seen.backward = True
+        except Exception as error:
+            self._note(f"something of a backward pass wasn't understood: {type(error).__name__}: {error}")
+
+    # Steps.
+
+    @_quiet
+    def _stepping(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _closure(args, kwargs):
+            return  # its passes are made inside the step
+        self._count(optimiser)
+        self._in_step = True
+
+    @_quiet
+    def _stepped(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._in_step = False
+        if _closure(args, kwargs):
+            self._count(optimiser)
+        for watched in self._watched:
+            watched.versions = _versions(watched.parameters)
+
+    def _count(self, optimiser: Optimizer) -> None:
+        held = {id(p) for g in optimiser.param_groups for p in g["params"]}
+        for watched in self._watched if self._own is None else [self._own]:
+            own = {id(p) for p in watched.parameters.values()} & held
+            passes = [p for p in watched.passes if p.backward]
+            if own and (passes or watched is self._own):
+                break
+        else:
+            return
+        if self._own is None:
+            self._choose(watched, optimiser, own)
+        if not passes:
+            self._note("an optimiser's step came without a backward pass through the model", "gradients-changed")
+            return
+        edits = watched.gradients.step()
+        self._compare(optimiser, watched, held)
+        scale = getattr(optimiser, "grad_scale", None)
+        self._recorded.append(
+            Step(rates(optimiser), passes, edits, scale.detach().clone() if scale is not None else None)
+        )
+        watched.passes = []
+        if self._terms and all(p.loss is not None for p in passes):
+            self._note("the total has terms besides the loss (FedProx, a penalty)", "several-losses")
+        self._terms = False
+        self._facts(passes)
+
+    def _choose(self, watched: _Watched, optimiser: Optimizer, own: set[int]) -> None:
+        self._own, self.module = watched, watched.module
+        for other in self._watched:
+            if other is not watched:
+                other.gradients.close()
+        self._watched = [watched]
+        self._settings, self._optimiser = read_settings(optimiser), id(optimiser)
+        self._frozen = _still(watched)
+        positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
+        watched.gradients.trained = frozenset(positions)
+        if has_state(optimiser, own):
+            self._note(UNMODELLED["optimiser-state"], "optimiser-state")
+
+    def _compare(self, optimiser: Optimizer, watched: _Watched, held: set[int]) -> None:
+        if id(optimiser) != self._optimiser:
+            self._note("several optimisers train the model", "optimiser")
+        elif read_settings(optimiser) != self._settings:
+            self._note("the optimiser's settings changed between steps", "optimiser-settings")
+        if _still(watched) != self._frozen:
+            self._note("layers were frozen or unfrozen between steps", "optimiser-settings")
+        foreign = held - {id(p) for p in watched.parameters.values()}
+        if foreign and not self._recorded:
+            self._note("the optimiser trains parameters besides those of the watched model", "several-losses")
+
+    def _facts(self, passes: list[ForwardPass]) -> None:
+        """Note what a reader should know of the passes of a step."""
+        for p in passes:
+            if p.inputs is None:
+                self._note("the model's input holds no tensor", "several-inputs")
+            if p.unlike == SEVERAL:
+                self._note(UNMODELLED["several-inputs"], "several-inputs")
+            elif p.unlike:
+                self._note(p.unlike)
+            if p.modes.get("mixed"):
+                self._note("parts of the model are in training mode, others in evaluation mode")
+            first = next(self._passes())
+            if p.modes != first.modes:
+                self._note("the model's mode changed between passes")
+            if p.precision != first.precision:
+                self._note("the precision changed between passes")
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step was given a function that makes the passes (``args`` begins with the optimiser)."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    found = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    return {k: v.detach().to("cpu", copy=True) for k, v in found.items()}
+
+
+def _versions(parameters: dict[str, nn.Parameter]) -> list[int]:
+    return [p._version for p in parameters.values()]
+
+
+def _still(watched: _Watched) -> frozenset[str]:
+    return frozenset(name for name, p in watched.parameters.items() if not p.requires_grad)

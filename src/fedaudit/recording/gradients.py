@@ -1,0 +1,251 @@
+"""What happens to a module's gradients between the backward pass and the optimiser's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Kind = Literal["scale", "norm", "value", "low", "high", "zero", "other"]
+
+
+def _in_place() -> dict[Callable[..., Any], Kind]:
+    """Every function of torch that changes its first argument, or the tensors in it, and what that is to gradients."""
+    named: dict[str, Kind] = {"mul_": "scale", "div_": "scale", "zero_": "zero", "clamp_": "value", "clip_": "value"}
+    named |= {"__imul__": "scale", "__itruediv__": "scale", "clamp_min_": "value", "clamp_max_": "value"}
+    found: dict[Callable[..., Any], Kind] = {}
+    for owner, prefix in ((torch.Tensor, ""), (torch, "_foreach_")):
+        for name in dir(owner):
+            short = name.removeprefix(prefix)
+            changes = short.endswith("_") and not short.endswith("__") and not short.startswith("_")
+            if name.startswith(prefix) and (changes or short in ("__iadd__", "__isub__", "__imul__", "__itruediv__")):
+                found[getattr(owner, name)] = named.get(short, "other")
+    for name in ("requires_grad_", "retain_grad", "share_memory_"):  # that change no element
+        found.pop(getattr(torch.Tensor, name), None)
+    found[torch._amp_foreach_non_finite_check_and_unscale_] = "scale"
+    return found
+
+
+IN_PLACE = _in_place()
+IN_PLACE_UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_  # GradScaler's
+NORMS = (torch.linalg.vector_norm, torch.norm)
+
+
+def _bounds(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    name = function.__name__
+    if "min" in name or "max" in name:
+        bound = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+        return (bound, None) if "min" in name else (None, bound)
+    return kwargs.get("min", args[1] if len(args) > 1 else None), kwargs.get("max", args[2] if len(args) > 2 else None)
+
+
+def _factor(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    if function is IN_PLACE_UNSCALE:
+        return args[2]
+    if len(args) < 2 or isinstance(args[1], (list, tuple)):
+        return None
+    return 1 / args[1] if "div" in function.__name__ else args[1]
+
+
+@dataclass
+class Edit:
+    """One change of gradients: by a factor; a coefficient that a norm was given for; a bound on elements; another."""
+
+    kind: Kind
+    value: Tensor | float | None
+    norm: Tensor | None
+    touched: set[int]
+
+
+@dataclass
+class Edits:
+    """What was done to one step's gradients.
+
+    Attributes:
+        edits: in order.
+        changed: whether they were changed in a way that wasn't seen.
+        with_gradient: positions of the parameters that had a gradient.
+    """
+
+    edits: list[Edit] = field(default_factory=list)
+    changed: bool = False
+    with_gradient: frozenset[int] = frozenset()
+
+
+class GradientWatch:
+    """Follows the gradients of parameters: when they are cleared, accumulated, and changed by something else.
+
+    Nothing is copied: each gradient is known by its memory and its version counter, which every change in place raises.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._known: dict[int, tuple[int, int]] = {}  # position -> memory, version as accumulated or as an edit left it
+        self._zero: dict[int, tuple[int, int]] = {}
+        self._position: dict[int, int] = {}  # memory -> position
+        self._now = Edits()
+        self._norm: Tensor | None = None
+        self._accumulated = False
+        self._spent = False  # a step has used what is there
+        self.trained: frozenset[int] | None = None  # positions of those that the optimiser holds; None: not known yet
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._hook(i))
+            for i, p in enumerate(self._parameters)
+            if p.requires_grad and p.is_leaf
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def begin(self) -> bool:
+        """A backward pass has reached the module's output; return whether what was accumulated before is void."""
+        if all(self._cleared(i) for i in range(len(self._parameters)) if self.trained is None or i in self.trained):
+            void = self._accumulated
+            self._now, self._accumulated, self._spent = Edits(), False, False
+            self._known.clear()
+            return void
+        if self._spent or not self._accumulated:
+            self._now.changed, self._spent = True, False  # what an earlier step left takes part in this one
+        elif self._now.edits or self._unseen():
+            self._now.changed = True  # changed, and accumulated upon
+        return False
+
+    def step(self) -> Edits:
+        """A step uses the gradients; return what was done to them since the backward pass."""
+        now = self._now
+        now.changed = now.changed or self._unseen()
+        now.with_gradient = frozenset(i for i, p in enumerate(self._parameters) if p.grad is not None)
+        self._now, self._accumulated, self._spent, self._norm = Edits(), False, True, None
+        return now
+
+    def norm(self, value: Any) -> None:
+        """A norm was computed; it may be that of the gradients."""
+        if isinstance(value, Tensor) and value.ndim == 0 and self._known:
+            self._norm = value.detach()
+
+    def edit(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A function of ``IN_PLACE`` was called."""
+        if not self._position or not args:
+            return
+        touched = {
+            at
+            for t in (args[0] if isinstance(args[0], (list, tuple)) else [args[0]])
+            if isinstance(t, Tensor)
+            and (at := self._position.get(t.data_ptr())) is not None
+            and self._is_gradient(t, at)
+        }
+        if not touched:
+            return
+        kind = IN_PLACE[function]
+        for i in touched:
+            self._remember(self._zero if kind == "zero" else self._known, i)
+        if kind == "value":
+            low, high = _bounds(function, args, kwargs)
+            for bound, kind in ((low, "low"), (high, "high")):
+                if bound is not None:
+                    self._add(Edit(kind if isinstance(bound, (int, float)) else "other", bound, None, set(touched)))
+        elif kind == "scale":
+            factor, norm = _factor(function, args), None
+            if isinstance(factor, Tensor) and factor.ndim == 0 and IN_PLACE_UNSCALE is not function:
+                norm = self._norm
+            known = isinstance(factor, (int, float)) or (isinstance(factor, Tensor) and factor.numel() == 1)
+            kind = "other" if not known else "scale" if norm is None else "norm"
+            self._add(Edit(kind, factor if known else None, norm, touched))
+        elif kind == "other":
+            self._add(Edit(kind, None, None, touched))
+
+    def _add(self, edit: Edit) -> None:
+        for earlier in reversed(self._now.edits):  # one operation, parameter by parameter
+            if earlier.touched & edit.touched:
+                break
+            if earlier.kind != edit.kind or edit.value is None or earlier.value is None:
+                continue
+            if earlier.value is edit.value or float(earlier.value) == float(edit.value):
+                earlier.touched |= edit.touched
+                return
+        self._now.edits.append(edit)
+
+    def _is_gradient(self, tensor: Tensor, i: int) -> bool:
+        grad = self._parameters[i].grad  # memory is used again
+        return grad is not None and grad.data_ptr() == tensor.data_ptr() and grad.numel() == tensor.numel()
+
+    def _hook(self, i: int) -> Callable[[Tensor], None]:
+        def accumulated(_: Tensor) -> None:
+            self._accumulated = True
+            if (memory := self._remember(self._known, i)) is not None:
+                self._position[memory] = i
+
+        return accumulated
+
+    def _remember(self, where: dict[int, tuple[int, int]], i: int) -> int | None:
+        grad = self._parameters[i].grad
+        if grad is None:
+            where.pop(i, None)
+            return None
+        where[i] = (grad.data_ptr(), grad._version)
+        return where[i][0]
+
+    def _cleared(self, i: int) -> bool:
+        grad = self._parameters[i].grad
+        if grad is None:
+            return True
+        if i not in self._known and i not in self._zero:  # from before
+            return not bool(grad.count_nonzero())
+        return self._zero.get(i) == (grad.data_ptr(), grad._version)
+
+    def _unseen(self) -> bool:
+        """Whether a gradient isn't as the backward pass, or an edit that was seen, left it."""
+        for i in self.trained if self.trained is not None else range(len(self._parameters)):
+            grad = self._parameters[i].grad
+            now = None if grad is None else (grad.data_ptr(), grad._version)
+            if now != self._known.get(i) and not (now is not None and now == self._zero.get(i)):
+                return True
+        return False
+
+
+def clipping(steps: Iterable[Edits], trained: frozenset[int]) -> tuple[float | None, float | None, list[float], bool]:
+    """Return what every step's gradients were clipped to, and by what they were multiplied before.
+
+    Returns:
+        the norm, the elements' bound (None: not clipped, or it never bit), each step's factor, and whether gradients
+        were changed by anything else.
+    """
+    read = [_read(step, step.with_gradient & trained) for step in steps]
+    norms = [norm for _, norm, _, _ in read if norm is not None]
+    bounds = {bound for _, _, bound, _ in read}
+    biting = [norm for norm in norms if norm > 0]
+    other = any(changed for *_, changed in read) or len(bounds) > 1
+    other |= bool(biting) and (len(norms) < len(read) or max(biting) - min(biting) > 1e-5 * min(biting))
+    norm = _round(sum(biting) / len(biting)) if biting else None
+    return norm, max((b for b in bounds if b), default=None), [factor for factor, *_ in read], other
+
+
+def _read(step: Edits, own: frozenset[int]) -> tuple[float, float | None, float | None, bool]:
+    """One step's factor, norm (0 where a clip didn't bite), bound, and whether there was anything else."""
+    factor, norm, sides, other = 1.0, None, dict[str, float](), step.changed
+    for edit in step.edits:
+        whole, first = edit.touched >= own, norm is None and not sides
+        if edit.kind == "scale" and whole and first:
+            factor *= float(edit.value or 0)
+        elif edit.kind == "norm" and edit.touched == own and first and edit.norm is not None:
+            coefficient = float(edit.value or 0)
+            norm = coefficient * (float(edit.norm) + 1e-6) if 0 < coefficient < 1 else 0.0
+            other |= not 0 < coefficient <= 1
+        elif edit.kind in ("low", "high") and whole and edit.kind not in sides:
+            sides[edit.kind] = float(edit.value or 0)
+        else:
+            other |= bool(edit.touched & own)
+    low, high = sides.get("low"), sides.get("high")
+    other |= (low is None) != (high is None) or (low is not None and high is not None and low != -high)
+    return factor, norm, high, other
+
+
+def _round(value: float) -> float:
+    """The number that a person wrote, which float32 arithmetic has blurred."""
+    short = float(f"{value:.5g}")
+    return short if abs(short - value) <= 2e-6 * value else value

@@ -1,0 +1,445 @@
+"""Records a real federation, round by round: what travelled and, where local training was captured, its truth."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedaudit.federation.recorded import (
+    VERSION,
+    Form,
+    Header,
+    MessageEntry,
+    RecordedTask,
+    RoundEntry,
+    TotalEntry,
+    outputs_of,
+    read_header,
+    read_rounds,
+    round_file,
+)
+from fedaudit.federation.recorded_truth import CANDIDATES, FOLDER, save_examples, truth_file
+from fedaudit.federation.rounds import check_new
+from fedaudit.federation.transcript import FORMAT, INDEX
+from fedaudit.training import LOSSES, TrainingConfig
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import explain
+
+if TYPE_CHECKING:
+    from fedaudit.recording.capture import Capture
+
+State = Mapping[str, Any]  # name to a tensor, or to an array that torch takes
+
+_LONGEST_NAME = 200
+
+
+class Recorder:
+    """Writes what travels in a federation to a folder that ``fedaudit attack`` takes; see docs/your-own-loop.md.
+
+    A round is readable as soon as it is closed, whatever happens later. In memory is one round's global model, one
+    update, and the inputs of the client that is being captured.
+
+    Args:
+        folder: new or empty; with ``append`` a recording that goes on.
+        name: of the federation.
+        module: that clients train; without it the one that :meth:`capture` sees.
+        mean, std: of the preprocessing, per channel; without them they are estimated from the range of the inputs.
+        loss: registered name, where it isn't captured: cross-entropy, bce-with-logits or mse.
+        every: only every so many rounds are recorded; the others cost nothing.
+        append: go on with the recording in ``folder``, for a federation that goes on, too.
+
+    Raises:
+        BadInput: the folder is in use or can't be written, or a setting can't be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        name: str = "federation",
+        module: nn.Module | None = None,
+        mean: tuple[float, ...] | list[float] | None = None,
+        std: tuple[float, ...] | list[float] | None = None,
+        loss: str | None = None,
+        every: int = 1,
+        append: bool = False,
+    ) -> None:
+        self.folder = Path(folder)
+        self.module = module
+        if every < 1:
+            raise BadInput(f"every is {every}; it must be 1 or more")
+        if loss is not None and loss not in LOSSES:
+            raise BadInput(f"loss is '{loss}'; give one of {', '.join(LOSSES)}, or none and give it to the attack")
+        if (mean is None) != (std is None):
+            raise BadInput("give mean and std together, or neither")
+        self.every = every
+        self._clients: dict[str, int] = {}
+        self._next = 0
+        self._open: RoundEntry | None = None
+        self._weights: dict[str, Tensor] = {}
+        given: dict[str, Any] = {"mean": mean, "std": std, "loss": loss}
+        if append and (self.folder / INDEX).is_file():
+            self._header = read_header(self.folder, INDEX)
+            for entry in read_rounds(self.folder):
+                self._next = entry.index + 1
+                self._clients |= {m.name: m.client for m in entry.messages}
+        else:
+            check_new(self.folder)
+            self._header = Header(
+                format=FORMAT, version=VERSION, name=_printable(name), id=secrets.token_hex(16), task=RecordedTask()
+            )
+        self._learn(**given)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(INDEX, self._header)
+        except OSError as error:
+            raise self._full(error) from None
+
+    def __repr__(self) -> str:
+        return f"Recorder('{self.folder}': {self._next} rounds, {len(self._clients)} clients)"
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- rounds -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def round(self, weights: State, index: int | None = None) -> Iterator[None]:
+        """Record one round: ``with recorder.round(global_model.state_dict()): …``.
+
+        It is closed however the block ends.
+
+        Args:
+            weights: the global model's state, as it was sent; of a part of the model where only that travels.
+            index: from 0; default: the one after the last.
+
+        Raises:
+            BadInput: the folder can't be written, or the round was recorded already.
+        """
+        self.begin_round(weights, index)
+        try:
+            yield
+        finally:
+            self.end_round()
+
+    def begin_round(self, weights: State, index: int | None = None) -> None:
+        """Begin a round, as :meth:`round` does; one that is still open is closed."""
+        self.end_round()
+        index = self._next if index is None else index
+        if index < self._next:
+            raise BadInput(f"round {index} comes after round {self._next - 1}; rounds are recorded in order, each once")
+        self._next = index + 1
+        if index % self.every:
+            return
+        self._weights = {
+            key: value.clone() for key, value in _tensors(weights).items()
+        }  # whoever trains changes theirs
+        file = f"round-{index:05d}-global.safetensors"
+        self._save(file, self._weights)
+        self._open = RoundEntry(index=index, weights=file)
+
+    def end_round(self) -> None:
+        """Close the round: from now on it is readable. Nothing happens where none is open."""
+        entry, self._open, self._weights = self._open, None, {}
+        if entry is None or not (entry.messages or entry.total):
+            return
+        entry.time = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            self._write(INDEX, self._header)
+            self._write(round_file(entry.index), entry)
+        except OSError as error:
+            raise self._full(error) from None
+
+    def close(self) -> None:
+        """Close the round that is open, if one is."""
+        self.end_round()
+
+    # --- clients ----------------------------------------------------------------------------------------------------
+
+    def capture(self, module: nn.Module | None = None) -> AbstractContextManager[Capture | None]:
+        """Watch one client's local training: ``with recorder.capture() as captured: train(model, …)``.
+
+        The training stays as it is. Between recorded rounds nothing is watched, and ``captured`` is None.
+
+        Args:
+            module: that is trained; default: the recorder's, else the first that is called with gradients on.
+        """
+        if self._open is None:
+            return nullcontext(None)
+        from fedaudit.recording.capture import Capture
+
+        return Capture(module or self.module)
+
+    def update(
+        self,
+        client: str | int,
+        state: State,
+        captured: Capture | None = None,
+        *,
+        form: Form = "weights",
+        training: TrainingConfig | Mapping[str, Any] | None = None,
+        num_examples: int | None = None,
+        seconds: float | None = None,
+        sent: State | None = None,
+    ) -> None:
+        """Record what one client sends.
+
+        Args:
+            client: its name in the framework.
+            state: what it sends: parameters and buffers by name, of the whole model or of a part (adapters, layers).
+            captured: of its local training; with it the truth is recorded, too.
+            form: what ``state`` is: the ``weights`` after training, their ``difference`` to what was sent, or a
+                ``gradient``.
+            training: how it trained, where it isn't captured; of a mapping, what counts in place of what was captured,
+                ``{"proximal_mu": 0.01}`` for example.
+            num_examples: that it holds, as it tells the server.
+            seconds: that it trained; default: as captured.
+            sent: what this client was sent, where that isn't the round's global model.
+
+        Raises:
+            BadInput: the folder can't be written, the client sent an update already, or something can't be read.
+        """
+        entry = self._open
+        if entry is None:
+            return
+        name = _printable(str(client))
+        number = self._clients.setdefault(name, len(self._clients))
+        if any(m.client == number for m in entry.messages):
+            raise BadInput(f"client {name} sent an update of round {entry.index} already; it sends one")
+        notes = list(captured.notes) if captured is not None else []
+        config = self._training(captured, training, num_examples, notes)
+        stem = f"round-{entry.index:05d}-client-{number:05d}"
+        message = MessageEntry(client=number, name=name, form=form, file=f"{stem}.safetensors", training=config)
+        self._save(message.file, _tensors(state))
+        start = _tensors(sent) if sent is not None else captured.start if captured is not None else {}
+        if any(
+            key in self._weights and not value.cpu().equal(self._weights[key].to(value.dtype))
+            for key, value in start.items()
+        ):
+            message.sent = f"{stem}-sent.safetensors"
+            self._save(message.sent, {key: value for key, value in start.items() if key in self._weights})
+            if sent is None:
+                notes.append("clients don't train from the global model that the round began with")
+        message.num_examples = sum(config.batch_sizes) if config else num_examples
+        message.seconds = seconds if seconds is not None or captured is None else captured.seconds
+        if captured is not None:
+            self._keep_truth(captured, entry.index, number, config, notes)
+        message.notes = list(dict.fromkeys(notes))
+        entry.messages.append(message)
+
+    def total(self, state: State, *, clients: int, num_examples: int | None = None, form: Form = "weights") -> None:
+        """Record what several clients sent together, where secure aggregation lets nobody read single updates.
+
+        Args:
+            state: their mean: of weights, differences or gradients, as ``form`` says.
+            clients: how many.
+            num_examples: of all of them together.
+            form: as of :meth:`update`.
+
+        Raises:
+            BadInput: the folder can't be written, or the round has a total already.
+        """
+        entry = self._open
+        if entry is None:
+            return
+        if entry.total is not None:
+            raise BadInput(f"round {entry.index} has a total already")
+        file = f"round-{entry.index:05d}-total.safetensors"
+        self._save(file, _tensors(state))
+        try:
+            entry.total = TotalEntry(clients=clients, form=form, file=file, num_examples=num_examples)
+        except ValidationError as error:
+            raise BadInput(explain(error)) from None
+
+    def candidates(self, inputs: Tensor, labels: Tensor) -> None:
+        """Give other examples of the same kind, normalised as the model sees them: victims are looked for among them.
+
+        Args:
+            inputs: (n, ...).
+            labels: (n,).
+
+        Raises:
+            BadInput: there are none, or the folder can't be written.
+        """
+        if not len(inputs) or len(inputs) != len(labels):
+            raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
+        path = self.folder / FOLDER / CANDIDATES
+        try:
+            save_examples(path, self._header.id, {"inputs": inputs.detach().float(), "targets": labels.detach()})
+        except (OSError, SafetensorError) as error:
+            raise self._full(error) from None
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+
+    def _training(
+        self,
+        captured: Capture | None,
+        given: TrainingConfig | Mapping[str, Any] | None,
+        data_size: int | None,
+        notes: list[str],
+    ) -> TrainingConfig | None:
+        if isinstance(given, TrainingConfig):
+            return given
+        try:
+            config = captured.training() if captured is not None else None
+        except BadInput as error:
+            notes.append(str(error))
+            config = None
+        values = TypeAdapter(TrainingConfig).dump_python(config) if config else {}
+        if given is None and config is None:
+            return None
+        if config is not None and data_size is not None and data_size >= max(config.batch_sizes):
+            values["data_size"] = data_size
+        try:
+            return TypeAdapter(TrainingConfig).validate_python(values | dict(given or {}))
+        except ValidationError as error:
+            raise BadInput(f"training: {explain(error)}") from None
+
+    def _keep_truth(
+        self, captured: Capture, index: int, client: int, config: TrainingConfig | None, notes: list[str]
+    ) -> None:
+        """Write what the client trained on, if it is of a form that can be attacked; else say why not."""
+        why = _unusable(captured, config)
+        if why:
+            notes.append(f"what clients trained on isn't recorded: {why}")
+            return
+        inputs = torch.cat([x.detach().float() for x in captured.inputs])
+        tensors = {"inputs": inputs, "targets": torch.cat([y.detach() for y in captured.targets])}
+        if captured.randomness:
+            tensors["randomness"] = torch.stack(list(captured.randomness))
+        self._learn_from(captured, inputs, notes)
+        try:
+            save_examples(self.folder / FOLDER / truth_file(index, client), self._header.id, tensors)
+        except (OSError, SafetensorError) as error:
+            raise self._full(error) from None
+
+    def _learn_from(self, captured: Capture, inputs: Tensor, notes: list[str]) -> None:
+        task = self._header.task
+        shape = tuple(inputs.shape[1:])
+        if task.outputs is None and captured.module is not None:
+            try:
+                self._learn(outputs=outputs_of(captured.module, shape))
+            except BadInput as error:
+                notes.append(str(error))
+        self._learn(
+            kind="image" if len(shape) == 3 else "table",
+            input_shape=shape,
+            loss=captured.loss or "custom",
+            batch_norm=captured.batch_norm,
+            dropout=captured.dropout,
+        )
+        options = {"label_smoothing": captured.label_smoothing, "class_weights": captured.class_weights}
+        if task.input_shape is None:
+            self._header.task = self._header.task.model_copy(update=options)
+        elif any(getattr(self._header.task, key) != value for key, value in options.items()):
+            notes.append("clients minimise the loss with different options")
+        if len(shape) == 3:
+            low, high = inputs.amin(dim=(0, 2, 3)), inputs.amax(dim=(0, 2, 3))
+            least = torch.minimum(low, torch.tensor(task.least)) if task.least else low
+            most = torch.maximum(high, torch.tensor(task.most)) if task.most else high
+            self._header.task = self._header.task.model_copy(
+                update={"least": tuple(least.tolist()), "most": tuple(most.tolist())}
+            )
+
+    def _learn(self, **values: Any) -> None:
+        """Keep what isn't known yet."""
+        known = self._header.task.model_dump()
+        new = {key: value for key, value in values.items() if value is not None and known[key] is None}
+        try:
+            self._header.task = RecordedTask.model_validate(known | new)
+        except ValidationError as error:
+            raise BadInput(explain(error, RecordedTask)) from None
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def _save(self, file: str, tensors: dict[str, Tensor]) -> None:
+        if not tensors:
+            raise BadInput("the state is empty: give the model's state_dict(), or the part of it that travels")
+        try:
+            save_file(tensors, self.folder / file)
+        except (OSError, SafetensorError) as error:
+            raise self._full(error) from None
+
+    def _write(self, file: str, what: BaseModel) -> None:
+        """Write a file at once: whoever reads it sees all of it, or what it was before."""
+        draft = self.folder / f".{file}.draft"
+        draft.write_text(what.model_dump_json(indent=2, exclude_defaults=False) + "\n", encoding="utf-8")
+        os.replace(draft, self.folder / file)  # noqa: PTH105 (Path.replace is the same)
+
+    def _full(self, error: Exception) -> BadInput:
+        return BadInput(f"can't write the recording to '{self.folder}': {getattr(error, 'strerror', None) or error}")
+
+
+def _unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
+    """Return why what a client trained on can't be recorded, if so."""
+    inputs, targets = captured.inputs, captured.targets
+    if config is None or not inputs:
+        return "no training step was seen"
+    if "several-inputs" in config.unmodelled:
+        return "the model takes several inputs"
+    if len(targets) != len(inputs):
+        return f"{len(inputs)} passes have {len(targets)} targets"
+    if not inputs[0].is_floating_point():
+        return "the inputs are integers (tokens?), and attacks are on images and tables"
+    if inputs[0].ndim not in (2, 4):
+        return (
+            f"the inputs have the shape {tuple(inputs[0].shape)}; attacks are on images (n, C, H, W) and tables (n, d)"
+        )
+    if len({tuple(x.shape[1:]) for x in inputs}) > 1:
+        return "the inputs differ in shape from batch to batch"
+    if len({(y.ndim, y.dtype) for y in targets}) > 1:
+        return "the targets differ in form from batch to batch"
+    if sum(map(len, inputs)) != sum(config.batch_sizes):
+        return f"{sum(map(len, inputs))} inputs were seen, of batches with {sum(config.batch_sizes)}"
+    return None
+
+
+def _tensors(state: State) -> dict[str, Tensor]:
+    """Return a state as tensors on the CPU that share no memory with each other.
+
+    Raises:
+        BadInput: something in it is no array.
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        try:
+            tensor = value.detach() if isinstance(value, Tensor) else _from_array(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BadInput(f"the state's '{name}' is no tensor or array of numbers: {error}") from None
+        found[name] = tensor.cpu().contiguous()
+    shared: set[int] = set()
+    for name, tensor in found.items():  # tied weights: safetensors takes each memory once
+        place = tensor.untyped_storage().data_ptr()
+        if place in shared and tensor.numel():
+            found[name] = tensor.clone()
+        shared.add(place)
+    return found
+
+
+def _from_array(value: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # arrays that can't be written to: nobody does
+        return torch.as_tensor(value)
+
+
+def _printable(name: str) -> str:
+    kept = "".join(c if c.isprintable() else "?" for c in name).encode("utf-8", "replace").decode("utf-8")
+    return kept[:_LONGEST_NAME] or "?"
