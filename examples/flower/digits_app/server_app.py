@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     torch.manual_seed(config["seed"])
     model = Net()
-    strategy = FedAvg(fraction_train=config["fraction-train"])
+    strategy = FedAvg(fraction_train=config["fraction-train"], fraction_evaluate=config["fraction-evaluate"])
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(model.state_dict()),

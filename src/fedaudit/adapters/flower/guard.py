@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
-import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
 from flwr.app import ConfigRecord, Context, Error, Message
 from torch import Tensor
 
 from fedaudit.adapters.flower.messages import check_names, is_training, server_round, state_in
+from fedaudit.federation.local_training import local_randomness
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
 from fedaudit.utils.errors import BadInput, FedAuditError
@@ -100,7 +97,7 @@ class Guard:
         sent = _quietly(lambda: state_in(msg.content))  # before the client has it: it may change what it is given
         with Capture() as seen:
             reply = call_next(msg, context)
-        with _generators_kept():
+        with local_randomness(0):  # in a simulation the process trains on after the audit
             refused = _quietly(self._audit, index, context, sent, seen, reply)
         return Message(Error(_MOD_FAILED, REFUSED), reply_to=msg) if refused else reply
 
@@ -188,15 +185,3 @@ def _quietly(work: Callable[..., Any], *arguments: Any) -> Any:
         text = str(error) if isinstance(error, FedAuditError) else f"{type(error).__name__}: {error}"
         log.warning("fedaudit guard: this update isn't audited, and leaves: %s", text)
         return None
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Leave the global random generators as they are: in a simulation the process trains on after the audit."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -13,9 +13,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedaudit.adapters.flower.messages import check_names, is_training, num_examples, state_in
-from fedaudit.recording.recorder import Recorder
 from fedaudit.training import TrainingConfig
 from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
+
+if TYPE_CHECKING:
+    from fedaudit.recording.recorder import Recorder
 
 log = logging.getLogger("flwr.fedaudit")
 
