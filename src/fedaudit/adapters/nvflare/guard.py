@@ -19,7 +19,6 @@ from torch import Tensor
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
-    Received,
     is_data,
     job_of,
     log,
@@ -116,8 +115,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
         """
         if is_data(self):
             try:
-                if (sent := model_in(shareable)) is not None:
-                    _memory.keep(fl_ctx, Received(round_of(shareable, fl_ctx), state_of(sent)))
+                _memory.keep(shareable, fl_ctx)
             except Exception as error:
                 log.warning("fedaudit guard: what came in can't be read: %s", words(error))
             return shareable
@@ -175,9 +173,8 @@ class GuardFilter(Filter):  # type: ignore[misc]
         sent, dxo, seen = what
         module = copy.deepcopy(seen.module)
         assert module is not None
-        preprocessing = {name: None if v is None else tuple(v) for name, v in (("mean", self.mean), ("std", self.std))}
-        recorder = Recorder(folder, name=site_of(context), module=module.cpu(), loss=self.loss, **preprocessing)
-        with recorder:
+        given = {"mean": self.mean, "std": self.std, "loss": self.loss}
+        with Recorder(folder, name=site_of(context), module=module.cpu(), **given) as recorder:
             recorder.begin_round(sent, index)
             recorder.update(site_of(context), state_of(dxo), seen, form=FORMS[dxo.data_kind])
             recorder.end_round()
@@ -185,7 +182,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
         found = fedaudit.attack(
             folder,
             self.attacks,
-            model=module,
+            module=module,
             out=report,
             fail_above=self.fail_above,
             fail_on=self.fail_on,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.dxo import DXO
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from torch import Tensor
 
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
-    Received,
     counted,
     is_data,
     job_of,
@@ -42,7 +42,7 @@ class RecorderFilter(Filter):  # type: ignore[misc]
     >>> recipe.add_client_input_filter(RecorderFilter("/data/audit"), tasks=["train"])  # doctest: +SKIP
     >>> recipe.add_client_output_filter(RecorderFilter("/data/audit"), tasks=["train"])  # doctest: +SKIP
 
-    A recording lies under ``folder/job/site`` (``site-2``, … where the process was started again), on the site. Weights
+    A recording lies under ``folder/job/site``, on the site (a job that runs anew under the same id: ``site-2``, …). Weights
     and their differences are recorded; whatever else passes, passes. Last among the result filters it sees what really
     leaves, but for filters on the server. Nothing is ever changed, and an error of its own is logged, once, and stops
     nothing. With :func:`watch` around the training the truth is recorded, too.
@@ -73,10 +73,9 @@ class RecorderFilter(Filter):  # type: ignore[misc]
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Record, and return ``shareable`` as it is."""
         try:
-            dxo = model_in(shareable)
-            if dxo is not None and is_data(self):
-                _memory.keep(fl_ctx, Received(round_of(shareable, fl_ctx), state_of(dxo)))
-            elif dxo is not None:
+            if is_data(self):
+                _memory.keep(shareable, fl_ctx)
+            elif (dxo := model_in(shareable)) is not None:
                 self._record(dxo, shareable, fl_ctx)
         except Exception as error:  # recording must never stop a federation
             self._tell(f"fedaudit recorder: not recorded: {words(error)}")
@@ -90,39 +89,36 @@ class RecorderFilter(Filter):  # type: ignore[misc]
         index = round_of(shareable, context) if received.index is None else received.index
         if index is not None and index % self.every:
             return
-        recorder = self._recorder(context, seen.module if seen else None)
-        recorder.begin_round(received.state, index)
+        recorder = self._begin(context, received.state, index)
         try:
             recorder.update(site, state_of(dxo), seen, form=FORMS[dxo.data_kind], num_examples=counted(dxo))
         finally:
             recorder.end_round()
         log.info("fedaudit recorder: %s, round %s: %.0f ms", site, index, 1000 * (time.perf_counter() - began))
 
-    def _recorder(self, context: FLContext, module: Any) -> Recorder:
+    def _begin(self, context: FLContext, sent: dict[str, Tensor], index: int | None) -> Recorder:
+        """Begin a round, in the site's recording of the job or, where that has got further already, in a new one."""
         job, site = job_of(context), site_of(context)
         key = (self.folder, job, site)
         with _lock:
-            if key not in _recorders:
-                _recorders[key] = Recorder(
-                    _free(Path(self.folder) / job, site),
-                    name=site,
-                    module=module,
-                    mean=None if self.mean is None else tuple(self.mean),
-                    std=None if self.std is None else tuple(self.std),
-                    loss=self.loss,
-                )
+            if key in _recorders:
+                _recorders[key].begin_round(sent, index)
+                return _recorders[key]
+            for number in itertools.count(1):
+                path = Path(self.folder) / job / (site if number == 1 else f"{site}-{number}")
+                known = path.exists()
+                recorder = Recorder(path, name=site, mean=self.mean, std=self.std, loss=self.loss, append=True)
+                try:
+                    recorder.begin_round(sent, index)
+                except BadInput:
+                    if not known:
+                        raise
+                    continue
+                _recorders[key] = recorder
+                break
             return _recorders[key]
 
     def _tell(self, line: str) -> None:
         if line not in self._told:
             self._told.add(line)
             log.warning(line)
-
-
-def _free(folder: Path, site: str) -> Path:
-    """Return the first folder for ``site`` that no recording has taken."""
-    number, path = 1, folder / site
-    while path.exists():
-        number += 1
-        path = folder / f"{site}-{number}"
-    return path

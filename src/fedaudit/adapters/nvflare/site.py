@@ -75,10 +75,18 @@ class Memory:
         self._lock = threading.Lock()
         self._received: dict[tuple[str, str], Received] = {}
 
-    def keep(self, context: FLContext, received: Received) -> None:
-        """Keep what came in; it replaces what came before."""
+    def keep(self, shareable: Shareable, context: FLContext) -> None:
+        """Keep the model that comes in, if it is one; it replaces the one before.
+
+        Raises:
+            BadInput: it can't be read.
+        """
+        dxo = model_in(shareable)
+        if dxo is None:
+            return
+        state = {name: tensor.clone() for name, tensor in state_of(dxo).items()}  # whoever trains changes theirs
         with self._lock:
-            self._received[self._key(context)] = received
+            self._received[self._key(context)] = Received(round_of(shareable, context), state)
 
     def take(self, context: FLContext) -> Received | None:
         """Return what came in, and forget it."""
@@ -131,7 +139,7 @@ def model_in(shareable: Shareable) -> DXO | None:
 
 
 def state_of(dxo: DXO) -> dict[str, Tensor]:
-    """Return copies of the tensors.
+    """Return the tensors by name, on the memory that they have.
 
     Raises:
         BadInput: something in it is no array: encrypted, or sent apart.
@@ -141,7 +149,7 @@ def state_of(dxo: DXO) -> dict[str, Tensor]:
 
 def _tensor(name: str, value: Any) -> Tensor:
     try:
-        return torch.as_tensor(value).detach().to("cpu", copy=True)
+        return torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"'{name}' is {type(value).__name__}, no array (encrypted, or sent apart?)") from error
 
