@@ -227,7 +227,8 @@ def test_a_server_records_without_truth_or_module(tmp_path: Path) -> None:
     assert update.training is None
     assert transcript.clients == {0: "987654321987654321"}
     assert torch.equal(update.tensors["classifier.bias"], model.classifier.bias.detach() - start["classifier.bias"])
-    found = fedaudit.attack(tmp_path / "r", ["agic"], module=Net(), task={"input_shape": (1, 8, 8)}, progress=False)
+    quick = {"name": "agic", "iterations": 2}
+    found = fedaudit.attack(tmp_path / "r", [quick], module=Net(), task={"input_shape": (1, 8, 8)}, progress=False)
     assert isinstance(found, list)
 
 

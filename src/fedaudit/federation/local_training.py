@@ -82,7 +82,7 @@ def gradient(
     parameters = trainable(model)
     grads: Sequence[Tensor | None]
     if gradients is None:
-        value = _loss(model, loss, batch)
+        value = batch_loss(model, loss, batch)
         grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     else:
         grads = gradients(model, loss, batch)
@@ -121,7 +121,7 @@ def train(
     losses: list[Tensor] = []
     for batch in batches:
         optimiser.zero_grad(set_to_none=True)
-        value = _loss(model, loss, batch)
+        value = batch_loss(model, loss, batch)
         if gradients is None:
             value.backward()
         else:
@@ -141,7 +141,12 @@ def train(
     return [float(value) for value in losses]
 
 
-def _loss(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]) -> Tensor:
+def batch_loss(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the loss of a model on a batch, one number.
+
+    Raises:
+        BadInput: the model or the loss can't take the batch, or the loss isn't one number.
+    """
     inputs, targets = batch
     try:
         value = loss(model(inputs), targets)

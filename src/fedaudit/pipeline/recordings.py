@@ -187,7 +187,7 @@ def _error(transcript: Transcript, truth: Truth, index: int, start: dict[str, Te
             training,
             batch_norm=info.batch_norm,
             dropout=info.dropout,
-            randomness=tuple(truth.randomness.get(key, torch.zeros(0))),
+            randomness=[state.clone() for state in truth.randomness.get(key, torch.zeros(0))],  # aligned, as torch wants
         )
     except BadInput:
         return float("inf")

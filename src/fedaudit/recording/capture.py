@@ -428,8 +428,11 @@ class Capture:
             return
         if self._own is None:
             self._choose(watched, optimiser, own)
-        if not passes:
+        if id(optimiser) != self._optimiser:
+            self._note("several optimisers train the model", "optimiser")
+        if not passes and id(optimiser) == self._optimiser:
             self._note("an optimiser's step came without a backward pass through the model", "gradients-changed")
+        if not passes:
             return
         edits = watched.gradients.step()
         self._compare(optimiser, watched, held)
@@ -457,9 +460,7 @@ class Capture:
             self._note(UNMODELLED["optimiser-state"], "optimiser-state")
 
     def _compare(self, optimiser: Optimizer, watched: _Watched, held: set[int]) -> None:
-        if id(optimiser) != self._optimiser:
-            self._note("several optimisers train the model", "optimiser")
-        elif read_settings(optimiser) != self._settings:
+        if id(optimiser) == self._optimiser and read_settings(optimiser) != self._settings:
             self._note("the optimiser's settings changed between steps", "optimiser-settings")
         if _still(watched) != self._frozen:
             self._note("layers were frozen or unfrozen between steps", "optimiser-settings")
