@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, Retur
 from nvflare.apis.fl_context import FLContext  # noqa: E402
 from nvflare.apis.shareable import Shareable, make_reply  # noqa: E402
 from nvflare.apis.utils.task_utils import apply_filters  # noqa: E402
-from nvflare.fuel.utils import fobs  # noqa: E402
 from nvflare.private.fed.app.fl_conf import create_privacy_manager  # noqa: E402
 
 import fedaudit  # noqa: E402
@@ -184,10 +184,10 @@ def test_weights_and_differences_are_recorded_and_nothing_is_changed(tmp_path):
     arrays = {name: tensor.numpy() for name, tensor in STATE.items()}
     for index, kind in enumerate((DataKind.WEIGHTS, DataKind.WEIGHT_DIFF)):
         came, goes = shareable(arrays, index=index), shareable({"weight": np.full((2, 3), 7.0, np.float32)}, kind, None)
-        before = fobs.dumps(came), fobs.dumps(goes)
+        before = pickle.dumps(came), pickle.dumps(goes)
         assert received.process(came, context()) is came
         assert leaving.process(goes, context()) is goes
-        assert (fobs.dumps(came), fobs.dumps(goes)) == before
+        assert (pickle.dumps(came), pickle.dumps(goes)) == before
     folder = tmp_path / "job-1" / "site-1"
     first, second = rounds(folder)
     assert [r["index"] for r in (first, second)] == [0, 1]
@@ -298,7 +298,7 @@ def test_the_guard_blocks_what_it_could_rebuild_and_changes_nothing(kind, tmp_pa
         sent = after if kind == DataKind.WEIGHTS else {name: after[name] - before[name] for name in after}
         goes, state = shareable(sent, kind), torch.get_rng_state()
         received.process(shareable(before), context())
-        bits = fobs.dumps(goes)
+        bits = pickle.dumps(goes)
         if on_fail == "warn":
             assert leaving.process(goes, context()) is goes
             assert "it leaves nevertheless" in caplog.text
@@ -306,7 +306,7 @@ def test_the_guard_blocks_what_it_could_rebuild_and_changes_nothing(kind, tmp_pa
             with pytest.raises(ContentBlockedException):
                 leaving.process(goes, context())
             assert "it doesn't leave" in caplog.text
-        assert fobs.dumps(goes) == bits
+        assert pickle.dumps(goes) == bits
         assert torch.get_rng_state().equal(state)
     assert (tmp_path / "reports" / "job-1" / "site-1-round-0" / "report.html").is_file()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words, work_of
+from fedaudit.cli.flower import App, AppAttacks, Nodes, RunConfig, audit_app, check_alone
 from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, Write, exit_code, formats_of, limits_of
 from fedaudit.cli.options import (
     DataDir,
@@ -58,11 +59,44 @@ def audit(
         bool, typer.Option("--what-if", help="Compare three defences that fit what is attacked with none.")
     ] = False,
     write: Write = None,
+    flower: App = None,
+    nodes: Nodes = None,
+    run_config: RunConfig = None,
+    attacks: AppAttacks = None,
+    mean: Mean = None,
+    std: Std = None,
 ) -> None:
-    """Simulate a federation, attack what the adversary sees, and write a report."""
-    from fedaudit.written import read_scenario
+    """Simulate a federation, attack what the adversary sees, and write a report; or do so with a Flower app."""
+    from fedaudit.written import parse_setting, read_scenario
 
     formats = formats_of(write)
+    check_alone(
+        flower,
+        {"SCENARIO": scenario, "--what-if": what_if},
+        {"--nodes": nodes, "--run-config": run_config, "--attack": attacks, "--mean": mean, "--std": std},
+    )
+    if flower is not None:
+        asked: dict[str, Any] = {"attacks": [{"name": name} for name in attacks or []], "threat": {}}
+        dotted = [text for text in settings or [] if parse_setting(text)[0].split(".")[0] in asked]
+        short = [long for text in settings or [] if text not in dotted for long in _for_attacks(text, attacks or [])]
+        audited = audit_app(
+            flower,
+            _with_settings(asked, [*short, *dotted]),
+            nodes=nodes,
+            run_config=run_config,
+            task=task_of(mean, std, None, None),
+            seed=seed,
+            out=out,
+            overwrite=overwrite,
+            workers=number_of_workers(workers),
+            limits=limits_of(fail_above, fail_on, policy),
+            controls=not no_controls,
+        )
+        from fedaudit.outputs.write import write_outputs
+
+        write_outputs(audited.result, out, formats)
+        _conclude(audited, out / "report.html")
+        return
     settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
     written = read_scenario(scenario, settings, seed)
     announce(audit_in_words(written, what_if=what_if), number_of_workers(workers), work_of(written, what_if=what_if))

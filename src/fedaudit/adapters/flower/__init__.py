@@ -14,12 +14,21 @@ from fedaudit.utils.errors import BadInput
 if TYPE_CHECKING:
     from fedaudit.adapters.flower.audit import audit_flower
     from fedaudit.adapters.flower.guard import Guard
-    from fedaudit.adapters.flower.in_process import run_app
+    from fedaudit.adapters.flower.in_process import parse_config, run_app
     from fedaudit.adapters.flower.mods import SanitiserMod
     from fedaudit.adapters.flower.strategies import RobustStrategy, RootTraining
     from fedaudit.adapters.flower.strategy import AuditStrategy
 
-__all__ = ["AuditStrategy", "Guard", "RobustStrategy", "RootTraining", "SanitiserMod", "audit_flower", "run_app"]
+__all__ = [
+    "AuditStrategy",
+    "Guard",
+    "RobustStrategy",
+    "RootTraining",
+    "SanitiserMod",
+    "audit_flower",
+    "parse_config",
+    "run_app",
+]
 
 _MODULES = {
     "AuditStrategy": "strategy",
@@ -28,6 +37,7 @@ _MODULES = {
     "RootTraining": "strategies",
     "SanitiserMod": "mods",
     "audit_flower": "audit",
+    "parse_config": "in_process",
     "run_app": "in_process",
 }
 

@@ -18,7 +18,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
-import fedaudit
+from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import check_names, is_training, num_examples, state_in
 from fedaudit.federation.transcript import INDEX
@@ -98,7 +98,7 @@ def audit_flower(
             f"{watcher.updates} updates in {run.rounds} round(s) recorded in {folder / RECORDING} "
             f"({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
         )
-        finished = fedaudit.attack(
+        finished = api.attack(
             folder / RECORDING,
             attacks,
             threat=threat,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flwr.app import ConfigRecord, Context, Error, Message
 from torch import Tensor
 
-from fedaudit.adapters.flower.messages import check_names, is_training, server_round, state_in
+from fedaudit.adapters.flower.messages import check_names, is_training, log, server_round, state_in
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
@@ -22,9 +21,6 @@ from fedaudit.utils.errors import BadInput, FedAuditError
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
     from fedaudit.results import Verdict
-
-log = logging.getLogger("flwr.fedaudit")  # shown where Flower's own lines are: on the site
-log.setLevel(logging.INFO)
 
 Attacks = Sequence[str | dict[str, Any]]
 
@@ -54,7 +50,7 @@ class Guard:
         out: folder on the site for a report on every update; default: none is kept.
 
     Raises:
-        BadInput: a setting can't be used.
+        BadInput: a setting can't be used; of attacks and limits that is found out with the first training message.
     """
 
     def __init__(
@@ -85,6 +81,7 @@ class Guard:
             "std": None if std is None else tuple(std),
             "loss": loss,
         }
+        self._checked = False
         self.out = None if out is None else Path(out)
 
     def __call__(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -94,12 +91,24 @@ class Guard:
         index = _quietly(self._count, msg, context)
         if index is None or index % self.every:
             return call_next(msg, context)
+        self._check()  # before training, and not quietly: a policy with a wrong word in it must not let all pass
         sent = _quietly(lambda: state_in(msg.content))  # before the client has it: it may change what it is given
         with Capture() as seen:
             reply = call_next(msg, context)
         with local_randomness(0):  # in a simulation the process trains on after the audit
             refused = _quietly(self._audit, index, context, sent, seen, reply)
         return Message(Error(_MOD_FAILED, REFUSED), reply_to=msg) if refused else reply
+
+    def _check(self) -> None:
+        from fedaudit.attacks import make_attack  # what attacks need takes seconds to import
+        from fedaudit.evaluation import Limits
+
+        if not self._checked:
+            Limits(self.fail_above, self.fail_on).check()
+            for attack in self.attacks:
+                settings = {"name": attack} if isinstance(attack, str) else dict(attack)
+                make_attack(settings.pop("name"), settings)
+            self._checked = True
 
     def _count(self, msg: Message, context: Context) -> int:
         """Return the round, from 0; where the server doesn't tell, how many messages came before this one."""
@@ -141,7 +150,7 @@ class Guard:
     def _attack(
         self, folder: Path, index: int, node: int, sent: dict[str, Tensor], seen: Capture, reply: Message
     ) -> Audit:
-        import fedaudit  # what attacks need takes seconds to import
+        from fedaudit import api
 
         assert seen.module is not None
         module = copy.deepcopy(seen.module).cpu()
@@ -152,7 +161,7 @@ class Guard:
             recorder.begin_round(sent, index)
             recorder.update(node, state, seen)
             recorder.end_round()
-        found = fedaudit.attack(
+        found = api.attack(
             recording,
             list(self.attacks),
             model=module,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from fedaudit.utils.errors import BadInput
+
+log = logging.getLogger("flwr.fedaudit")  # its lines appear where Flower's own do
+log.setLevel(logging.INFO)
 
 EXAMPLES = ("num-examples", "num_examples")  # of the message API, and of clients written for the older one
 

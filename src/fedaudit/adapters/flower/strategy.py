@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedaudit.adapters.flower.messages import check_names, is_training, num_examples, state_in
+from fedaudit.adapters.flower.messages import check_names, is_training, log, num_examples, state_in
 from fedaudit.training import TrainingConfig
 from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
 
 if TYPE_CHECKING:
     from fedaudit.recording.recorder import Recorder
-
-log = logging.getLogger("flwr.fedaudit")
 
 Training = TrainingConfig | Mapping[str, Any] | Callable[[int], TrainingConfig | dict[str, Any] | None]
 
@@ -75,7 +72,7 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    ) -> list[Message]:
         """Configure the round as the strategy does, and record what is sent."""
         return self._configured(self.strategy.configure_train, server_round, arrays, config, grid)
 
@@ -83,11 +80,13 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate as the strategy does, and record what came back."""
-        return self._aggregated(self.strategy.aggregate_train, server_round, replies)
+        result: tuple[ArrayRecord | None, MetricRecord | None]
+        result = self._aggregated(self.strategy.aggregate_train, server_round, replies)
+        return result
 
-    def configure_evaluate(self, *arguments: Any, **options: Any) -> Iterable[Message]:
+    def configure_evaluate(self, *arguments: Any, **options: Any) -> list[Message]:
         """Configure an evaluation as the strategy does."""
-        return self.strategy.configure_evaluate(*arguments, **options)
+        return list(self.strategy.configure_evaluate(*arguments, **options))
 
     def aggregate_evaluate(self, *arguments: Any, **options: Any) -> MetricRecord | None:
         """Aggregate an evaluation as the strategy does."""
@@ -97,7 +96,9 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         """Log the strategy's own summary."""
         self.strategy.summary()
 
-    def _configured(self, configure: Callable[..., Any], server_round: int, *arguments: Any, **options: Any) -> Any:
+    def _configured(
+        self, configure: Callable[..., Any], server_round: int, *arguments: Any, **options: Any
+    ) -> list[Message]:
         messages = list(configure(server_round, *arguments, **options))
         self._quietly(self._begin, server_round, messages)
         return messages
