@@ -69,13 +69,18 @@ def final_model(folder: Path) -> dict[str, torch.Tensor]:
     return saved["model"]
 
 
-def a_round(state: dict[str, torch.Tensor], folder: Path, site: int) -> dict[str, torch.Tensor]:
+def network() -> nn.Sequential:
+    """Return net.py's."""
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(512, 10))
+
+
+def a_round(state: dict[str, torch.Tensor], site: int) -> dict[str, torch.Tensor]:
     """Train as train.py does, here."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     inputs = torch.tensor(digits.images[4 * site : 4 * site + 4], dtype=torch.float32)[:, None] / 8 - 1
-    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(512, 10))
+    model = network()
     model.load_state_dict(state)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     nn.functional.cross_entropy(model(inputs), torch.tensor(digits.target[4 * site : 4 * site + 4])).backward()
@@ -98,9 +103,9 @@ def test_the_page_s_job_is_recorded_and_audited_in_the_simulator(tmp_path):
             assert (message["name"], message["form"], message["num_examples"]) == (f"site-{site}", "weights", 4)
             sent = load_file(folder / f"round-{index:05d}-global.safetensors")
             update = load_file(folder / message["file"])
-            assert all(update[k].equal(v) for k, v in a_round(sent, tmp_path, site).items())
+            assert all(update[k].equal(v) for k, v in a_round(sent, site).items())
         start = sent
-    both = [a_round(start, tmp_path, site) for site in (1, 2)]
+    both = [a_round(start, site) for site in (1, 2)]
     for name, tensor in final_model(tmp_path).items():
         assert torch.as_tensor(tensor).allclose((both[0][name] + both[1][name]) / 2, atol=1e-6)
     assert "Audit(" in python(tmp_path, "audit.py")
@@ -110,37 +115,42 @@ def test_the_page_s_job_is_recorded_and_audited_in_the_simulator(tmp_path):
 @pytest.mark.timeout(180)
 def test_a_refusal_fails_one_site_s_task_and_not_the_job(tmp_path):
     """Site 2 is guarded and never watched, which its guard doesn't let pass: the model is site 1's alone."""
-    workflow = (
-        "recipe = FedJob(name='digits', min_clients=1)\n"
-        "    recipe.to_server(PTModel(Net()))\n"
-        "    recipe.to_server(FedAvg(num_clients=2, num_rounds=2, ignore_result_error=True))\n"
-        "    recipe.to_clients(ScriptRunner(script='train.py'))\n"
-    )
-    imports = (
-        "from nvflare.app_common.workflows.fedavg import FedAvg\n"
-        "from nvflare.app_opt.pt.job_config.model import PTModel\n"
-        "from nvflare.job_config.api import FedJob\n"
-        "from nvflare.job_config.defs import FilterType\n"
-        "from nvflare.job_config.script_runner import ScriptRunner\n"
-    )
-    write_job(tmp_path, train=[("with watch():", "if True:")])
-    (tmp_path / "job.py").write_text(
-        f"from net import Net\n{imports}from fedaudit.adapters.nvflare import GuardFilter\n"
-        "if __name__ == '__main__':\n"
-        f"    {workflow}"
-        "    guard = GuardFilter(unaudited='refuse')\n"
-        "    recipe.to(guard, 'site-2', filter_type=FilterType.TASK_DATA, tasks=['train'])\n"
-        "    recipe.to(guard, 'site-2', filter_type=FilterType.TASK_RESULT, tasks=['train'])\n"
-        f"    recipe.simulator_run({str(tmp_path / 'simulation')!r}, n_clients=2, threads=2)\n"
-    )
+    seeded = [("from torch import nn", "import torch\nfrom torch import nn")]
+    seeded += [("        super()", "        torch.manual_seed(0)\n        super()")]
+    write_job(tmp_path, train=[("with watch():", "if True:")], net=seeded)
+    job = REFUSED_JOB.replace("SIMULATION", str(tmp_path / "simulation"))
+    (tmp_path / "job.py").write_text(job, encoding="utf-8")
     said = python(tmp_path, "job.py")
-    assert "site-2: not audited, and doesn't leave: no training was seen" in said
+    assert said.count("fedaudit guard: site-2: not audited, and doesn't leave: no training was seen") == 2
     assert "TASK_RESULT_FILTER_ERROR" in said
-    assert "Round 1 started" in said
     torch.manual_seed(0)
-    # the first model is drawn by the server, so only its second half can be followed
-    final = final_model(tmp_path)
-    assert all(torch.isfinite(torch.as_tensor(t)).all() for t in final.values())
+    want: dict[str, torch.Tensor] = network().state_dict()
+    for _ in range(2):
+        want = a_round(want, 1)
+    for name, tensor in final_model(tmp_path).items():
+        assert torch.as_tensor(tensor).allclose(want[name], atol=1e-6)
+
+
+REFUSED_JOB = """
+from net import Net
+from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_opt.pt.job_config.model import PTModel
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
+from nvflare.job_config.script_runner import ScriptRunner
+from fedaudit.adapters.nvflare import GuardFilter
+
+if __name__ == "__main__":
+    job = FedJob(name="digits", min_clients=1)
+    job.to_server(PTModel(Net()))
+    job.to_server(FedAvg(num_clients=2, num_rounds=2, ignore_result_error=True))
+    for site in ("site-1", "site-2"):
+        job.to(ScriptRunner(script="train.py"), site)
+    guard = GuardFilter(unaudited="refuse")
+    job.to(guard, "site-2", filter_type=FilterType.TASK_DATA, tasks=["train"])
+    job.to(guard, "site-2", filter_type=FilterType.TASK_RESULT, tasks=["train"])
+    job.simulator_run("SIMULATION", n_clients=2, threads=2)
+"""
 
 
 # --- the filters on their own ---
@@ -292,7 +302,11 @@ def test_the_guard_blocks_what_it_could_rebuild_and_changes_nothing(kind, tmp_pa
     """One example through a fully connected layer: its gradient is the example."""
     caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
     for on_fail in ("warn", "refuse"):
-        settings = {"attacks": ["r-gap"], "on_fail": on_fail, "out": str(tmp_path / "reports")}
+        settings = {
+            "attacks": [{"name": "invg", "iterations": 150}],
+            "on_fail": on_fail,
+            "out": str(tmp_path / "reports"),
+        }
         received, leaving = pair(kind=GuardFilter, **settings)
         before, after = trained(1)
         sent = after if kind == DataKind.WEIGHTS else {name: after[name] - before[name] for name in after}
@@ -326,6 +340,18 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     trained(1)
     assert leaving.process(shareable(after, index=1), context()) is not None
     assert not caplog.records  # not this round
-    for wrong in ({"on_fail": "stop"}, {"unaudited": "no"}, {"every": 0}, {"largest": 0}):
+    caplog.clear()
+    _, strict = pair(kind=GuardFilter, unaudited="refuse", attacks=["r-gap"])
+    trained(1)
+    with pytest.raises(ContentBlockedException):
+        strict.process(shareable(after), context())
+    assert "none of the attacks can be run against it" in caplog.text
+    _, strict = pair(kind=GuardFilter, unaudited="refuse", attacks=[{"name": "invg", "iterations": 1}])
+    trained(1)
+    with pytest.raises(ContentBlockedException):  # what leaves isn't what was watched
+        strict.process(shareable({name: tensor + 1 for name, tensor in after.items()}), context())
+    assert "doesn't follow from the training that was watched" in caplog.text
+    wrong_words: list[dict[str, Any]] = [{"attacks": ["invgg"]}, {"fail_on": "revealed"}, {"fail_above": {"x": 1}}]
+    for wrong in ({"on_fail": "stop"}, {"unaudited": "no"}, {"every": 0}, {"largest": 0}, *wrong_words):
         with pytest.raises(BadInput):
             GuardFilter(**wrong)

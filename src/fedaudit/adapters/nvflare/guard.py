@@ -29,6 +29,8 @@ from fedaudit.adapters.nvflare.site import (
     taken,
     words,
 )
+from fedaudit.attacks import make_attack
+from fedaudit.evaluation import Limits
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
@@ -36,11 +38,13 @@ from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
+    from fedaudit.results import Verdict
 
 REFUSED = "the site's guard didn't let this update leave"  # and not why: that would tell what was found
 _HARMLESS = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)  # no model in them
 
 ATTACKS: tuple[str | dict[str, Any], ...] = ("labels", {"name": "invg", "iterations": 300})
+LIMITS = {"psnr": 20.0}
 
 _memory = Memory()
 
@@ -54,14 +58,15 @@ class GuardFilter(Filter):  # type: ignore[misc]
     result becomes a failed task (``TASK_RESULT_FILTER_ERROR``); the job goes on as long as the workflow has its least
     number of clients.
 
-    Where an update can't be audited (nothing was watched, no weights in plain sight, an error of the guard's own) it
-    leaves, unless ``unaudited`` is ``"refuse"``: a site that doesn't trust its jobs wants that. Metrics and statistics
-    always leave, and so does an update over more than ``largest`` examples.
+    Where an update can't be audited (nothing was watched, another training was, no weights in plain sight, no attack
+    fits, an error of the guard's own) it leaves, unless ``unaudited`` is ``"refuse"``, for a site that wants to be
+    sure. Metrics and statistics always leave, and so does an update over more than ``largest`` examples.
 
     Args:
         attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
         fail_on: the verdict that an update must not reach, nor a worse one.
-        fail_above: metric to limit, as ``fedaudit audit --fail-above``.
+        fail_above: metric to limit, as ``fedaudit audit --fail-above``; default: psnr 20, by which a single image
+            counts, too: among one candidate nothing is singled out.
         on_fail: ``"warn"`` or ``"refuse"``.
         unaudited: ``"pass"`` or ``"refuse"`` what can't be audited.
         every: audit only every so many rounds.
@@ -77,7 +82,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
     def __init__(
         self,
         attacks: Sequence[str | dict[str, Any]] = ATTACKS,
-        fail_on: str | None = "recovered",
+        fail_on: Verdict | None = "recovered",
         fail_above: Mapping[str, float] | None = None,
         on_fail: str = "warn",
         unaudited: str = "pass",
@@ -95,9 +100,13 @@ class GuardFilter(Filter):  # type: ignore[misc]
             raise BadInput(f"unaudited is {unaudited!r}; give 'pass' or 'refuse'")
         if every < 1 or largest < 1:
             raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
+        Limits(dict(fail_above or {}), fail_on).check()
+        for attack in attacks:  # now: a policy with a wrong word in it must not let all pass
+            spec = {"name": attack} if isinstance(attack, str) else dict(attack)
+            make_attack(spec.pop("name", ""), spec)
         self.attacks = list(attacks)
         self.fail_on = fail_on
-        self.fail_above = dict(fail_above or {})
+        self.fail_above = dict(LIMITS if fail_above is None else fail_above)
         self.on_fail = on_fail
         self.unaudited = unaudited
         self.every = every
@@ -157,18 +166,23 @@ class GuardFilter(Filter):  # type: ignore[misc]
         for row in audit.result.summaries:
             psnr = f" ({row.psnr.mean:.1f} dB)" if row.psnr else ""
             log.info("fedaudit guard: %s: %s: %s%s", who, row.attack, row.verdict, psnr)
-        exceeded, seconds = bool(audit.exceeded), time.perf_counter() - began
-        if exceeded:
+        seconds = time.perf_counter() - began
+        if audit.exceeded:
             done = "it doesn't leave" if self.on_fail == "refuse" else "it leaves nevertheless"
             log.warning("fedaudit guard: %s: the update gives away more than allowed; %s (%.1f s)", who, done, seconds)
-        else:
-            log.info("fedaudit guard: %s: within the limits (%.1f s)", who, seconds)
-        return exceeded
+            return True
+        if all(row.verdict == "not applicable" for row in audit.result.summaries):
+            raise BadInput("none of the attacks can be run against it")
+        if any(f.recording is not None and f.recording.facts == "contradicted" for f in audit.result.federations):
+            raise BadInput("the update doesn't follow from the training that was watched")
+        untested = next((f"; {t.reason}" for t in audit.result.thresholds if t.outcome == "not tested"), "")
+        log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
+        return False
 
     def _attack(
         self, folder: Path, context: FLContext, what: tuple[dict[str, Tensor], DXO, Capture], index: int | None
     ) -> Audit:
-        import fedaudit  # what attacks need takes seconds to import
+        from fedaudit import api
 
         sent, dxo, seen = what
         module = copy.deepcopy(seen.module)
@@ -179,7 +193,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
             recorder.update(site_of(context), state_of(dxo), seen, form=FORMS[dxo.data_kind])
             recorder.end_round()
         report = None if self.out is None else Path(self.out) / job_of(context) / f"{site_of(context)}-round-{index}"
-        found = fedaudit.attack(
+        found = api.attack(
             folder,
             self.attacks,
             module=module,

@@ -42,10 +42,10 @@ class RecorderFilter(Filter):  # type: ignore[misc]
     >>> recipe.add_client_input_filter(RecorderFilter("/data/audit"), tasks=["train"])  # doctest: +SKIP
     >>> recipe.add_client_output_filter(RecorderFilter("/data/audit"), tasks=["train"])  # doctest: +SKIP
 
-    A recording lies under ``folder/job/site``, on the site (a job that runs anew under the same id: ``site-2``, …). Weights
-    and their differences are recorded; whatever else passes, passes. Last among the result filters it sees what really
-    leaves, but for filters on the server. Nothing is ever changed, and an error of its own is logged, once, and stops
-    nothing. With :func:`watch` around the training the truth is recorded, too.
+    A recording lies under ``folder/job/site``, on the site (a job that runs anew under the same id: ``site-2``, …).
+    Weights and their differences are recorded; whatever else passes, passes. Last among the result filters it sees what
+    really leaves, but for filters on the server. Nothing is ever changed, and an error of its own is logged, once, and
+    stops nothing. With :func:`watch` around the training the truth is recorded, too.
 
     Args:
         folder: on the site.
