@@ -75,9 +75,7 @@ def test_wrong_facts_make_a_large_error() -> None:
     seen, model = watch("momentum")
     training, passes = seen.training(), list(zip(seen.inputs, seen.targets, strict=True))
     assert error(seen, model) == 0
-    assert error(seen, model, training=dataclasses.replace(training, learning_rate=0.11)) == pytest.approx(
-        0.1, abs=0.02
-    )
+    assert 0.05 < error(seen, model, training=dataclasses.replace(training, learning_rate=0.11)) < 0.2
     assert error(seen, model, training=dataclasses.replace(training, momentum=0.0)) > 0.2
     assert error(seen, model, training=dataclasses.replace(training, weight_decay=0.1)) > 0.05
     assert error(seen, model, training=dataclasses.replace(training, optimiser="adam", momentum=0.0)) > 0.5

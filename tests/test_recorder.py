@@ -14,82 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedaudit
 from fedaudit import Recorder, Transcript
 from fedaudit.utils.errors import BadInput, CorruptTranscript
-from tests.conftest import Command, refused
-
-MEAN, STD = (0.5,), (0.25,)
-
-
-class Net(nn.Module):
-    """A small convolutional network with dropout."""
-
-    def __init__(self, drop: float = 0.0) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU())
-        self.drop = nn.Dropout(drop)
-        self.classifier = nn.Linear(8 * 4 * 4, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.drop(self.features(x).flatten(1)))
-        return logits
-
-
-def held(client: int, n: int = 4) -> tuple[Tensor, Tensor]:
-    data = fedaudit.load_dataset("digits").train
-    rows = slice(client * n, (client + 1) * n)
-    mean, std = torch.tensor(MEAN), torch.tensor(STD)
-    return (data.inputs[rows] - mean) / std, data.targets[rows]
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def train(
-    model: nn.Module,
-    data: tuple[Tensor, Tensor],
-    optimiser: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
-    batch: int = 2,
-) -> None:
-    """As a user would write it: nothing of it knows of a recorder."""
-    model.train()
-    chosen = optimiser(model)
-    for x, y in zip(*(part.split(batch) for part in data), strict=True):
-        chosen.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        chosen.step()
-
-
-def federation(
-    folder: Path,
-    *,
-    make: Callable[[], nn.Module] = Net,
-    optimiser: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
-    rounds: int = 2,
-    clients: int = 2,
-    examples: int = 4,
-    **options: Any,
-) -> nn.Module:
-    """Run a federated loop with a recorder, and return the global model at the end."""
-    torch.manual_seed(0)
-    model = make()
-    with Recorder(folder, name="loop", **options) as recorder:
-        for _ in range(rounds):
-            start = copy.deepcopy(model.state_dict())
-            states = []
-            with recorder.round(start):
-                for client in range(clients):
-                    model.load_state_dict(start)
-                    with recorder.capture() as captured:
-                        train(model, held(client, examples), optimiser)
-                    recorder.update(f"site-{client}", model.state_dict(), captured, num_examples=examples)
-                    states.append(copy.deepcopy(model.state_dict()))
-            model.load_state_dict({k: torch.stack([s[k] for s in states]).mean(0) for k in start})
-    return model
+from tests.recording_cases import MEAN, STD, Net, audited, federation, held, train
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +63,6 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
             states.append(copy.deepcopy(model.state_dict()))
         model.load_state_dict({k: torch.stack([s[k] for s in states]).mean(0) for k in start})
     assert all(torch.equal(with_it[k], v) for k, v in model.state_dict().items())
-
-
-def audited(folder: Path, out: Path | None = None, **options: Any) -> fedaudit.AuditResult:
-    finished = fedaudit.attack(folder, [{"name": "invg", "iterations": 20}], out=out, progress=False, **options)
-    assert isinstance(finished, fedaudit.Audit)
-    return finished.result
 
 
 def test_the_facts_of_a_recording_are_verified_by_replay(recorded: Path, tmp_path: Path) -> None:
@@ -298,7 +222,7 @@ def test_of_secure_aggregation_only_the_sum_is_known(tmp_path: Path) -> None:
 LOOP = """
 import sys, torch
 sys.path.insert(0, {tests!r})
-from tests.test_recorder import Net, train, held
+from tests.recording_cases import Net, train, held
 from fedaudit import Recorder
 recorder = Recorder({folder!r}, append=True)
 for index in range(1000):
@@ -439,62 +363,6 @@ def test_a_folder_in_use_is_refused_unless_the_recording_goes_on(recorded: Path,
     transcript = Transcript.load(tmp_path / "r", Net())
     assert [r.index for r in transcript.rounds] == [0, 1]
     assert transcript.clients == {0: "site-0", 1: "site-1", 2: "new"}
-
-
-# --- on the command line ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "own_app.py").write_text(
-        "from tests.test_recorder import Net\nNUMBER = 3\n\ndef needs(size): ...\n\ndef nothing(): ...\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("own_app", None)
-
-
-def test_a_recording_is_attacked_from_the_command_line(recorded: Path, app: None, command: Command) -> None:
-    words = "--model own_app:Net --rounds 0 --attack invg --set iterations=20 --set threat.knows_labels=false --out out"
-    outcome = command("attack", recorded, *words.split())
-    assert outcome.code in (0, None), outcome
-    result = json.loads(Path("out/results.json").read_text())
-    assert [f["round"] for f in result["findings"]] == [0, 0]
-    assert result["federations"][0]["recording"]["facts"] == "verified"
-
-
-def test_without_a_name_the_attacks_that_fit_are_chosen(recorded: Path, app: None, command: Command) -> None:
-    words = "--model own_app:Net --rounds 1 --no-controls --set threat.adversary=client --out out"
-    outcome = command("attack", recorded, *words.split())
-    assert outcome.code in (0, None, 3), outcome
-    result = json.loads(Path("out/results.json").read_text())
-    assert [a["name"] for a in result["attacks"]] == ["loss-threshold"]
-
-
-COMMANDS: dict[str, tuple[list[str], str]] = {
-    "no model": ([], "--model package.module:factory"),
-    "no colon": (["--model", "own_app"], "give package.module:name"),
-    "no module": (["--model", "nobody.has:this"], "there is no module 'nobody'"),
-    "no such name": (["--model", "own_app:Nett"], "has no 'Nett'"),
-    "not a module": (["--model", "own_app:NUMBER"], "is a int"),
-    "needs arguments": (["--model", "own_app:needs"], "without arguments"),
-    "makes nothing": (["--model", "own_app:nothing"], "returns a NoneType"),
-    "mean alone": (["--model", "own_app:Net", "--mean", "0.5"], "--mean and --std together"),
-    "words for numbers": (["--model", "own_app:Net", "--mean", "a", "--std", "b"], "give numbers"),
-    "a wrong shape": (["--model", "own_app:Net", "--mean", "0,0", "--std", "1,1"], "both must have 1"),
-    "rounds in words": (["--model", "own_app:Net", "--rounds", "all"], "give rounds as 0,5-9"),
-    "rounds that aren't there": (["--model", "own_app:Net", "--rounds", "7"], "no closed round among those"),
-    "a loss nobody knows": (["--model", "own_app:Net", "--loss", "hinge"], "package.module:function"),
-    "a mode nobody knows": (["--model", "own_app:Net", "--batch-norm", "both"], "it is train or eval"),
-    "no checkpoint": (["--model", "own_app:Net", "--checkpoint", "gone.pt"], "no checkpoint at 'gone.pt'"),
-}
-
-
-@pytest.mark.parametrize("what", COMMANDS)
-def test_a_wrong_option_is_one_line(what: str, recorded: Path, app: None, command: Command) -> None:
-    options, words = COMMANDS[what]
-    refused(command("attack", recorded, "--attack", "invg", *options), words)
 
 
 def test_victims_are_looked_for_among_all_that_was_recorded_or_given(tmp_path: Path) -> None:

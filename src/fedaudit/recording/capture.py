@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimiser_hooks
-from torch.overrides import TorchFunctionMode
 
+from fedaudit.recording.functions import Functions
 from fedaudit.recording.gradients import IN_PLACE, NORMS, GradientWatch, clipping
 from fedaudit.recording.losses import SIGNATURES, read_loss
-from fedaudit.recording.optimisers import Settings, configured, has_state, rates, read_settings
+from fedaudit.recording.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
 from fedaudit.recording.passes import (
     SEVERAL,
     ForwardPass,
@@ -28,6 +28,7 @@ from fedaudit.recording.passes import (
     precision,
     reaches_leaf,
     same_elements,
+    state_of,
     tag,
     tagged,
     tensors,
@@ -49,25 +50,6 @@ class _Watched:
     versions: list[int]
     gradients: GradientWatch
     passes: list[ForwardPass] = field(default_factory=list)
-
-
-class _Functions(TorchFunctionMode):
-    """Tells a capture of calls of the functions that it asks for; every call goes on unchanged."""
-
-    def __init__(self, told: dict[Any, Callable[..., None]]) -> None:
-        super().__init__()
-        self._told = told
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        told = self._told.get(func)
-        if told is None or torch.compiler.is_compiling():
-            return func(*args, **(kwargs or {}))
-        if func is torch.Tensor.backward:  # its graph is gone afterwards
-            told(func, args, kwargs or {}, None)
-            return func(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        told(func, args, kwargs or {}, result)
-        return result
 
 
 def _quiet(method: Callable[..., None]) -> Callable[..., None]:
@@ -115,6 +97,7 @@ class Capture:
         self._watched: list[_Watched] = []
         self._own: _Watched | None = None
         self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
+        self._inside = 0  # of the calls, up to the watched module's
         self._in_step = False
         self._recorded: list[Step] = []
         self._settings: Settings | None = None
@@ -127,7 +110,7 @@ class Capture:
         told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
         told |= dict.fromkeys(NORMS, self._normed)
         told |= dict.fromkeys(SIGNATURES, self._lost)
-        self._mode = _Functions({**told, torch.Tensor.backward: self._backward})
+        self._mode = Functions({**told, torch.Tensor.backward: self._backward})
         self._handles: list[Any] = []
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
@@ -145,8 +128,8 @@ class Capture:
         self._mode.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._mode.__exit__(*error)
+    def __exit__(self, *_: Any) -> None:
+        self._mode.stop()
         for handle in self._handles:
             handle.remove()
         for watched in self._watched:
@@ -274,36 +257,45 @@ class Capture:
 
     @_quiet
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        begun: ForwardPass | None = None
-        if torch.is_grad_enabled():
-            unwrapped = inner(module)
-            inside = any(p is not None for _, p in self._calls)
-            called = not self._calls if self._only is None else unwrapped is self._only and not inside
-            if called and (watched := self._watch(unwrapped)) is not None:
-                begun = self._begin(watched, module, args)
-            elif len(args) == 2 and all(isinstance(t, Tensor) for t in args):  # a loss of somebody's own
-                seen = tagged(args[0], self._key)[0]
-                if isinstance(seen, ForwardPass):
-                    seen.target = args[1].detach().to("cpu", copy=True)
-        self._calls.append((id(module), begun))
+        self._calls.append((id(module), None))
+        outer = len(self._calls) - 1
+        if outer and (self._only is None or self._inside):
+            return
+        self._in_step = False  # after an error in a step
+        self._mode.resume()
+        unwrapped = inner(module)
+        if (self._only is None or unwrapped is self._only) and (watched := self._watch(unwrapped)) is not None:
+            self._inside = outer + 1
+            self._mode.pause()
+            if torch.is_grad_enabled():
+                self._calls[outer] = (id(module), self._begin(watched, module, args))
+        elif len(args) == 2 and all(isinstance(t, Tensor) for t in args) and torch.is_grad_enabled():
+            seen = tagged(args[0], self._key)[0]
+            if isinstance(seen, ForwardPass):  # a loss of somebody's own
+                seen.target = args[1].detach().to("cpu", copy=True)
 
     @_quiet
     def _after(self, module: nn.Module, _: tuple[Any, ...], *more: Any) -> None:
-        at = next((i for i in reversed(range(len(self._calls))) if self._calls[i][0] == id(module)), None)
-        if at is None:
+        while self._calls and self._calls[-1][0] != id(module):  # what ended without telling
+            self._calls.pop()
+        if not self._calls:
             return
-        seen, output = self._calls[at][1], more[-1]
-        del self._calls[at:]
-        if seen is None:
-            return
+        seen = self._calls.pop()[1]
+        if len(self._calls) < self._inside:
+            self._inside = 0
+            self._mode.resume()
+        if seen is not None:
+            self._made(seen, more[-1], more[0] if len(more) > 1 else {})
+
+    def _made(self, seen: ForwardPass, output: Any, kwargs: dict[str, Any]) -> None:
+        """A watched module has returned."""
         watched = next(w for w in self._watched if seen in w.passes)
         seen.drew = not torch.equal(seen.random_state, torch.get_rng_state())
         outputs = next((t for t in tensors(output) if t.requires_grad), None)
         if outputs is None:  # it failed, or there is nothing to train on
             watched.passes.remove(seen)
             return
-        if len(more) > 1:
-            self._given(seen, list(tensors(more[0])))
+        self._given(seen, list(tensors(kwargs)))
         if not isinstance(output, Tensor):
             seen.unlike = seen.unlike or f"the model returns {type(output).__name__}, not a tensor"
         seen.shape = tuple(outputs.shape)
@@ -314,13 +306,13 @@ class Capture:
         """Return the watched module that this is, or begin to watch it where it may be trained."""
         if (known := next((w for w in self._watched if w.module is module), None)) is not None:
             return known
-        if self._own is not None or self._only not in (None, module):
+        if self._own is not None or not torch.is_grad_enabled():
             return None
         parameters = dict(module.named_parameters())
         if not any(p.requires_grad for p in parameters.values()):
             return None
         watched = _Watched(
-            module, _state(module), parameters, _versions(parameters), GradientWatch([*parameters.values()])
+            module, state_of(module), parameters, _versions(parameters), GradientWatch([*parameters.values()])
         )
         self._watched.append(watched)
         if self.module is None:
@@ -332,7 +324,7 @@ class Capture:
             if watched is self._own:
                 self._note("weights were changed between steps by something else than the optimiser", "optimiser")
             else:  # they were loaded after a first look at the model
-                watched.start = _state(watched.module)
+                watched.start = state_of(watched.module)
             watched.versions = now
         if isinstance(called, nn.parallel.DistributedDataParallel):
             self._note("gradients are averaged over processes, of which one was watched", "several-losses")
@@ -404,18 +396,21 @@ class Capture:
 
     @_quiet
     def _stepping(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _closure(args, kwargs):
+        if has_closure(args, kwargs):
             return  # its passes are made inside the step
-        self._count(optimiser)
         self._in_step = True
+        self._mode.pause()
+        self._count(optimiser)
 
     @_quiet
     def _stepped(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._in_step = False
-        if _closure(args, kwargs):
+        if has_closure(args, kwargs):
+            self._mode.pause()
             self._count(optimiser)
         for watched in self._watched:
             watched.versions = _versions(watched.parameters)
+        self._in_step = False
+        self._mode.resume()
 
     def _count(self, optimiser: Optimizer) -> None:
         held = {id(p) for g in optimiser.param_groups for p in g["params"]}
@@ -484,16 +479,6 @@ class Capture:
                 self._note("the model's mode changed between passes")
             if p.precision != first.precision:
                 self._note("the precision changed between passes")
-
-
-def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a step was given a function that makes the passes (``args`` begins with the optimiser)."""
-    return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-
-
-def _state(module: nn.Module) -> dict[str, Tensor]:
-    found = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
-    return {k: v.detach().to("cpu", copy=True) for k, v in found.items()}
 
 
 def _versions(parameters: dict[str, nn.Parameter]) -> list[int]:

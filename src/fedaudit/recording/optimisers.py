@@ -67,6 +67,11 @@ def has_state(optimiser: Optimizer, parameters: set[int]) -> bool:
     )
 
 
+def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step is given a function that makes the passes (``args`` begins with the optimiser)."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+
+
 def configured(
     settings: Settings, steps: list[tuple[float, ...]], named: dict[str, nn.Parameter], frozen: set[str]
 ) -> tuple[dict[str, Any], bool]:

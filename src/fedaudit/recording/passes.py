@@ -143,6 +143,12 @@ def inner(module: nn.Module) -> nn.Module:
             return module
 
 
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of a module's state on the CPU."""
+    found = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    return {k: v.detach().to("cpu", copy=True) for k, v in found.items()}
+
+
 def tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """Yield the tensors in nested lists, tuples and mappings."""
     if isinstance(value, Tensor):
