@@ -66,8 +66,8 @@ def python(folder: Path, file: str) -> str:
 
 def final_model(folder: Path) -> dict[str, torch.Tensor]:
     (file,) = (folder / "simulation").rglob("FL_global_model.pt")
-    saved = torch.load(file, weights_only=False)
-    return saved["model"]
+    saved: dict[str, torch.Tensor] = torch.load(file, weights_only=False)["model"]
+    return saved
 
 
 def network() -> nn.Sequential:
@@ -357,6 +357,7 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
         strict.process(shareable({name: tensor + 1 for name, tensor in after.items()}), context())
     assert "doesn't follow from the training that was watched" in caplog.text
     wrong_words: list[dict[str, Any]] = [{"attacks": ["invgg"]}, {"fail_on": "revealed"}, {"fail_above": {"x": 1}}]
-    for wrong in ({"on_fail": "stop"}, {"unaudited": "no"}, {"every": 0}, {"largest": 0}, *wrong_words):
+    wrong_words += [{"on_fail": "stop"}, {"unaudited": "no"}, {"every": 0}, {"largest": 0}]
+    for wrong in wrong_words:
         with pytest.raises(BadInput):
             GuardFilter(**wrong)
