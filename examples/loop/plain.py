@@ -16,7 +16,7 @@ def main() -> None:
     model = Net()
     for number in range(ROUNDS):
         states = []
-        for client, name in enumerate(CLIENTS):
+        for client in range(len(CLIENTS)):
             local = copy.deepcopy(model)
             images, labels = load(client)
             train(local, images, labels)
