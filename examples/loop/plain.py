@@ -16,7 +16,7 @@ def main() -> None:
     model = Net()
     for number in range(ROUNDS):
         states = []
-        for client in range(len(CLIENTS)):
+        for client, name in enumerate(CLIENTS):
             local = copy.deepcopy(model)
             images, labels = load(client)
             train(local, images, labels)
