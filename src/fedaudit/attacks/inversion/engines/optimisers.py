@@ -7,19 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedaudit.attacks.local_training import treatments
 from fedaudit.training import ParameterGroup, TrainingConfig
 
 # The step's number from 0, the gradients and the weights, one tensor a parameter -> by what the weights fall in it.
 OptimiserStep = Callable[[int, Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 
+# Of each tensor's root mean square, by which attacks smooth Adam's steps.
+SOFTNESS = 0.1
 _BESIDE_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
-
-
-def settings_of(training: TrainingConfig, names: Sequence[str]) -> list[ParameterGroup]:
-    """Return how each of the parameters ``names`` is treated: its rate as a multiple, its momentum, its decay."""
-    rest = ParameterGroup((), 1.0, training.momentum, training.weight_decay)
-    own = {name: group for group in training.groups for name in group.parameters}
-    return [own.get(name, rest) for name in names]
 
 
 def optimiser_step(training: TrainingConfig, names: Sequence[str], softness: float = 0.0) -> OptimiserStep:
@@ -28,10 +24,10 @@ def optimiser_step(training: TrainingConfig, names: Sequence[str], softness: flo
     Args:
         training: whose optimiser: that of Adam and AdamW where it says so, else SGD.
         names: of the parameters, in the order of the tensors.
-        softness: of Adam: added to the gradients' mean square, as that of a gradient of this size, so that the step is
-            smooth where a gradient changes its sign; 0 for the client's own step, which isn't.
+        softness: of Adam: of each tensor's root mean square so much is added to what its step is divided by, so that
+            the step is smooth where a gradient changes its sign; 0 for the client's own step, which isn't.
     """
-    treated = settings_of(training, names)
+    treated = treatments(training, names)
     if training.optimiser in ("adam", "adamw"):
         return _adam(training, treated, softness)
     return _sgd(training, treated)
@@ -82,7 +78,10 @@ def _adam(training: TrainingConfig, treated: Sequence[ParameterGroup], softness:
                 mean[i] = b1 * mean[i] + (1 - b1) * g
                 square[i] = b2 * square[i] + (1 - b2) * g.square()
                 largest[i] = torch.maximum(largest[i], square[i]) if training.amsgrad else square[i]
-            size = _root(largest[i] / corrected_square + softness**2) + training.epsilon
+            own = largest[i] / corrected_square
+            if softness:
+                own = own + softness**2 * own.mean()
+            size = _root(own) + training.epsilon
             fall = rate / corrected * mean[i] / size
             falls.append(fall + rate * group.weight_decay * w if decoupled and group.weight_decay else fall)
         return falls
@@ -96,18 +95,12 @@ def _root(square: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
 
 
-def clipped(training: TrainingConfig, gradients: Sequence[Tensor], trained: Sequence[bool]) -> list[Tensor]:
-    """Return ``gradients`` as ``torch.nn.utils.clip_grad_norm_``, then ``clip_grad_value_`` leave them.
-
-    Args:
-        training: how far they are clipped.
-        gradients: one a parameter.
-        trained: which parameters have a gradient; the others' are zero.
-    """
+def clipped(training: TrainingConfig, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return ``gradients`` as ``torch.nn.utils.clip_grad_norm_``, then ``clip_grad_value_`` leave them."""
     own = list(gradients)
     if training.clip_norm is not None:
-        norms = [torch.linalg.vector_norm(g) for g, used in zip(own, trained, strict=True) if used]
-        factor = (training.clip_norm / (torch.stack(norms).norm() + _BESIDE_NORM)).clamp(max=1.0)
+        norm = torch.stack([torch.linalg.vector_norm(g) for g in own]).norm()
+        factor = (training.clip_norm / (norm + _BESIDE_NORM)).clamp(max=1.0)
         own = [g * factor for g in own]
     if training.clip_value is not None:
         own = [g.clamp(-training.clip_value, training.clip_value) for g in own]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.engines.optimisers import clipped, optimiser_step, settings_of
+from fedaudit.attacks.inversion.engines.optimisers import clipped, optimiser_step
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
 from fedaudit.training import Pass, TrainingConfig
@@ -53,14 +53,14 @@ def reference(
 
 
 def with_soft_labels(
-    victim: Victim, distance: Distance, training: TrainingConfig | None = None
+    victim: Victim, distance: Distance, training: TrainingConfig
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
     """Return the exact step of one batch whose labels are optimised, too (DLG, Zhu et al. 2019, Algorithm 1).
 
     Args:
         victim: the model; its loss must take class probabilities as targets.
         distance: of the pseudo-gradient to the observed one.
-        training: one local step; None for the gradient itself.
+        training: one local step.
 
     Returns:
         A function of (n, C, H, W) images and (n, classes) label logits: the distance and its gradients on both.
@@ -69,7 +69,7 @@ def with_soft_labels(
 
     def step(images: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
         leaves = [images.detach().requires_grad_(), logits.detach().requires_grad_()]
-        own = unrolled(victim, start, leaves[:1], [leaves[1].softmax(dim=1)], training or one_gradient(len(images)))
+        own = unrolled(victim, start, leaves[:1], [leaves[1].softmax(dim=1)], training)
         result = distance.value(flatten(own))
         return result.detach(), *torch.autograd.grad(result, leaves)
 
@@ -87,8 +87,7 @@ def unrolled(
     """Return the pseudo-gradient W − W_T of local training from ``start``, one step a batch, differentiable.
 
     A step's gradient is the weighted sum of its passes', each of the mean loss over its own examples; FedProx's term,
-    which pulls towards ``start``, is added to it; then it is clipped, and the optimiser takes its step. Parameters of
-    rate 0 aren't trained: they have no gradient, and no part in the norm that is clipped.
+    which pulls towards ``start``, is added to it; then it is clipped, and the optimiser takes its step.
 
     Args:
         victim: the model.
@@ -99,35 +98,27 @@ def unrolled(
     """
     origin = list(start.values())
     fall = optimiser_step(training, list(start), softness)
-    trained = [group.learning_rate > 0 for group in settings_of(training, list(start))]
     pseudo_gradient: list[Tensor] = []
     for number, (x, y) in enumerate(zip(images, labels, strict=True)):
         current = [w - d for w, d in zip(origin, pseudo_gradient, strict=True)] if pseudo_gradient else origin
         passes = training.passes[number] if training.passes else (Pass(len(x), 1.0),)
-        grads = _gradient(victim, dict(zip(start, current, strict=True)), x, y, passes, trained)
+        grads = _gradient(victim, dict(zip(start, current, strict=True)), x, y, passes)
         if training.proximal_mu and pseudo_gradient:
             grads = [g - training.proximal_mu * d for g, d in zip(grads, pseudo_gradient, strict=True)]
-        steps = fall(number, clipped(training, grads, trained), current)
+        steps = fall(number, clipped(training, grads), current)
         pseudo_gradient = [d + s for d, s in zip(pseudo_gradient, steps, strict=True)] if pseudo_gradient else steps
     return pseudo_gradient
 
 
 def _gradient(
-    victim: Victim,
-    weights: dict[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
-    passes: Sequence[Pass],
-    trained: Sequence[bool],
+    victim: Victim, weights: dict[str, Tensor], images: Tensor, labels: Tensor, passes: Sequence[Pass]
 ) -> list[Tensor]:
-    """Return the gradient that ``passes`` over a step's examples accumulate, zero where nothing is trained."""
-    wanted = [w for w, used in zip(weights.values(), trained, strict=True) if used]
+    """Return the gradient that ``passes`` over a step's examples accumulate."""
     total: list[Tensor] = []
     sizes = [one.examples for one in passes]
     for one, x, y in zip(passes, images.split(sizes), labels.split(sizes), strict=True):
         value = victim.value(weights, x, y)
-        grads = list(torch.autograd.grad(value, wanted, create_graph=True, materialize_grads=True))
+        grads = list(torch.autograd.grad(value, list(weights.values()), create_graph=True, materialize_grads=True))
         grads = grads if one.weight == 1 else [one.weight * g for g in grads]
         total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
-    found = iter(total)
-    return [next(found) if used else torch.zeros_like(w) for w, used in zip(weights.values(), trained, strict=True)]
+    return total
