@@ -32,7 +32,7 @@ def optimiser_of(module: nn.Module, training: TrainingConfig) -> torch.optim.Opt
             groups.append(group | {"momentum": own.momentum, "weight_decay": own.weight_decay})
     if training.optimiser == "sgd":
         for group in groups:
-            group["nesterov"] = training.nesterov and group["momentum"] > 0
+            group["nesterov"] = training.nesterov and bool(group["momentum"])
             group["dampening"] = training.dampening
         return torch.optim.SGD(groups, lr=1.0)
     for group in groups:

@@ -60,9 +60,9 @@ def mean_steps(update: Update, weights: Mapping[str, Tensor]) -> dict[str, Tenso
 def invert(update: Update, weights: Mapping[str, Tensor]) -> AdaptiveGradient:
     """Return what one step of Adam from fresh state tells of the gradient (for Adam, with its weight decay in it).
 
-    The step is r = g/(|g| + ε), so g = ε·r/(1 − |r|). How well r is known follows from the rounding of W + ΔW, which is
-    added to what a defence's noise leaves; where rounding would make g uncertain by more than half, it is known only
-    that |g| isn't smaller than such a value. Where r is rounding alone, g is 0.
+    The step is r = g/(|g| + ε), so g = ε·r/(1 − |r|). How well r is known follows from how W + ΔW and ΔW were rounded,
+    to half precision perhaps, and from a defence's noise; where that would make g uncertain by more than half, it is
+    known only that |g| isn't smaller than such a value. Where r is rounding alone, g is 0.
 
     Args:
         update: of one local step.
@@ -75,9 +75,9 @@ def invert(update: Update, weights: Mapping[str, Tensor]) -> AdaptiveGradient:
     for (name, r), group in zip(steps.items(), treatments(training, steps), strict=True):
         sent = update.tensors[name]
         rate = max(training.rates[0] * group.learning_rate, 1e-300)
-        rounding = torch.finfo(sent.dtype).eps
         times = _WITH_DECAY if training.optimiser == "adamw" and group.weight_decay else 1
-        error = rounding * (times * (weights[name].double().abs() + sent.double().abs()) / (2 * rate) + _ARITHMETIC)
+        error = times * _rounding(weights[name] + sent) * (weights[name].double().abs() + sent.double().abs()) / rate
+        error = error + _rounding(sent) + _ARITHMETIC * torch.finfo(sent.dtype).eps
         error = error + (update.sanitised.noise / rate if update.sanitised else 0.0)
         error = error.clamp(min=float((r.abs() - 1).max().clamp(min=0)))  # a step of more than 1 is error alone
         most = _TRUST * training.epsilon / error
@@ -87,3 +87,13 @@ def invert(update: Update, weights: Mapping[str, Tensor]) -> AdaptiveGradient:
         values[name] = (r.sign() * size).to(sent.dtype)
         known[name] = certain
     return AdaptiveGradient(values, known)
+
+
+def _rounding(tensor: Tensor) -> float:
+    """Return the largest relative error of rounding to the precision that ``tensor`` shows, whatever it is held in."""
+    own = torch.finfo(tensor.dtype).eps
+    for shorter in (torch.bfloat16, torch.float16):
+        gap = (tensor.to(shorter).to(tensor.dtype) - tensor).abs()
+        if bool((gap <= 2 * own * tensor.abs()).all()):
+            return torch.finfo(shorter).eps / 2
+    return own / 2

@@ -16,7 +16,12 @@ _TINY = 1e-30
 
 
 def adaptive_distance(
-    way: Way, message: Message, names: Sequence[str], target: Mapping[str, Tensor], weights: Mapping[str, float]
+    name: str,
+    way: Way,
+    message: Message,
+    names: Sequence[str],
+    target: Mapping[str, Tensor],
+    weights: Mapping[str, float],
 ) -> Distance:
     """Return the distance to an update by Adam or AdamW, as an attack that optimises images uses it.
 
@@ -24,9 +29,11 @@ def adaptive_distance(
     - ``one batch``: :func:`soft_signs`, of one batch's gradient.
     - ``simulation``: one minus the weighted cosine, of the replayed pseudo-gradient.
 
-    Elements that a sparse defence didn't send are left out.
+    Elements that a sparse defence didn't send are left out. A method whose own distance is ``layer-l2`` weighs its
+    priors against a sum of lengths: for it the cosine is multiplied by √d, the length of d softened elements.
 
     Args:
+        name: of the method's own distance.
         way: how the attack uses the update.
         message: the update, and the weights that it was made from.
         names: of the tensors to be matched, in order.
@@ -43,13 +50,21 @@ def adaptive_distance(
         found = invert(update, message.weights)
         device = targets[0].device
         values = [found.values[n].to(device) for n in names]
-        return one_sided(values, [found.known[n].to(device) for n in names], scale)
-    return weighted_cosine(targets, scale) if way == "simulation" else soft_signs(targets, scale)
+        own = one_sided(values, [found.known[n].to(device) for n in names], scale)
+    else:
+        own = weighted_cosine(targets, scale) if way == "simulation" else soft_signs(targets, scale)
+    return _times(sum(t.numel() for t in targets) ** 0.5, own) if name == "layer-l2" else own
 
 
-def one_sided(
-    values: Sequence[Tensor], known: Sequence[Tensor], weights: Sequence[float | Tensor], scale: float = 1.0
-) -> Distance:
+def _times(factor: float, distance: Distance) -> Distance:
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        value, slope = distance.derivative(vector)
+        return factor * value, factor * slope
+
+    return Distance(lambda vector: factor * distance.value(vector), derivative)
+
+
+def one_sided(values: Sequence[Tensor], known: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
     """Return one minus the cosine of the softened dummy gradient to what one step of Adam tells of the observed one.
 
     Both are softened to g/(|g| + s), s being the mean size of the dummy gradient's tensor, so that few large elements
@@ -61,7 +76,6 @@ def one_sided(
         values: the gradient, or its sign times a lower bound of its size, one tensor per parameter.
         known: where it is the gradient.
         weights: one per tensor, or one per element; 0 leaves it out.
-        scale: of s.
     """
     flat, certain = flatten(values), flatten(known)
     sign, bound = flat.sign(), flat.abs()
@@ -70,26 +84,24 @@ def one_sided(
         wanted = torch.where(certain, flat, sign * torch.maximum(bound, sign * vector))
         return wanted / (wanted.abs() + spread)
 
-    return _softened(values, weights, target, scale)
+    return _softened(values, weights, target)
 
 
-def soft_signs(values: Sequence[Tensor], weights: Sequence[float | Tensor], scale: float = 1.0) -> Distance:
-    """Return one minus the cosine of the softened dummy gradient, g/(|g| + s), to mean steps between −1 and 1.
+def soft_signs(values: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
+    """Return one minus the cosine of the dummy gradient, softened as by :func:`one_sided`, to mean steps.
 
     Args:
-        values: the mean steps, one tensor per parameter.
+        values: the mean steps, between −1 and 1, one tensor per parameter.
         weights: one per tensor, or one per element; 0 leaves it out.
-        scale: s, in mean sizes of the dummy gradient's tensor; held fixed when the derivative is taken.
     """
     flat = flatten(values)
-    return _softened(values, weights, lambda _vector, _spread: flat, scale)
+    return _softened(values, weights, lambda _vector, _spread: flat)
 
 
 def _softened(
     values: Sequence[Tensor],
     weights: Sequence[float | Tensor],
     target: Callable[[Tensor, Tensor], Tensor],
-    scale: float,
 ) -> Distance:
     sizes = [t.numel() for t in values]
     whole = [w if isinstance(w, Tensor) else torch.full_like(t, w) for t, w in zip(values, weights, strict=True)]
@@ -98,7 +110,7 @@ def _softened(
     def fixed(vector: Tensor) -> tuple[Tensor, Tensor]:
         """Return s and the weighted direction of the target, of length one."""
         means = [part.abs().mean().clamp(min=_TINY).expand(len(part)) for part in vector.split(sizes)]
-        spread = scale * torch.cat(means)
+        spread = torch.cat(means)
         wanted = target(vector, spread)
         return spread, weight * wanted / (torch.dot(weight * wanted, wanted) + _TINY).sqrt()
 

@@ -412,7 +412,7 @@ class GradientInversion(Attack):
                 total = sum(training.learning_rates) or training.learning_rate * training.local_steps
                 weights = {name: total**-2 * weight for name, weight in weights.items()}
         if is_adaptive(update) and not (update.sanitised and update.sanitised.signs):
-            return adaptive_distance(way, prepared.message, names, target, weights), replayed
+            return adaptive_distance(self.distance, way, prepared.message, names, target, weights), replayed
         if self.aware:
             return distance_to(self.distance, update, names, target, weights), replayed
         plain = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])

@@ -200,10 +200,10 @@ def bias_corrected(evidence: Evidence, num_examples: int) -> Tensor:
 def signs(evidence: Evidence, num_examples: int) -> Tensor:
     """Infer which classes occur from signs alone, all that Adam's step leaves of large gradients.
 
-    The bias's gradient is the mean of p − y: negative for a class that occurs more often than the model expects; without
-    a bias the inner product of W's rows and the features of dummy images stands for it. Where that doesn't make up for
-    all examples rows of W tell, too: where the features aren't negative a class with a negative entry occurs (Yin et
-    al. 2021). How often each class occurs nothing tells: equally often.
+    The bias's gradient is the mean of p − y: negative for a class that occurs more often than the model expects. Where
+    there is no bias, the inner product of W's rows with the mean features of dummy images stands for it. Where that
+    doesn't make up for all examples, rows of W tell, too: where the features aren't negative a class with a negative
+    entry occurs (Yin et al. 2021). How often each class occurs nothing tells: equally often.
 
     Args:
         evidence: of the last layer.
