@@ -328,7 +328,7 @@ def refuse(attack: str, ways: Sequence[Way], message: Message, task_info: TaskIn
         for way in ways:
             answer = TABLE[word].answers.get(way)
             if answer is not None and answer.kind == "refuses":
-                raise NotApplicable(f"{attack}: {TABLE[word].what}, and {answer.text}")
+                raise NotApplicable(f"{attack} can't be run, because {TABLE[word].what}: {answer.text}")
 
 
 def notes(ways: Sequence[Way], message: Message, task_info: TaskInfo) -> list[str]:

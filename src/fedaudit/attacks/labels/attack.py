@@ -42,7 +42,7 @@ class Labels(Attack):
     A FedAvg update is taken as one batch, as by AGIC (Xu et al. 2022, Section V-A).
 
     Args:
-        method: ``auto``, ``idlg``, ``yin``, ``geng`` or ``bias-corrected``.
+        method: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected`` or ``signs``.
     """
 
     name: ClassVar[str] = "labels"

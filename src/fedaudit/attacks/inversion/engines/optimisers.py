@@ -45,9 +45,7 @@ def _sgd(training: TrainingConfig, treated: Sequence[ParameterGroup]) -> Optimis
             if number == 0:
                 velocity.append(g)
             elif group.momentum:
-                velocity[i] = group.momentum * velocity[i] + (
-                    g if training.dampening == 0 else (1 - training.dampening) * g
-                )
+                velocity[i] = group.momentum * velocity[i] + (1 - training.dampening) * g
             if group.momentum:
                 g = g + group.momentum * velocity[i] if training.nesterov else velocity[i]
             falls.append(training.rates[number] * group.learning_rate * g)
