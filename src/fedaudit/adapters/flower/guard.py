@@ -44,7 +44,7 @@ class Guard:
         fail_above: metric to limit, as ``fedaudit audit --fail-above``.
         on_fail: ``"warn"`` or ``"refuse"``.
         unaudited: ``"pass"`` or ``"refuse"`` what can't be audited, for a site that wants to be sure.
-        every: audit only every so many rounds, the first of them first.
+        every: audit only every so many trainings of this client in a run, the first of them first.
         largest: most examples of an update that is audited, over all its steps.
         mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
         loss: registered name, where the training's own isn't recognised.
@@ -93,9 +93,10 @@ class Guard:
         """Have the client train, and audit what it is about to send."""
         if not is_training(msg):
             return call_next(msg, context)
-        index = _quietly(self._count, msg, context)
-        if index is None or index % self.every:
+        before = _quietly(self._count, context)
+        if before is not None and before % self.every:
             return call_next(msg, context)
+        index = (server_round(msg) or (before or 0) + 1) - 1
         self._check()  # before training, and not quietly: a policy with a wrong word in it must not let all pass
         sent = copy.deepcopy(msg.content)  # the client may change what it is given
         with Capture() as seen:
@@ -118,15 +119,14 @@ class Guard:
                 make_attack(settings.pop("name"), settings)
             self._checked = True
 
-    def _count(self, msg: Message, context: Context) -> int:
-        """Return the round, from 0; where the server doesn't tell, how many messages came before this one."""
+    def _count(self, context: Context) -> int:
+        """Return how many training messages came before this one: what a server says its round is proves nothing."""
         state = context.state.config_records.get(STATE)
         if state is None:
             state = context.state[STATE] = ConfigRecord({"messages": 0})
         before = int(state["messages"])
         state["messages"] = before + 1
-        told = server_round(msg)
-        return before if told is None else told - 1
+        return before
 
     def _audit(self, index: int, context: Context, sent: RecordDict, seen: Capture, reply: Message) -> bool | None:
         """Attack the update; return whether it mustn't leave, None where that can't be told."""
