@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedaudit.utils.errors import BadInput
-from tests.flower_cases import CLIENT, NODES, TASK, replaced, write_app
+from tests.flower_cases import CLIENT, NODES, OLD_CLIENT, OLD_SERVER, TASK, replaced, write_app
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
@@ -173,6 +173,13 @@ def test_a_clients_own_error_stays_its_own(tmp_path, logged):
     assert "disk is full" not in " ".join(logged)
     assert (0, NODES[2]) not in replies
     assert len(replies) == 5
+
+
+def test_clients_written_for_the_older_api_are_guarded_too(tmp_path, logged):
+    client = replaced(OLD_CLIENT, "to_client())", "to_client(), mods=[GUARD])")
+    guard = "from fedaudit.adapters.flower import Guard\nGUARD = Guard(attacks=['labels'], fail_on=None)\n"
+    run_app(write_app(tmp_path / "a", client=guard + client, server=OLD_SERVER), nodes=3)
+    assert sum("within the limits" in line for line in logged) == 6, logged
 
 
 def test_tables_are_guarded_too(tmp_path, logged):

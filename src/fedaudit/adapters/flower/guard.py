@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flwr.app import ConfigRecord, Context, Error, Message
-from torch import Tensor
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedaudit.adapters.flower.messages import check_names, is_training, log, server_round, state_in
 from fedaudit.federation.local_training import local_randomness
@@ -92,7 +91,7 @@ class Guard:
         if index is None or index % self.every:
             return call_next(msg, context)
         self._check()  # before training, and not quietly: a policy with a wrong word in it must not let all pass
-        sent = _quietly(lambda: state_in(msg.content))  # before the client has it: it may change what it is given
+        sent = copy.deepcopy(msg.content)  # the client may change what it is given
         with Capture() as seen:
             reply = call_next(msg, context)
         with local_randomness(0):  # in a simulation the process trains on after the audit
@@ -120,11 +119,9 @@ class Guard:
         told = server_round(msg)
         return before if told is None else told - 1
 
-    def _audit(
-        self, index: int, context: Context, sent: dict[str, Tensor] | None, seen: Capture, reply: Message
-    ) -> bool:
+    def _audit(self, index: int, context: Context, sent: RecordDict, seen: Capture, reply: Message) -> bool:
         """Attack the update; return whether it mustn't leave."""
-        if sent is None or reply.has_error():
+        if reply.has_error():
             return False
         who = f"node {context.node_id}, round {index + 1}"
         if seen.module is None or not seen.inputs:
@@ -147,18 +144,17 @@ class Guard:
         log.warning("fedaudit guard: %s: the update gives away more than allowed; %s (%.1f s)", who, done, seconds)
         return self.refuses
 
-    def _attack(
-        self, folder: Path, index: int, node: int, sent: dict[str, Tensor], seen: Capture, reply: Message
-    ) -> Audit:
+    def _attack(self, folder: Path, index: int, node: int, sent: RecordDict, seen: Capture, reply: Message) -> Audit:
         from fedaudit import api
 
         assert seen.module is not None
         module = copy.deepcopy(seen.module).cpu()
-        state = state_in(reply.content, list(sent))
-        check_names(state, sent)
+        weights = state_in(sent, list(module.state_dict()))
+        state = state_in(reply.content, list(weights))
+        check_names(state, weights)
         recording = folder / "recording"
         with Recorder(recording, name=f"node-{node}", module=module, **self.recorded) as recorder:
-            recorder.begin_round(sent, index)
+            recorder.begin_round(weights, index)
             recorder.update(node, state, seen)
             recorder.end_round()
         found = api.attack(
