@@ -248,9 +248,10 @@ def _malicious(result: dict[str, Any]) -> Sheet:
 def _recorder(result: dict[str, Any]) -> Sheet:
     long = result["long"]
     whole = "" if long["rounds"] == 100 else f" (100 rounds: {long['bytes_of_100_rounds'] / 1e9:.1f} GB)"
+    seconds = long["seconds"] / long["rounds"]
     return Sheet(
         title="Recorder",
-        about=f"rounds with and without in turn, {result['pairs']} pairs; clients train on batches of {result['batch']}",
+        about=f"rounds with and without in turn, {result['pairs']} pairs; batches of {result['batch']}",
         left=["model"],
         right=["parameters", "clients", "steps", "s without", "s with", "ratio", "CPU ratio"],
         rows=[
@@ -263,7 +264,7 @@ def _recorder(result: dict[str, Any]) -> Sheet:
         ],
         notes=[
             f"{long['rounds']} rounds of {long['clients']} clients of {long['model']} with {long['parameters']:,} "
-            f"parameters: {long['bytes'] / 1e9:.1f} GB on disk{whole}, {long['seconds'] / long['rounds']:.1f} s a round, "
+            f"parameters: {long['bytes'] / 1e9:.1f} GB on disk{whole}, {seconds:.1f} s a round; "
             f"at most {_number(long['peak_mib'], '.0f')} MiB of memory beside the models "
             f"({_number(long['peak_mib_first_round'], '.0f')} in the first round)."
         ],

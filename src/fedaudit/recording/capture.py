@@ -23,6 +23,7 @@ from fedaudit.recording.passes import (
     SEVERAL,
     ForwardPass,
     Step,
+    alike,
     inner,
     modes,
     precision,
@@ -78,8 +79,8 @@ class Capture:
     an exception, which goes on as it would without. An error of its own becomes a note.
 
     Args:
-        module: whose training to watch; None: the first module with parameters that is called with gradients on and
-            that an optimiser then steps.
+        module: whose training, or that of a copy of it, to watch; None: the first module with parameters that is called
+            with gradients on and that an optimiser then steps.
 
     Attributes:
         module: that was watched; the inner one of ``DataParallel`` and ``torch.compile``. None: none was seen.
@@ -264,7 +265,7 @@ class Capture:
         self._in_step = False  # after an error in a step
         self._mode.resume()
         unwrapped = inner(module)
-        if (self._only is None or unwrapped is self._only) and (watched := self._watch(unwrapped)) is not None:
+        if (self._only is None or alike(unwrapped, self._only)) and (watched := self._watch(unwrapped)) is not None:
             self._inside = outer + 1
             self._mode.pause()
             if torch.is_grad_enabled():
@@ -328,8 +329,12 @@ class Capture:
             watched.versions = now
         if isinstance(called, nn.parallel.DistributedDataParallel):
             self._note("gradients are averaged over processes, of which one was watched", "several-losses")
-        device = next(iter(watched.parameters.values())).device.type
-        seen = ForwardPass(None, torch.get_rng_state(), precision(device), modes(watched.module))
+        one = next(iter(watched.parameters.values()))
+        seen = ForwardPass(None, torch.get_rng_state(), precision(one.device.type), modes(watched.module))
+        if one.device.type != "cpu" and seen.modes.get("masks"):
+            self._note(f"dropout draws on the {one.device.type} device, which can't be repeated")
+        if one.dtype != torch.float32:
+            self._note(f"the model's weights are {str(one.dtype).removeprefix('torch.')}")
         self._given(seen, list(tensors(args)))
         waiting = [p for p in watched.passes if not p.backward]
         if len(waiting) >= _WAITING:
@@ -354,16 +359,21 @@ class Capture:
         if not isinstance(seen, ForwardPass):
             return
         call = read_loss(function, args, kwargs)
-        seen.loss, seen.losses = call, seen.losses + 1
         if function is nn.functional.nll_loss:
             way = [name for name in way if name != "LogSoftmax"]
-        if not same_elements(way):
-            seen.unlike = seen.unlike or "the loss is of something else than the model's output"
+        unlike = "" if same_elements(way) else "the loss is of something else than the model's output"
         if call.name == BCE and seen.shape != (seen.shape[0], 1):
-            seen.unlike = seen.unlike or "the model doesn't return one column of logits"
-        seen.unlike = seen.unlike or call.unlike
+            unlike = unlike or "the model doesn't return one column of logits"
+        if precision(outputs.device.type) != seen.precision:
+            self._note("the loss is computed outside of autocast, and repeated inside of it")
+
+        def takes_part(gradient: Tensor) -> None:
+            seen.losses += seen.loss is not call
+            seen.loss, seen.unlike = call, seen.unlike or unlike or call.unlike
+            seen.weights.append(gradient.detach().clone())
+
         tag(result, self._key, _LOSS)
-        result.register_hook(lambda g: seen.weights.append(g.detach().clone()))
+        result.register_hook(takes_part)
 
     @_quiet
     def _backward(self, _: Any, args: tuple[Any, ...], *__: Any) -> None:

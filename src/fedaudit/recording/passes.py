@@ -149,6 +149,16 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return {k: v.detach().to("cpu", copy=True) for k, v in found.items()}
 
 
+def alike(module: nn.Module, other: nn.Module) -> bool:
+    """Whether a module is another one, or could be its copy."""
+    if module is other:
+        return True
+    shapes = [
+        {name: p.shape for name, p in m.named_parameters()} if type(m) is type(other) else {} for m in (module, other)
+    ]
+    return shapes[0] == shapes[1]
+
+
 def tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """Yield the tensors in nested lists, tuples and mappings."""
     if isinstance(value, Tensor):
@@ -171,6 +181,10 @@ def precision(device: str) -> Precision:
 def modes(module: nn.Module) -> dict[str, bool]:
     """Return which parts of a module are in training mode."""
     norms = {m.training for m in module.modules() if isinstance(m, BATCH_NORM)}
-    drops = {m.training for m in module.modules() if isinstance(m, _DropoutNd)}
-    found = {"rest": any(drops) if drops else module.training, "mixed": len(norms) > 1 or len(drops) > 1}
+    drops = {m.training for m in module.modules() if isinstance(m, _DropoutNd) and m.p > 0}
+    found = {
+        "masks": any(drops),
+        "rest": any(drops) if drops else module.training,
+        "mixed": len(norms) > 1 or len(drops) > 1,
+    }
     return {**found, "batch_norm": any(norms)} if norms else found
