@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from scipy.stats import kstest
 from scipy.stats import norm as gaussian
 from torch import Tensor, nn
 
@@ -177,6 +178,14 @@ def test_an_update_is_clipped_and_gets_noise_of_the_stated_size():
     assert float(central.tensors["w"].double().norm()) == pytest.approx(2.0)
     small = make(SANITISERS, "dp", {**settings, "clip": 1e3, "where": "central"})(original, context(), rng())
     assert small.tensors["w"].equal(original.tensors["w"])
+
+
+def test_without_a_generator_the_noise_is_the_system_s():
+    original = Update(0, "weights", {"w": torch.zeros(200, 500)}, 4, None)
+    one, other = (DifferentialPrivacy(clip=2.0, noise=0.5)(original, context(), None).tensors["w"] for _ in range(2))
+    assert not one.equal(other)
+    assert one.dtype == torch.float32
+    assert kstest(one.flatten(), "norm").pvalue > 1e-6
 
 
 def test_every_example_is_clipped_at_the_sample_s_level():

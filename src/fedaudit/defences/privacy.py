@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -64,8 +65,16 @@ class DifferentialPrivacy(Sanitiser):
     epsilon: Positive | None = 8.0
     delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
 
-    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
-        """Return the update clipped and, at the client's level and in its hands, with noise."""
+    def __call__(
+        self,
+        update: Update,
+        context: ClientContext,  # noqa: ARG002
+        generator: torch.Generator | None,
+    ) -> Update:
+        """Return the update clipped and, at the client's level and in its hands, with noise.
+
+        Without a generator the noise comes from the operating system, as it must wherever the protection is real.
+        """
         tensors, scale = update.tensors, 0.0
         if self.level == "client":
             length = norm(tensors.values())
@@ -210,5 +219,11 @@ def _spent(noise: float, delta: float, rate: float, steps: int, how: str) -> flo
         return bound
 
 
-def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+def _gaussian(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    if generator is not None:
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+    # torch's generator takes 32 bits of its seed, and its state can be told from the noise on a weight that didn't move
+    bits = torch.frombuffer(bytearray(os.urandom(8 * like.numel())), dtype=torch.int64)
+    uniform = ((bits & (2**52 - 1)).double() + 0.5) / 2**52  # exact, and never 0 or 1
+    noise: Tensor = torch.special.ndtri(uniform)
+    return noise.view(like.shape).to(like)

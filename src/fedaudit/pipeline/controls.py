@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedaudit.attacks import Attack, Finding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
+from fedaudit.evaluation.images import visible
 from fedaudit.federation.simulator import Recording
 from fedaudit.pipeline.control_cases import Case, by_heart, one_client, one_example, reference
 from fedaudit.pipeline.trials import Trial, run_trials
@@ -218,9 +219,10 @@ def _result(attack: str, case: Case, trials: Sequence[Trial], seed: int) -> tupl
         reasons = [str(t.outcome) for t in trials if not isinstance(t.outcome, Finding)]
         return _none(attack, reasons[0] if reasons else "it found nothing to evaluate"), {}
     judged = FINDING_TYPES[done[0].kind or "images"].verdict(done)
-    won = judged.verdict == "recovered" if done[0].images else judged.verdict in LEAKS
-    text = f"{attack} {'won' if won else 'lost'} it: {judged.text}"
     images = [image for result in done for image in result.images]
+    won = judged.verdict == "recovered" if done[0].images else judged.verdict in LEAKS
+    close = " (too little to exclude luck)" if not won and any(map(visible, images)) else ""
+    text = f"{attack} {'won' if won else 'lost'} it{close}: {judged.text}"
     return ControlResult(
         attack=attack,
         model=case.model,

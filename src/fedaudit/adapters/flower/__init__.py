@@ -15,13 +15,27 @@ if TYPE_CHECKING:
     from fedaudit.adapters.flower.audit import audit_flower
     from fedaudit.adapters.flower.guard import Guard
     from fedaudit.adapters.flower.in_process import parse_config, run_app
+    from fedaudit.adapters.flower.mods import SanitiserMod
+    from fedaudit.adapters.flower.strategies import RobustStrategy, RootTraining
     from fedaudit.adapters.flower.strategy import AuditStrategy
 
-__all__ = ["AuditStrategy", "Guard", "audit_flower", "parse_config", "run_app"]
+__all__ = [
+    "AuditStrategy",
+    "Guard",
+    "RobustStrategy",
+    "RootTraining",
+    "SanitiserMod",
+    "audit_flower",
+    "parse_config",
+    "run_app",
+]
 
 _MODULES = {
     "AuditStrategy": "strategy",
     "Guard": "guard",
+    "RobustStrategy": "strategies",
+    "RootTraining": "strategies",
+    "SanitiserMod": "mods",
     "audit_flower": "audit",
     "parse_config": "in_process",
     "run_app": "in_process",

@@ -1,0 +1,206 @@
+"""fedaudit's sanitisers as Flower client mods: they change an update before it leaves the client."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Error, Message, MessageType
+from torch import Tensor
+
+from fedaudit.adapters.flower.tensors import (
+    Parameters,
+    layers_in,
+    load_state,
+    names_of,
+    parameters_in,
+    save_state,
+    torch_state,
+)
+from fedaudit.defences import SANITISERS
+from fedaudit.defences.privacy import Account, DifferentialPrivacy
+from fedaudit.defences.sanitising import ClientContext, norm
+from fedaudit.update import Update
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import make
+from fedaudit.utils.seeds import derive_seed
+
+log = logging.getLogger("flwr")
+
+_MOD_FAILED_PRECONDITION = 6  # Flower's error code
+_LOUD = 10  # noise so many times as long as the clip
+_WHOLE_LAYERS = ("ffl", "ffl-random")  # they need to know which tensors make a layer
+
+
+class SanitiserMod:
+    """A client mod that sanitises what local training changed: any of ``fedaudit list sanitisers``.
+
+    >>> app = ClientApp(mods=[SanitiserMod("top-k", {"ratio": 0.1})])  # doctest: +SKIP
+
+    It fails closed: where the update can't be sanitised (no single ArrayRecord, other tensors than were sent, NaN), it
+    raises, Flower sends an error in place of the update, and the round goes on without this client. It adds no key to
+    a reply. What isn't sent (layers of ``ffl``, BatchNorm's statistics under ``dp``) travels as it was received.
+    Metrics travel as they are: the loss and the number of examples aren't protected.
+
+    In deployment every message is a process of its own, so what a sanitiser remembers lies in the client's
+    ``context.state``, as plain arrays and text, and never leaves the client. The order of mods counts: put it *after* a
+    :class:`Guard`, which then audits what really leaves.
+
+    ``dp`` has no default here: ``clip`` and ``noise`` must be given. A clip taken from the client's own updates would
+    tell how long they are, which no ε counts, and noise of the length that a small ε asks for ends most trainings where
+    every client adds its own: choose with eyes open. The mod logs each update's norm, on the client, to choose by. When
+    ``epsilon`` is spent, the client answers with an error and trains no more.
+
+    Args:
+        sanitiser: its registered name.
+        settings: of the sanitiser.
+        parameters: the module, or the names of its parameters; everything else counts as statistics. None: every
+            floating-point tensor but BatchNorm's running statistics.
+        layers: names of the tensors of each layer, for ``ffl``. None: tensors that share the name before the last dot.
+        clients: that take part in a round, for ``dgc``'s ``clip``.
+        seed: None takes noise and choices from the operating system, anew each round, so that nobody else knows them. A
+            number makes them repeat, for tests only: whoever knows it takes the noise off.
+
+    Raises:
+        BadInput: no such sanitiser or setting, or settings that can't work on a client or would end the training.
+    """
+
+    def __init__(
+        self,
+        sanitiser: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        parameters: Parameters = None,
+        layers: Iterable[Iterable[str]] | None = None,
+        clients: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        made = make(SANITISERS, sanitiser, settings)
+        if made.name == "dgc" and made.settings()["clip"] is not None and clients is None:
+            raise BadInput("dgc's clip is shared by the clients of a round: give clients=, their number")
+        if made.name == "sign" and made.settings()["scale"] == "one":
+            raise BadInput("sign with scale: one would add 1 or -1 to every weight; use scale: mean")
+        self.name = made.name
+        self.settings = made.settings()
+        self.rounds = _rounds(made, settings or {}) if isinstance(made, DifferentialPrivacy) else None
+        self._given = names_of(parameters)
+        self._layers = None if layers is None else tuple(map(tuple, layers))
+        self._clients = clients or 1
+        self._seed = seed
+        self._key = f"fedaudit.{made.name}"
+
+    def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        """Train, and return the reply with the sanitised update in it.
+
+        Raises:
+            BadInput: the update can't be sanitised; Flower then sends an error in its place.
+        """
+        kind = message.metadata.message_type
+        if kind.partition(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
+        kept = load_state(context.state, self._key) or {"rounds": 0}
+        rounds = int(kept["rounds"])
+        if self.rounds is not None and rounds >= self.rounds:
+            reason = f"fedaudit: the privacy budget is spent after {self.rounds} rounds; nothing was trained or sent"
+            log.warning(reason)
+            return Message(Error(_MOD_FAILED_PRECONDITION, reason), reply_to=message)
+        before = torch_state(_only(message, "message")[1])  # a copy: training may change the arrays in place
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        key, record = _only(reply, "reply")
+        after = torch_state(record)
+        update, whole = self._update(before, after)
+        sanitiser = make(SANITISERS, self.name, self.settings)
+        if "sanitiser" in kept:
+            sanitiser.load_state_dict(kept["sanitiser"])
+        if isinstance(sanitiser, DifferentialPrivacy) and self._seed is None:
+            sent = sanitiser(update, whole, None)
+        else:
+            sent = sanitiser(update, whole, self._generator(context.node_id, rounds))
+        new = before | sent.buffers
+        for name, tensor in sent.tensors.items():  # before + (after − before) would be rounded
+            new[name] = after[name] if tensor is update.tensors[name] else before[name] + tensor
+        self._tell(norm(update.tensors.values()), norm(sent.tensors.values()))
+        save_state(context.state, self._key, {"rounds": rounds + 1, "sanitiser": sanitiser.state_dict()})
+        reply.content[key] = ArrayRecord({name: new[name].to(tensor.dtype) for name, tensor in after.items()})
+        return reply
+
+    def _update(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> tuple[Update, ClientContext]:
+        """Return what local training changed, and what else the sanitiser is given.
+
+        Raises:
+            BadInput: it isn't finite, or these aren't states of one model.
+        """
+        if before.keys() != after.keys() or any(before[name].shape != after[name].shape for name in before):
+            raise BadInput(f"{self.name}: the reply has other tensors than the message; it isn't sent")
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in after.values()):
+            raise BadInput(f"{self.name}: the update has NaN or infinite values; it isn't sent")
+        layers = self._layers or layers_in(before)
+        if self.name in _WHOLE_LAYERS and len(layers) < 2:
+            raise BadInput(f"{self.name}: names like '{next(iter(before))}' don't tell the layers; give layers=")
+        names = parameters_in(before, self._given)
+        update = Update(
+            client=0,
+            kind="weights",
+            tensors={name: after[name] - before[name] for name in names},
+            num_examples=1,  # no sanitiser looks at it; the reply's own number travels
+            training=None,
+            buffers={n: t for n, t in after.items() if n not in names and not t.equal(before[n])},
+        )
+        return update, ClientContext(before, layers, self._clients)
+
+    def _tell(self, before: float, after: float) -> None:
+        log.info("fedaudit: %s: the update's norm is %.4g, what leaves has %.4g", self.name, before, after)
+        if self.name == "dp" and after > _LOUD * self.settings["clip"]:
+            log.warning(
+                "fedaudit: dp: the noise is %.0f times as long as the clip; averaged over n clients √n less. "
+                "Few trainings survive that: a smaller model, more clients, or less noise and a larger epsilon",
+                after / self.settings["clip"],
+            )
+
+    def _generator(self, node: int, rounds: int) -> torch.Generator:
+        secret = secrets.randbits(63) if self._seed is None else derive_seed(self._seed, "sanitiser", node, rounds)
+        return torch.Generator().manual_seed(secret)
+
+
+def _only(message: Message, what: str) -> tuple[str, ArrayRecord]:
+    """Return the one ArrayRecord of a message, and its key.
+
+    Raises:
+        BadInput: there is none, or more than one.
+    """
+    records: list[tuple[str, ArrayRecord]] = list(message.content.array_records.items())
+    if len(records) != 1:
+        raise BadInput(f"the {what} has {len(records)} ArrayRecords; a sanitiser needs one, the model's state")
+    return records[0]
+
+
+def _rounds(dp: DifferentialPrivacy, given: Mapping[str, Any]) -> int | None:
+    """Return how many rounds the budget allows, or None where there is no budget.
+
+    Raises:
+        BadInput: these settings can't work on a client.
+    """
+    if missing := [name for name in ("clip", "noise") if name not in given]:
+        raise BadInput(
+            f"dp needs {' and '.join(missing)}, which nobody can choose for you: clip near your updates' norm "
+            "(SanitiserMod('none') logs it), noise in units of clip"
+        )
+    if dp.level != "client" or dp.where != "local":
+        raise BadInput(
+            f"dp with level: {dp.level}, where: {dp.where} works inside of the training or on the server; "
+            "a mod can do level: client, where: local"
+        )
+    if dp.epsilon is None:
+        return None
+    rounds = Account(dp.noise, dp.delta, 1.0, 1).rounds(dp.epsilon)
+    if not rounds:
+        raise BadInput(
+            f"dp: noise {dp.noise:g} spends more than epsilon {dp.epsilon:g} in one round; raise noise, or set epsilon "
+            "to null to clip and add noise without a budget"
+        )
+    return rounds

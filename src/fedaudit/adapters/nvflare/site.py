@@ -1,0 +1,169 @@
+"""What the filters of one site share: the task that came in, and the training that was watched."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.filter import FilterChainType, FilterContextKey
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.app_common.app_constant import AppConstants
+from torch import Tensor, nn
+
+from fedaudit.federation.recorded import Form
+from fedaudit.recording.capture import Capture
+from fedaudit.utils.errors import BadInput, FedAuditError
+
+log = logging.getLogger("fedaudit.nvflare")
+
+FORMS: dict[str, Form] = {DataKind.WEIGHTS: "weights", DataKind.WEIGHT_DIFF: "difference"}
+
+_watched: list[Capture] = []  # at most one: the latest training
+_taken: dict[str, Capture] = {}  # by who has had it
+
+
+@contextmanager
+def watch(module: nn.Module | None = None) -> Iterator[Capture]:
+    """Watch a local training, for the filters that see its update: around it, in the training script.
+
+    >>> with watch():  # doctest: +SKIP
+    ...     train(model, batches)
+
+    The filters must run in the same process: an Executor of your own, or the Client API in process.
+
+    Args:
+        module: whose training to watch; None: the one that trains.
+    """
+    with Capture(module) as seen:
+        yield seen
+    _watched[:] = [seen]
+
+
+def taken(by: str) -> Capture | None:
+    """Return the training that was watched since the last call of this caller, or None."""
+    seen = _watched[0] if _watched else None
+    if seen is None or _taken.get(by) is seen:
+        return None
+    _taken[by] = seen
+    return seen
+
+
+@dataclass
+class Received:
+    """A model that a site was sent.
+
+    Attributes:
+        index: of the round, from 0; None: the server doesn't say.
+        state: its tensors by name.
+    """
+
+    index: int | None
+    state: dict[str, Tensor]
+
+
+class Memory:
+    """What a site was sent last, by job and site: the filters of the two chains are objects of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._received: dict[tuple[str, str], Received] = {}
+
+    def keep(self, shareable: Shareable, context: FLContext) -> None:
+        """Keep the model that comes in, if it is one; it replaces the one before.
+
+        Raises:
+            BadInput: it can't be read.
+        """
+        dxo = model_in(shareable)
+        if dxo is None:
+            return
+        state = {name: tensor.clone() for name, tensor in state_of(dxo).items()}  # whoever trains changes theirs
+        with self._lock:
+            self._received[self._key(context)] = Received(round_of(shareable, context), state)
+
+    def take(self, context: FLContext) -> Received | None:
+        """Return what came in, and forget it."""
+        with self._lock:
+            return self._received.pop(self._key(context), None)
+
+    def _key(self, context: FLContext) -> tuple[str, str]:
+        return job_of(context), site_of(context)
+
+
+def is_data(component: Any) -> bool:
+    """Whether the filter is in the chain of what comes in, rather than of what leaves."""
+    return bool(component.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN)
+
+
+def job_of(context: FLContext) -> str:
+    """Return the job's id."""
+    return str(context.get_job_id() or "job")
+
+
+def site_of(context: FLContext) -> str:
+    """Return the site's name."""
+    return str(context.get_identity_name() or "site")
+
+
+def round_of(shareable: Shareable, context: FLContext) -> int | None:
+    """Return the round, from 0, that the header, a cookie or the context tells."""
+    for value in (
+        shareable.get_header(AppConstants.CURRENT_ROUND),
+        shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND),
+        context.get_prop(AppConstants.CURRENT_ROUND),
+    ):
+        if isinstance(value, int) and value >= 0:
+            return value
+    return None
+
+
+def model_in(shareable: Shareable) -> DXO | None:
+    """Return the weights, or their difference, that a shareable carries; None: it carries something else.
+
+    Raises:
+        BadInput: it carries a collection that holds models, which can't be recorded as one.
+    """
+    if shareable.get_return_code() != ReturnCode.OK or shareable.get_header(ReservedHeaderKey.CONTENT_TYPE) != "DXO":
+        return None
+    dxo = from_shareable(shareable)
+    if dxo.data_kind == DataKind.COLLECTION:
+        raise BadInput("a collection of several models isn't recorded")
+    return dxo if dxo.data_kind in FORMS and dxo.data else None
+
+
+def state_of(dxo: DXO) -> dict[str, Tensor]:
+    """Return the tensors by name, on the memory that they have.
+
+    Raises:
+        BadInput: something in it is no array: encrypted, or sent apart.
+    """
+    return {str(name): _tensor(str(name), value) for name, value in dxo.data.items()}
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadInput(f"'{name}' is {type(value).__name__}, no array (encrypted, or sent apart?)") from error
+
+
+def words(error: Exception) -> str:
+    """Return an error as one line."""
+    return str(error) if isinstance(error, FedAuditError) else f"{type(error).__name__}: {error}"
+
+
+def counted(dxo: DXO) -> int | None:
+    """Return how many examples the update was made from, where a client says so in its meta data."""
+    for name in ("num_examples", "num-examples", "NUM_EXAMPLES"):
+        value = dxo.get_meta_prop(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
