@@ -1,8 +1,10 @@
 """Capture in loops that aren't a tutorial's: errors, threads, other models, wrappers. It never disturbs a training."""
 
 import copy
+import gc
 import io
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -200,6 +202,19 @@ def test_memory_isnt_held_by_passes_that_arent_trained_on() -> None:
         sgd()(model, x, y)
     assert len(seen.inputs) == 5
     check(seen, model)
+
+
+def test_a_capture_is_freed_at_once() -> None:
+    model = cnn(dropout=0.2)
+    gc.disable()
+    try:
+        with Capture() as seen:
+            sgd()(model, *examples())
+        gone = weakref.ref(seen)
+        del seen
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_loss_that_is_only_looked_at() -> None:

@@ -133,6 +133,7 @@ class Capture:
         self._mode.stop()
         for handle in self._handles:
             handle.remove()
+        self._handles = []  # no circle of references may keep a model's weights until a collection
         for watched in self._watched:
             watched.gradients.close()
             watched.passes = []
