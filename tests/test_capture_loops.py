@@ -76,7 +76,7 @@ def test_errors_of_ours_are_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise KeyError("ours")
 
-    for name in ("read_loss", "tensors", "rates", "modes", "_versions"):
+    for name in ("read_loss", "tensors", "rates", "modes", "versions"):
         with monkeypatch.context() as patch:
             patch.setattr(capture, name, broken)
             watched, free = cnn(), cnn()

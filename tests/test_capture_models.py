@@ -268,3 +268,24 @@ def test_recomputed_activations() -> None:
     assert seen.module is model
     assert seen.training().unmodelled == ()
     check(seen, model)
+
+
+def test_a_module_that_calls_itself() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(64, 64), nn.Linear(64, 4)
+
+        def forward(self, x: Tensor, again: bool = True) -> Tensor:
+            if not again:
+                changed: Tensor = self.body(x.flatten(1)).relu()
+                return changed
+            out: Tensor = self.head(self(x, False))
+            return out
+
+    torch.manual_seed(0)
+    model = Twice()
+    with Capture() as seen:
+        sgd()(model, *examples())
+    assert seen.training().unmodelled == ()
+    check(seen, model)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.models import BATCH_NORM
-from fedaudit.recording.gradients import Edits
+from fedaudit.recording.gradients import Edits, GradientWatch
 from fedaudit.recording.losses import LossCall
 from fedaudit.training import Precision
 
@@ -81,6 +81,18 @@ class Step:
     passes: list[ForwardPass]
     edits: Edits
     scale: Tensor | None  # a fused optimiser divides by it
+
+
+@dataclass(eq=False)
+class Watched:
+    """A module that may be the one that is trained."""
+
+    module: nn.Module
+    start: dict[str, Tensor]
+    parameters: dict[str, nn.Parameter]
+    versions: list[int]
+    gradients: GradientWatch
+    passes: list[ForwardPass] = field(default_factory=list)
 
 
 def tag(tensor: Tensor, key: str, value: Any) -> None:
@@ -188,3 +200,13 @@ def modes(module: nn.Module) -> dict[str, bool]:
         "mixed": len(norms) > 1 or len(drops) > 1,
     }
     return {**found, "batch_norm": any(norms)} if norms else found
+
+
+def versions(parameters: dict[str, nn.Parameter]) -> list[int]:
+    """Return the version counter of each parameter: every change in place raises it."""
+    return [p._version for p in parameters.values()]
+
+
+def still(watched: Watched) -> frozenset[str]:
+    """Return the names of the parameters that are frozen."""
+    return frozenset(name for name, p in watched.parameters.items() if not p.requires_grad)
