@@ -1,4 +1,4 @@
-"""Local training as people write it, which knows nothing of fedaudit: (model, examples, labels) -> trained in place."""
+"""Local training as people write it, which knows nothing of fedaudit: (model, examples, labels), trained in place."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fedaudit.recording.capture import Capture
+from fedaudit.recording.replay import replay
+from fedaudit.training import loss_function
 
 Loop = Callable[[nn.Module, Tensor, Tensor], None]
 SIZE = 8
@@ -213,6 +217,16 @@ def loaded(model: nn.Module, x: Tensor, y: Tensor) -> None:
     F.cross_entropy(model(x[:2]), y[:2])
     model.load_state_dict(cnn(seed=9).state_dict())
     sgd()(model, x, y)
+
+
+def check(seen: Capture, trained: nn.Module) -> None:
+    """The training is repeated to the same bits."""
+    assert seen.module is not None
+    loss = loss_function(str(seen.loss), seen.label_smoothing, seen.class_weights)
+    passes = list(zip(seen.inputs, seen.targets, strict=True))
+    after = replay(seen.module, loss, seen.start, passes, seen.training(), batch_norm=seen.batch_norm)
+    for name, p in trained.named_parameters():
+        assert torch.equal(after[name], p), name
 
 
 # name -> (the loop, arguments of the model)

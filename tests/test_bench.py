@@ -91,6 +91,22 @@ def test_the_exact_reconstruction_is_timed_and_its_error_measured(command):
     assert "to the power of" in command("bench", "local-model", "--quick").out
 
 
+@pytest.mark.slow
+def test_recorder_measures_rounds_bytes_and_memory(command):
+    result = json.loads(command("bench", "recorder", "--quick", "--json").out)
+    for row in result["rows"]:
+        assert len(row["with"]) == len(row["without"]) == len(row["cpu_with"]) == 2
+        assert 0.5 < row["cpu_ratio"] < 2  # other work on the machine is in it, too
+        assert min(row["without"]) > 0.5
+    long = result["long"]
+    assert (long["rounds"], long["clients"], long["parameters"]) == (2, 10, 11_173_962)
+    floats = 11 * 11_173_962 * 4  # ten updates and the global model
+    assert floats < long["bytes"] / 2 < 1.01 * floats
+    assert long["bytes_of_100_rounds"] == long["bytes"] // 2 * 100
+    if long["peak_mib"] is not None:
+        assert long["peak_mib"] < 20 * 43  # never all ten clients' updates and gradients
+
+
 def test_a_round_with_a_malicious_client_is_timed(command):
     result = json.loads(command("bench", "malicious", "--quick", "--json").out)
     assert [(row["clients"], row["workers"], row["rounds"]) for row in result["rows"]] == [(4, 1, 3)]
@@ -110,6 +126,7 @@ def test_all_benches_write_one_page(command, tmp_path):
         "aggregators",
         "local-model",
         "malicious",
+        "recorder",
     }
 
 

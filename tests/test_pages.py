@@ -78,6 +78,17 @@ GOALS |= {"speedups": [{"goal": "20.0", "peer": "breaching", "ratio": 3.1, "reac
 GOALS |= {
     "tools": [{"tool": "fedaudit", "seconds": {"20.0": 1.6}, "iterations": 340, "cpu_seconds": 3.5, "psnr": 25.2}]
 }
+RECORDED = {"model": "lenet", "parameters": 9, "clients": 1, "steps": 3, "ratio": 1.02, "cpu_ratio": 1.01}
+RECORDED |= {"without": [2.0], "with": [2.04]}
+LONG = {
+    "model": "resnet18",
+    "parameters": 11,
+    "rounds": 2,
+    "clients": 10,
+    "bytes": 10**9,
+    "bytes_of_100_rounds": 10**11,
+}
+LONG |= {"seconds": 4.2, "peak_mib": 390.0, "peak_mib_first_round": None}
 BENCH: dict[str, dict[str, Any]] = {
     "inversion": TIMES
     | {"repetitions": 5, "baseline": "reference", "ours": "first-order", "geomean_speedup": 2.2}
@@ -106,6 +117,7 @@ BENCH: dict[str, dict[str, Any]] = {
     | {"rows": [{"d": 10, "rounds": 11, "cpu_seconds": 0.0003, "condition": 26.5, "relative_error": 7e-15}]},
     "malicious": {"data": "digits", "examples": 30, "workers_speedup": 1.4}
     | {"rows": [{"clients": 4, "workers": 1, "rounds": 3, "seconds_a_round": 0.4}]},
+    "recorder": {"pairs": 1, "batch": 32, "rows": [RECORDED]} | {"long": LONG},
 }
 
 

@@ -16,9 +16,9 @@ def main() -> None:
     model = Net()
     for number in range(ROUNDS):
         states = []
-        for client, name in enumerate(CLIENTS):
+        for name in CLIENTS:
             local = copy.deepcopy(model)
-            images, labels = load(client)
+            images, labels = load(name)
             train(local, images, labels)
             states.append(local.state_dict())
         mean = {key: torch.stack([state[key] for state in states]).mean(0) for key in states[0]}

@@ -20,9 +20,9 @@ def main() -> None:
     for number in range(ROUNDS):
         states = []
         recorder.begin_round(model.state_dict())  # added
-        for client, name in enumerate(CLIENTS):
+        for name in CLIENTS:
             local = copy.deepcopy(model)
-            images, labels = load(client)
+            images, labels = load(name)
             with recorder.capture() as seen:  # added
                 train(local, images, labels)
             recorder.update(name, local.state_dict(), seen, num_examples=len(images))  # added

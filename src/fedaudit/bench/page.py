@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -244,6 +245,33 @@ def _malicious(result: dict[str, Any]) -> Sheet:
     )
 
 
+def _recorder(result: dict[str, Any]) -> Sheet:
+    long = result["long"]
+    whole = "" if long["rounds"] == 100 else f" (100 rounds: {long['bytes_of_100_rounds'] / 1e9:.1f} GB)"
+    seconds = long["seconds"] / long["rounds"]
+    return Sheet(
+        title="Recorder",
+        about=f"rounds with and without in turn, {result['pairs']} pairs; batches of {result['batch']}",
+        left=["model"],
+        right=["parameters", "clients", "steps", "s without", "s with", "ratio", "CPU ratio"],
+        rows=[
+            [
+                *(row["model"], f"{row['parameters']:,}", str(row["clients"]), str(row["steps"])),
+                *(_number(statistics.median(row[key]), ".2f") for key in ("without", "with")),
+                *(_number(row[key], ".3f") for key in ("ratio", "cpu_ratio")),
+            ]
+            for row in result["rows"]
+        ],
+        notes=[
+            f"{long['rounds']} rounds of {long['clients']} clients of {long['model']} with {long['parameters']:,} "
+            f"parameters: {long['bytes'] / 1e9:.1f} GB on disk{whole}, {seconds:.1f} s a round; "
+            f"at most {_number(long['peak_mib'], '.0f')} MiB of memory beside the models "
+            f"({_number(long['peak_mib_first_round'], '.0f')} in the first round)."
+        ],
+        reading="Seconds are medians; a ratio is the median over the pairs, of wall time and of CPU time.",
+    )
+
+
 _SHEETS = {
     "inversion": _inversion,
     "picture": _time_to_image,
@@ -251,4 +279,5 @@ _SHEETS = {
     "aggregators": _aggregators,
     "local-model": _local_model,
     "malicious": _malicious,
+    "recorder": _recorder,
 }

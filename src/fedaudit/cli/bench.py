@@ -133,6 +133,18 @@ def bench_malicious(
     _conclude({"malicious": result}, out, json_output=json_output)
 
 
+@bench.command("recorder")
+def bench_recorder(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
+    """Time rounds with and without a recorder; count the bytes and memory of a long recording."""
+    _begin("recorder", out, quick=quick)
+    from fedaudit.bench.recorder import time_recorder
+    from fedaudit.utils.progress import live_display
+
+    with live_display() as display:
+        result = time_recorder(quick=quick, display=display)
+    _conclude({"recorder": result}, out, json_output=json_output)
+
+
 @bench.command("all")
 def bench_all(
     out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("bench"),
@@ -150,6 +162,7 @@ def bench_all(
     from fedaudit.bench.local_model import time_local_model
     from fedaudit.bench.malicious import time_malicious
     from fedaudit.bench.picture import time_to_picture
+    from fedaudit.bench.recorder import time_recorder
     from fedaudit.bench.simulator import time_simulator
     from fedaudit.utils.progress import live_display
 
@@ -166,6 +179,7 @@ def bench_all(
             "malicious": time_malicious(
                 quick=quick, data_dir=data_dir, workers=number_of_workers(None), display=display
             ),
+            "recorder": time_recorder(quick=quick, display=display),
         }
     _conclude(results, out, json_output=False)
 

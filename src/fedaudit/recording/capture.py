@@ -6,7 +6,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import torch
@@ -23,33 +22,25 @@ from fedaudit.recording.passes import (
     SEVERAL,
     ForwardPass,
     Step,
+    Watched,
+    alike,
     inner,
     modes,
     precision,
     reaches_leaf,
     same_elements,
     state_of,
+    still,
     tag,
     tagged,
     tensors,
+    versions,
 )
 from fedaudit.training import BCE, UNMODELLED, Pass, TrainingConfig
 from fedaudit.utils.errors import BadInput
 
 _LOSS = "loss"  # marks what a loss that was seen returned
 _WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
-
-
-@dataclass(eq=False)
-class _Watched:
-    """A module that may be the one that is trained."""
-
-    module: nn.Module
-    start: dict[str, Tensor]
-    parameters: dict[str, nn.Parameter]
-    versions: list[int]
-    gradients: GradientWatch
-    passes: list[ForwardPass] = field(default_factory=list)
 
 
 def _quiet(method: Callable[..., None]) -> Callable[..., None]:
@@ -78,8 +69,8 @@ class Capture:
     an exception, which goes on as it would without. An error of its own becomes a note.
 
     Args:
-        module: whose training to watch; None: the first module with parameters that is called with gradients on and
-            that an optimiser then steps.
+        module: whose training, or that of a copy of it, to watch; None: the first module with parameters that is called
+            with gradients on and that an optimiser then steps.
 
     Attributes:
         module: that was watched; the inner one of ``DataParallel`` and ``torch.compile``. None: none was seen.
@@ -94,10 +85,11 @@ class Capture:
         self.module: nn.Module | None = None
         self.notes: list[str] = []
         self._only = None if module is None else inner(module)
-        self._watched: list[_Watched] = []
-        self._own: _Watched | None = None
+        self._watched: list[Watched] = []
+        self._own: Watched | None = None
         self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
-        self._inside = 0  # of the calls, up to the watched module's
+        self._running_module: nn.Module | None = None  # the watched one, while it is called
+        self._depth = 0  # of its calls of itself
         self._in_step = False
         self._recorded: list[Step] = []
         self._settings: Settings | None = None
@@ -120,8 +112,8 @@ class Capture:
             raise BadInput("a Capture watches one training; make another for the next")
         self._thread, self._began, self._running = threading.get_ident(), time.perf_counter(), True
         self._handles = [
-            module_hooks.register_module_forward_pre_hook(self._before),
-            module_hooks.register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
+            module_hooks.register_module_forward_pre_hook(self._enters),
+            module_hooks.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True),
             optimiser_hooks.register_optimizer_step_pre_hook(self._stepping),
             optimiser_hooks.register_optimizer_step_post_hook(self._stepped),
         ]
@@ -132,9 +124,11 @@ class Capture:
         self._mode.stop()
         for handle in self._handles:
             handle.remove()
+        self._handles = []  # no circle of references may keep a model's weights until a collection
         for watched in self._watched:
             watched.gradients.close()
             watched.passes = []
+        self._running_module = None
         self._running, self._seconds = False, time.perf_counter() - self._began
 
     @property
@@ -255,17 +249,33 @@ class Capture:
 
     # Forward passes.
 
+    def _enters(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._running_module is None:
+            self._before(module, args)
+        else:  # of what it calls nothing is asked, and there may be hundreds
+            self._depth += module is self._running_module
+
+    def _leaves(self, module: nn.Module, *more: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if module is self._running_module and self._depth:
+            self._depth -= 1
+        elif self._running_module is None or module is self._running_module:
+            self._after(module, *more)
+
     @_quiet
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._calls.append((id(module), None))
         outer = len(self._calls) - 1
-        if outer and (self._only is None or self._inside):
+        if outer and self._only is None:
             return
         self._in_step = False  # after an error in a step
         self._mode.resume()
         unwrapped = inner(module)
-        if (self._only is None or unwrapped is self._only) and (watched := self._watch(unwrapped)) is not None:
-            self._inside = outer + 1
+        if (self._only is None or alike(unwrapped, self._only)) and (watched := self._watch(unwrapped)) is not None:
+            self._running_module = module
             self._mode.pause()
             if torch.is_grad_enabled():
                 self._calls[outer] = (id(module), self._begin(watched, module, args))
@@ -281,8 +291,8 @@ class Capture:
         if not self._calls:
             return
         seen = self._calls.pop()[1]
-        if len(self._calls) < self._inside:
-            self._inside = 0
+        if module is self._running_module:
+            self._running_module = None
             self._mode.resume()
         if seen is not None:
             self._made(seen, more[-1], more[0] if len(more) > 1 else {})
@@ -302,7 +312,7 @@ class Capture:
         tag(outputs, self._key, seen)
         outputs.register_hook(functools.partial(self._reached, watched, seen))
 
-    def _watch(self, module: nn.Module) -> _Watched | None:
+    def _watch(self, module: nn.Module) -> Watched | None:
         """Return the watched module that this is, or begin to watch it where it may be trained."""
         if (known := next((w for w in self._watched if w.module is module), None)) is not None:
             return known
@@ -311,16 +321,16 @@ class Capture:
         parameters = dict(module.named_parameters())
         if not any(p.requires_grad for p in parameters.values()):
             return None
-        watched = _Watched(
-            module, state_of(module), parameters, _versions(parameters), GradientWatch([*parameters.values()])
+        watched = Watched(
+            module, state_of(module), parameters, versions(parameters), GradientWatch([*parameters.values()])
         )
         self._watched.append(watched)
         if self.module is None:
             self.module = module
         return watched
 
-    def _begin(self, watched: _Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
-        if watched.versions != (now := _versions(watched.parameters)):
+    def _begin(self, watched: Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
+        if watched.versions != (now := versions(watched.parameters)):
             if watched is self._own:
                 self._note("weights were changed between steps by something else than the optimiser", "optimiser")
             else:  # they were loaded after a first look at the model
@@ -328,8 +338,12 @@ class Capture:
             watched.versions = now
         if isinstance(called, nn.parallel.DistributedDataParallel):
             self._note("gradients are averaged over processes, of which one was watched", "several-losses")
-        device = next(iter(watched.parameters.values())).device.type
-        seen = ForwardPass(None, torch.get_rng_state(), precision(device), modes(watched.module))
+        one = next(iter(watched.parameters.values()))
+        seen = ForwardPass(None, torch.get_rng_state(), precision(one.device.type), modes(watched.module))
+        if one.device.type != "cpu" and seen.modes.get("masks"):
+            self._note(f"dropout draws on the {one.device.type} device, which can't be repeated")
+        if one.dtype != torch.float32:
+            self._note(f"the model's weights are {str(one.dtype).removeprefix('torch.')}")
         self._given(seen, list(tensors(args)))
         waiting = [p for p in watched.passes if not p.backward]
         if len(waiting) >= _WAITING:
@@ -354,16 +368,21 @@ class Capture:
         if not isinstance(seen, ForwardPass):
             return
         call = read_loss(function, args, kwargs)
-        seen.loss, seen.losses = call, seen.losses + 1
         if function is nn.functional.nll_loss:
             way = [name for name in way if name != "LogSoftmax"]
-        if not same_elements(way):
-            seen.unlike = seen.unlike or "the loss is of something else than the model's output"
+        unlike = "" if same_elements(way) else "the loss is of something else than the model's output"
         if call.name == BCE and seen.shape != (seen.shape[0], 1):
-            seen.unlike = seen.unlike or "the model doesn't return one column of logits"
-        seen.unlike = seen.unlike or call.unlike
+            unlike = unlike or "the model doesn't return one column of logits"
+        if precision(outputs.device.type) != seen.precision:
+            self._note("the loss is computed outside of autocast, and repeated inside of it")
+
+        def takes_part(gradient: Tensor) -> None:
+            seen.losses += seen.loss is not call
+            seen.loss, seen.unlike = call, seen.unlike or unlike or call.unlike
+            seen.weights.append(gradient.detach().clone())
+
         tag(result, self._key, _LOSS)
-        result.register_hook(lambda g: seen.weights.append(g.detach().clone()))
+        result.register_hook(takes_part)
 
     @_quiet
     def _backward(self, _: Any, args: tuple[Any, ...], *__: Any) -> None:
@@ -382,7 +401,7 @@ class Capture:
         for watched in self._watched:
             watched.gradients.norm(result if order in (2, "fro", None) else None)
 
-    def _reached(self, watched: _Watched, seen: ForwardPass, _: Tensor) -> None:
+    def _reached(self, watched: Watched, seen: ForwardPass, _: Tensor) -> None:
         """A backward pass has come to the module's output (in whatever thread autograd runs it)."""
         try:
             if not seen.backward:
@@ -398,7 +417,7 @@ class Capture:
     def _stepping(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if has_closure(args, kwargs):
             return  # its passes are made inside the step
-        self._in_step = True
+        self._in_step, self._running_module, self._depth = True, None, 0
         self._mode.pause()
         self._count(optimiser)
 
@@ -408,7 +427,7 @@ class Capture:
             self._mode.pause()
             self._count(optimiser)
         for watched in self._watched:
-            watched.versions = _versions(watched.parameters)
+            watched.versions = versions(watched.parameters)
         self._in_step = False
         self._mode.resume()
 
@@ -441,23 +460,23 @@ class Capture:
         self._terms = False
         self._facts(passes)
 
-    def _choose(self, watched: _Watched, optimiser: Optimizer, own: set[int]) -> None:
+    def _choose(self, watched: Watched, optimiser: Optimizer, own: set[int]) -> None:
         self._own, self.module = watched, watched.module
         for other in self._watched:
             if other is not watched:
                 other.gradients.close()
         self._watched = [watched]
         self._settings, self._optimiser = read_settings(optimiser), id(optimiser)
-        self._frozen = _still(watched)
+        self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
         watched.gradients.trained = frozenset(positions)
         if has_state(optimiser, own):
             self._note(UNMODELLED["optimiser-state"], "optimiser-state")
 
-    def _compare(self, optimiser: Optimizer, watched: _Watched, held: set[int]) -> None:
+    def _compare(self, optimiser: Optimizer, watched: Watched, held: set[int]) -> None:
         if id(optimiser) == self._optimiser and read_settings(optimiser) != self._settings:
             self._note("the optimiser's settings changed between steps", "optimiser-settings")
-        if _still(watched) != self._frozen:
+        if still(watched) != self._frozen:
             self._note("layers were frozen or unfrozen between steps", "optimiser-settings")
         foreign = held - {id(p) for p in watched.parameters.values()}
         if foreign and not self._recorded:
@@ -479,11 +498,3 @@ class Capture:
                 self._note("the model's mode changed between passes")
             if p.precision != first.precision:
                 self._note("the precision changed between passes")
-
-
-def _versions(parameters: dict[str, nn.Parameter]) -> list[int]:
-    return [p._version for p in parameters.values()]
-
-
-def _still(watched: _Watched) -> frozenset[str]:
-    return frozenset(name for name, p in watched.parameters.items() if not p.requires_grad)

@@ -37,9 +37,10 @@ class Functions(TorchFunctionMode):
             self.__enter__()
 
     def stop(self) -> None:
-        """Tell of nothing from now on."""
+        """Tell of nothing from now on, and forget whom."""
         if not self._paused:
             self.__exit__(None, None, None)
+        self._told = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         told = self._told.get(func)

@@ -34,6 +34,12 @@ IN_PLACE_UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_  # GradScale
 NORMS = (torch.linalg.vector_norm, torch.norm)
 
 
+def _place(gradient: Tensor) -> tuple[int, int]:
+    """Where a gradient lies (0: it is sparse, or of another kind without memory of its own) and its version."""
+    strided = gradient.layout == torch.strided
+    return gradient.data_ptr() if strided else 0, gradient._version
+
+
 def _bounds(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     name = function.__name__
     if "min" in name or "max" in name:
@@ -136,6 +142,7 @@ class GradientWatch:
             at
             for t in (args[0] if isinstance(args[0], (list, tuple)) else [args[0]])
             if isinstance(t, Tensor)
+            and t.layout == torch.strided
             and (at := self._position.get(t.data_ptr())) is not None
             and self._is_gradient(t, at)
         }
@@ -177,8 +184,11 @@ class GradientWatch:
     def _hook(self, i: int) -> Callable[[Tensor], None]:
         def accumulated(_: Tensor) -> None:
             self._accumulated = True
-            if (memory := self._remember(self._known, i)) is not None:
-                self._position[memory] = i
+            try:
+                if memory := self._remember(self._known, i):
+                    self._position[memory] = i
+            except Exception:  # of ours must not end the user's backward pass
+                self._now.changed = True
 
         return accumulated
 
@@ -187,7 +197,7 @@ class GradientWatch:
         if grad is None:
             where.pop(i, None)
             return None
-        where[i] = (grad.data_ptr(), grad._version)
+        where[i] = _place(grad)
         return where[i][0]
 
     def _cleared(self, i: int) -> bool:
@@ -195,14 +205,14 @@ class GradientWatch:
         if grad is None:
             return True
         if i not in self._known and i not in self._zero:  # from before
-            return not bool(grad.count_nonzero())
-        return self._zero.get(i) == (grad.data_ptr(), grad._version)
+            return grad.layout == torch.strided and not bool(grad.count_nonzero())
+        return self._zero.get(i) == _place(grad)
 
     def _unseen(self) -> bool:
         """Whether a gradient isn't as the backward pass, or an edit that was seen, left it."""
         for i in self.trained if self.trained is not None else range(len(self._parameters)):
             grad = self._parameters[i].grad
-            now = None if grad is None else (grad.data_ptr(), grad._version)
+            now = None if grad is None else _place(grad)
             if now != self._known.get(i) and not (now is not None and now == self._zero.get(i)):
                 return True
         return False

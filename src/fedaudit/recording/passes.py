@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.models import BATCH_NORM
-from fedaudit.recording.gradients import Edits
+from fedaudit.recording.gradients import Edits, GradientWatch
 from fedaudit.recording.losses import LossCall
 from fedaudit.training import Precision
 
@@ -83,6 +83,18 @@ class Step:
     scale: Tensor | None  # a fused optimiser divides by it
 
 
+@dataclass(eq=False)
+class Watched:
+    """A module that may be the one that is trained."""
+
+    module: nn.Module
+    start: dict[str, Tensor]
+    parameters: dict[str, nn.Parameter]
+    versions: list[int]
+    gradients: GradientWatch
+    passes: list[ForwardPass] = field(default_factory=list)
+
+
 def tag(tensor: Tensor, key: str, value: Any) -> None:
     """Mark what made a tensor; the mark lives as long as autograd's graph, and keeps none alive."""
     if tensor.grad_fn is not None:
@@ -149,6 +161,16 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return {k: v.detach().to("cpu", copy=True) for k, v in found.items()}
 
 
+def alike(module: nn.Module, other: nn.Module) -> bool:
+    """Whether a module is another one, or could be its copy."""
+    if module is other:
+        return True
+    shapes = [
+        {name: p.shape for name, p in m.named_parameters()} if type(m) is type(other) else {} for m in (module, other)
+    ]
+    return shapes[0] == shapes[1]
+
+
 def tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """Yield the tensors in nested lists, tuples and mappings."""
     if isinstance(value, Tensor):
@@ -171,6 +193,20 @@ def precision(device: str) -> Precision:
 def modes(module: nn.Module) -> dict[str, bool]:
     """Return which parts of a module are in training mode."""
     norms = {m.training for m in module.modules() if isinstance(m, BATCH_NORM)}
-    drops = {m.training for m in module.modules() if isinstance(m, _DropoutNd)}
-    found = {"rest": any(drops) if drops else module.training, "mixed": len(norms) > 1 or len(drops) > 1}
+    drops = {m.training for m in module.modules() if isinstance(m, _DropoutNd) and m.p > 0}
+    found = {
+        "masks": any(drops),
+        "rest": any(drops) if drops else module.training,
+        "mixed": len(norms) > 1 or len(drops) > 1,
+    }
     return {**found, "batch_norm": any(norms)} if norms else found
+
+
+def versions(parameters: dict[str, nn.Parameter]) -> list[int]:
+    """Return the version counter of each parameter: every change in place raises it."""
+    return [p._version for p in parameters.values()]
+
+
+def still(watched: Watched) -> frozenset[str]:
+    """Return the names of the parameters that are frozen."""
+    return frozenset(name for name, p in watched.parameters.items() if not p.requires_grad)
