@@ -222,7 +222,9 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     """
     pool = dataset.train if split == "train" else dataset.test
     try:
-        held = pool[_held_examples(pool, spec.examples)]
+        # One draw for all federations of a scenario: defences are compared on the same victims.
+        drawn = generator(seed, "examples") if spec.draw == "random" else None
+        held = pool[_held_examples(pool, spec.examples, drawn)]
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
@@ -323,20 +325,30 @@ def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def _held_examples(pool: Split, examples: int | None) -> Tensor:
-    """Return the rows of ``pool`` that clients hold: all, or the first ones of every class in turn."""
+def _held_examples(pool: Split, examples: int | None, rng: torch.Generator | None) -> Tensor:
+    """Return the rows of ``pool`` that clients hold: all, or as many of every class as of the others, classes in turn.
+
+    ``rng`` draws the order of the classes and the examples of each; where it is None they are the first, class by class.
+    """
     if examples is None:
         return torch.arange(len(pool))
     if examples > len(pool):
         raise BadInput(f"{examples} examples are asked for, but the split has {len(pool)}; lower 'examples'")
+    rows = torch.arange(len(pool)) if rng is None else torch.randperm(len(pool), generator=rng)
     if pool.targets.is_floating_point():
-        return torch.arange(examples)
+        return rows[:examples]
+    labels = pool.targets[rows].tolist()
+    turn = (
+        {label: label for label in labels}
+        if rng is None
+        else {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    )
     seen: dict[int, int] = {}
     order = []
-    for row, label in enumerate(pool.targets.tolist()):
+    for place, label in enumerate(labels):
         seen[label] = seen.get(label, 0) + 1
-        order.append((seen[label], label, row))
-    return torch.tensor([row for _, _, row in sorted(order)[:examples]])
+        order.append((seen[label], turn[label], place))
+    return rows[torch.tensor([place for *_, place in sorted(order)[:examples]])]
 
 
 def _candidates(
