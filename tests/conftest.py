@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, settings
 
 from fedaudit.cli import main
+from fedaudit.utils import processes
 
 # Where a helper asserts, pytest tells as much as where a test does.
 pytest.register_assert_rewrite("tests.data_cases", "tests.membership_cases", "tests.model_cases")
@@ -69,6 +71,22 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def _idle_workers() -> Iterator[list[Any]]:
+    idle: list[Any] = []
+    yield idle
+    for worker in idle:
+        worker.end()
+
+
+@pytest.fixture
+def kept_workers(_idle_workers: list[Any]) -> Iterator[None]:
+    """Let this test share worker processes with others: each takes seconds to start."""
+    token = processes._kept.set(_idle_workers)
+    yield
+    processes._kept.reset(token)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from fedaudit.attacks.inversion.methods import InvG
 from fedaudit.cli import main
 from fedaudit.results import AuditResult
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 ROOT = Path(__file__).parent.parent
 SMALL: dict[str, Any] = {
     "data": {"name": "digits"},

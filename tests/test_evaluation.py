@@ -184,6 +184,23 @@ def test_evaluation_pairs_scores_and_takes_the_psnr_of_snapshots():
     assert evaluated.result.label_accuracy == 1
 
 
+@pytest.mark.parametrize(
+    ("noise", "verdict"), [(0.0, "recovered"), (0.03, "recovered"), (0.25, "not recovered"), (None, "not recovered")]
+)
+def test_where_the_victim_is_the_only_candidate_an_even_image_is_the_baseline(noise, verdict):
+    """As in front of a site that trains on one example: nothing is singled out, yet a picture is a picture."""
+    true = image_files(1)
+    flat = true.mean(dim=(-2, -1), keepdim=True).expand_as(true)
+    found = flat if noise is None else (true + noise * torch.randn(true.shape, generator=generator(0, "n"))).clamp(0, 1)
+    truth = Truth({(0, 0): true}, {(0, 0): torch.tensor([3])}, true, torch.tensor([3]), {})
+    recovered = ImageFinding(
+        attack="invg", images=found, labels=torch.tensor([3]), label_source="given", objective=0.0, iterations=1
+    )
+    result = evaluate(recovered, seen([0], examples=1), truth, seed=0).result
+    assert result.images[0].psnr_mean_image == pytest.approx(psnr(mse(flat, true)).item())
+    assert (verdict_of(result.images).verdict == "recovered") is (verdict == "recovered")
+
+
 def test_images_recovered_over_several_rounds_are_paired_in_each_and_judged_once():
     a, b, c = image_files(3)
     truth = Truth(

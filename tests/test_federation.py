@@ -22,6 +22,7 @@ from fedaudit.federation.client import Federation
 from fedaudit.federation.simulator import partition_clients, simulate
 from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.prepare import resolve
+from fedaudit.training import TrainingConfig
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from tests.federation_cases import run, same, scenario
@@ -142,17 +143,12 @@ def test_fedavg_sends_what_plain_sgd_would_change(spec: dict[str, Any]) -> None:
 
 
 def test_the_facts_are_those_of_the_plan() -> None:
-    plan = {"momentum": 0.9, "weight_decay": 0.1, "proximal_mu": 2.0, "learning_rate": 0.2}
+    plan: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "proximal_mu": 2.0, "learning_rate": 0.2}
     spec = {"algorithm": "fedprox", "clients": 1, "examples": 5, "batch_size": 2, "local_steps": 4, **plan}
     _, transcript, _ = run(spec)
     training = transcript.rounds[0].updates[0].training
-    assert training is not None
-    assert dataclasses.asdict(training) == {
-        **plan,
-        "local_steps": 4,
-        "batch_sizes": (2, 2, 1, 2),
-        "data_size": 5,
-    }  # 4 steps: a pass and more
+    told = TrainingConfig(**plan, local_steps=4, batch_sizes=(2, 2, 1, 2), data_size=5)  # 4 steps: a pass and more
+    assert training == told
 
 
 DIGITS = load_dataset("digits")

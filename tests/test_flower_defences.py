@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,9 +283,8 @@ DATA = load_dataset("digits").train
 INPUTS, TARGETS = 2 * DATA.inputs - 1, DATA.targets
 
 
-def training(*mods: SanitiserMod) -> ClientApp:
-    """Return an app that trains on digits, one pass a round."""
-    app = ClientApp(mods=list(mods))
+def training(app: ClientApp) -> ClientApp:
+    """Have an app train on digits, one pass a round."""
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -315,7 +316,7 @@ def test_with_every_sanitiser_the_federation_still_trains(name):
         with torch.no_grad():
             losses.append(float(nn.functional.cross_entropy(model(INPUTS), TARGETS)))
 
-    app = training(SanitiserMod(name, DP if name == "dp" else None))
+    app = training(ClientApp(mods=[SanitiserMod(name, DP if name == "dp" else None)]))
     robust("fedavg").start(Grid(app), ArrayRecord(network().state_dict()), num_rounds=12, evaluate_fn=evaluate)
     assert losses[0] > 2.2
     assert losses[-1] < 1.2  # without a defence 0.3, with this dp 1.0
@@ -440,6 +441,8 @@ def test_what_can_t_be_sanitised_isn_t_sent():
         with pytest.raises(BadInput, match=words):
             SanitiserMod(name)(message, context, partial(passing, reply))
         assert not context.state
+    with pytest.raises(BadInput, match="add 1 or -1 to every weight"):
+        SanitiserMod("sign", {"scale": "one"})
     with pytest.raises(BadInput, match="give clients="):
         SanitiserMod("dgc", {"clip": 1.0})
     with pytest.raises(BadInput, match="did you mean 'dgc'"):
@@ -448,10 +451,22 @@ def test_what_can_t_be_sanitised_isn_t_sent():
 
 def test_evaluation_and_errors_pass():
     state, context = network().state_dict(), Context(1, 7, {"partition-id": 0}, RecordDict(), {})
-    app = training(SanitiserMod("top-k", {"ratio": 0.01}))
+    app = training(ClientApp(mods=[SanitiserMod("top-k", {"ratio": 0.01})]))
     message = Message(RecordDict({"arrays": ArrayRecord(state)}), 7, MessageType.EVALUATE)
     assert all(t.equal(state[name]) for name, t in received(app(message, context)).items())
     message = Message(RecordDict({"arrays": ArrayRecord(state)}), 7, MessageType.TRAIN)
     failed = SanitiserMod("top-k")(message, context, lambda m, c: Message(Error(2, "no"), reply_to=m))
     assert failed.error.reason == "no"
     assert not context.state
+
+
+def test_the_page_s_snippet_runs():
+    page = (Path(__file__).parents[1] / "docs" / "defences.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"module": network(), "inputs": INPUTS[:10], "targets": TARGETS[:10]}
+    exec(snippet, names)
+    grid = Grid(training(names["app"]))
+    for strategy in (names["strategy"], names["trusting"]):
+        strategy.fraction_train, strategy.fraction_evaluate = 1.0, 0.0
+        result = strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
+        assert not result.arrays.to_torch_state_dict()["5.weight"].equal(network().state_dict()["5.weight"])

@@ -66,8 +66,9 @@ TROUBLE = """
     if (me, now) == (1, 3):
         pathlib.Path(context.run_config["final-model"] + ".asleep").touch()
         time.sleep(600)
-    model = Net()
 """
+TRAINS = """    loader, _ = data_of(msg, context)
+    loss = train_fn("""
 
 
 def replies(final: Path) -> dict[tuple[int, int], tuple[str | None, str | None]]:
@@ -120,7 +121,7 @@ def recorded(running: Deployment, where: Path) -> tuple[Path, Path]:
 
 
 def test_nothing_changes_with_recorder_and_guard(bare: Path, recorded: tuple[Path, Path], running: Deployment) -> None:
-    final, folder = recorded
+    final, _ = recorded
     one, other = torch.load(bare), torch.load(final)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -159,10 +160,8 @@ def test_the_recording_is_what_travelled_and_agrees_with_in_process(
             return sorted(torch.cat([t.flatten() for t in u.tensors.values()]).tolist() for u in r.updates)
 
         assert parts(one) == parts(other)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(torch.load(final).values(), torch.load(where / "here.pt").values(), strict=True)
-    )
+    deployed, local = torch.load(final), torch.load(where / "here.pt")
+    assert all(torch.equal(deployed[name], local[name]) for name in deployed)
 
 
 def test_a_refusal_stops_one_clients_update_and_no_round(running: Deployment, where: Path) -> None:
@@ -181,13 +180,7 @@ def test_a_refusal_stops_one_clients_update_and_no_round(running: Deployment, wh
 
 def test_failing_late_and_killed_clients_are_survived(running: Deployment, where: Path) -> None:
     server = {**witness(1), "        grid=grid,\n": "        grid=grid,\n        timeout=40,\n"}
-    client = {
-        GUARD: QUICK,
-        '    model = Net()\n    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())\n    loader': TROUBLE.lstrip(
-            "\n"
-        )
-        + '    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())\n    loader',
-    }
+    client = {GUARD: QUICK, TRAINS: TROUBLE.lstrip("\n") + TRAINS}
     final = where / "trouble.pt"
     run = running.submit(audited(where / "trouble", server_app=server, client_app=client), config(final))
     for _ in range(600):
@@ -208,7 +201,6 @@ def test_every_process_is_gone_whatever_happens(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="halfway"), deployment(tmp_path / "d", nodes=1) as running:
         raise RuntimeError("halfway")
     time.sleep(1)
-    left = subprocess.run(
-        ["grep", "-lzs", running.token, *map(str, Path("/proc").glob("[0-9]*/environ"))], capture_output=True
-    )
+    files = [str(file) for file in Path("/proc").glob("[0-9]*/environ")]
+    left = subprocess.run(["grep", "-lzs", running.token, *files], capture_output=True)
     assert left.stdout == b""

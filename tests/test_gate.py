@@ -11,6 +11,8 @@ from fedaudit.evaluation import Limits, check_limits
 from fedaudit.results import AttackSummary, AuditResult
 from tests.conftest import SCENARIO, Command, Outcome, refused
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 NOISE = "defences={sanitiser: {name: dp, clip: 1.0, noise: 1.0, where: local, epsilon: null}}"
 LEAKS = "attacks=[{name: invg, iterations: 150}]"
 

@@ -59,6 +59,7 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
     return holds()
 
 
+@pytest.mark.usefixtures("kept_workers")
 def test_tensors_travel_whole_and_errors_say_where_they_arose():
     x = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0)).contiguous(
         memory_format=torch.channels_last
@@ -89,6 +90,7 @@ def test_workers_are_kept_within_the_block_and_end_with_it():
     assert all(map(gone, kept))
 
 
+@pytest.mark.usefixtures("kept_workers")
 def test_what_can_t_travel_is_told_for_its_task_alone():
     lock, fine = outcomes(str, [threading.Lock(), 1])
     assert isinstance(lock, BadInput)
@@ -98,6 +100,7 @@ def test_what_can_t_travel_is_told_for_its_task_alone():
     assert isinstance(returned, TypeError)
 
 
+@pytest.mark.usefixtures("kept_workers")
 def test_a_worker_killed_within_a_message_costs_its_task_one_retry_and_nothing_else(tmp_path):
     def answers(what: str) -> bytes:
         if what == "half" and not lived(tmp_path, what):
@@ -152,6 +155,7 @@ def test_an_idle_worker_that_dies_is_replaced():
     assert other != worker
 
 
+@pytest.mark.usefixtures("kept_workers")
 def test_progress_arrives_in_order():
     def slow(_: object) -> None:
         for done in range(4):
@@ -167,6 +171,7 @@ class Named(Finding, kind="named in a test"):
     """A finding without anything."""
 
 
+@pytest.mark.usefixtures("kept_workers")
 def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Fatal:

@@ -20,6 +20,8 @@ from fedaudit.results import AuditResult, FindingResult
 from fedaudit.utils.errors import BadInput
 from tests.conftest import Command, refused
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 SAMPLE = Path(__file__).parent / "data" / "results-1.json"  # written by the first version of schema 1
 ATTACK = {"name": "invg", "iterations": 2}
 

@@ -26,6 +26,8 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import Lines, Quiet, about, live_display
 from tests.conftest import Command, refused
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 LABELS: dict[str, Any] = {
     "name": "many labels",
     "data": {"name": "digits"},

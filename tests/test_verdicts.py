@@ -29,7 +29,7 @@ from fedaudit.threat import Message, Observation, ThreatModel
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.seeds import generator
 
-AUDITS = 100
+AUDITS = 50
 BY_CHANCE = int(stats.binom.ppf(0.999, AUDITS, 0.01))  # leaks among as many audits of a rate of 1 %
 
 
@@ -253,8 +253,8 @@ def class_means(seed: int) -> AttackSummary:
 
 def test_the_mean_of_a_class_is_no_recovered_image():
     """One in four of such audits has an image that would count as visible: luck explains it."""
-    found = [class_means(seed) for seed in range(100)]
-    assert sum(s.verdict in ("identifiable", "recovered") for s in found) <= stats.binom.ppf(0.999, 100, 0.01)
+    found = [class_means(seed) for seed in range(AUDITS)]
+    assert sum(s.verdict in ("identifiable", "recovered") for s in found) <= BY_CHANCE
     assert any("0 of 8" not in s.verdict_text.partition("came out visibly")[0] for s in found)
 
 

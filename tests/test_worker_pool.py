@@ -17,6 +17,8 @@ from fedaudit.scenario import Scenario
 from tests.federation_cases import add_counting
 from tests.test_checkpoint import DEFENCES, same, scenario
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 COUNTS = "a user's own that counts"
 GAN = {"name": "gan", "clients": 2, "start": 1, "steps": 2, "images": 4, "every": 1, "keep": 2}
 

@@ -23,6 +23,7 @@ from fedaudit.utils.seeds import derive_seed
 
 VISIBLE_SSIM = 0.5
 NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a quarter of the error is no luck
+ALONE_DB = 10.0  # the same above an even image, where there is no other candidate
 
 
 @evaluate.register
@@ -55,14 +56,16 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     values = psnr(errors)
     structure = ssim(images, true)
     perceptual = lpips(images, true)
-    mean_image = truth.candidates.mean(dim=0, keepdim=True)
+    different = _different(truth.candidates)
+    mean_image = truth.candidates.mean(dim=0, keepdim=True).expand_as(true)
+    if different == 1:  # that would be the victim itself
+        mean_image = true.mean(dim=(-2, -1), keepdim=True).expand_as(true)
     rngs = {
         id(m): np.random.default_rng(derive_seed(seed, "same-class", federation, m.round, m.client)) for m in messages
     }
     results: list[ImageResult] = []
     image_files: dict[str, Tensor] = {}
     first, uses = _distinct(true)
-    different = _different(truth.candidates)
     lucky = {
         id(m): by_luck(len(rows), different, truth.labels[m.round, m.client], truth)
         for m, rows in zip(messages, parts, strict=True)
@@ -91,7 +94,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 psnr_nearest_other=apart,
                 uses=uses[i],
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
-                psnr_mean_image=float(psnr(mse(mean_image, true[i : i + 1]))),
+                psnr_mean_image=float(psnr(mse(mean_image[i : i + 1], true[i : i + 1]))),
                 psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
             )
         )
@@ -223,7 +226,8 @@ def visible(image: ImageResult) -> bool:
 def unmistakable(image: ImageResult) -> bool:
     """Return whether an image came out visibly and so near that no luck explains it."""
     other = image.psnr_nearest_other
-    return visible(image) and other is not None and image.psnr >= other + NEARER_DB
+    needed = image.psnr_mean_image + ALONE_DB if other is None else other + NEARER_DB
+    return visible(image) and image.psnr >= needed
 
 
 def verdict_of(images: Sequence[ImageResult]) -> Judgement:
@@ -293,7 +297,8 @@ FINDING_TYPES["images"] = FindingType(
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many are nearest to "
         "their own reconstruction that naming candidates at random would do as well with a probability of at most "
         f"{100 * SURE:g} % (one-sided exact binomial test), or one is nearer than any other candidate by {NEARER_DB:g} "
-        "dB. The share has an exact 95 % interval.",
+        "dB. The share has an exact 95 % interval. Where the only candidate is the victim, its reconstruction must be "
+        f"nearer than an even image of the victim's mean colour, by {ALONE_DB:g} dB.",
         "Images are 'identifiable' when none came out visibly, and the same test excludes luck. As many candidates are "
         "named at random as images are paired with an update's true ones, each of the right class; candidates that are "
         "equal count once.",

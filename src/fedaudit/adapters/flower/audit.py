@@ -79,20 +79,24 @@ def audit_flower(
     """
     folder = Path(out)
     check_folder(folder)
-    _make_room(folder / RECORDING, overwrite=overwrite)
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
     with loaded(app) as found, _sent_by_value(found), live_display(progress) as display:
         started = time.perf_counter()
+        _make_room(folder / RECORDING, overwrite=overwrite)
         named: dict[str, Any] = {
             "mean": None if mean is None else tuple(mean),
             "std": None if std is None else tuple(std),
         }
-        with Recorder(folder / RECORDING, name=found.folder.name, **named) as recorder:
+        with Recorder(folder / RECORDING, name=found.name, **named) as recorder:
             watcher = _Watcher(recorder)
-            with one_thread():  # as the replay, so that it can give the same bits
-                _seed(seed)
-                run = run_app(found, nodes=nodes, config=config, rounds=rounds, watch=watcher)
+            try:
+                with one_thread():  # as the replay, so that it can give the same bits
+                    _seed(seed)
+                    run = run_app(found, nodes=nodes, config=config, rounds=rounds, watch=watcher)
+            finally:
+                if not watcher.updates:  # nothing to keep
+                    shutil.rmtree(folder / RECORDING, ignore_errors=True)
         for note in watcher.notes:
             display.say(f"note: {note}")
         module = _module(watcher, run, folder / RECORDING)

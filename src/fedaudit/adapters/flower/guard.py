@@ -35,14 +35,16 @@ class Guard:
 
     It watches the local training, which stays as it is, and plays the attacks that a curious server could play. What
     it finds is logged on the site; nothing is added to the reply. It refuses where ``on_fail`` is ``"refuse"``: the
-    reply becomes an error, and the round goes on without this client. Where the guard itself fails, or the update is
-    too large for it, it says so and lets the update leave.
+    reply becomes an error, and the round goes on without this client. Where an update can't be audited (no training was
+    seen, the reply holds several models, an error of the guard's own) it says so and lets it leave, unless
+    ``unaudited`` is ``"refuse"``; one over more than ``largest`` examples always leaves.
 
     Args:
         attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
         fail_on: the verdict that an update must not reach, nor a worse one.
         fail_above: metric to limit, as ``fedaudit audit --fail-above``.
         on_fail: ``"warn"`` or ``"refuse"``.
+        unaudited: ``"pass"`` or ``"refuse"`` what can't be audited, for a site that wants to be sure.
         every: audit only every so many rounds, the first of them first.
         largest: most examples of an update that is audited, over all its steps.
         mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
@@ -60,6 +62,7 @@ class Guard:
         fail_on: Verdict | None = "recovered",
         fail_above: Mapping[str, float] | None = None,
         on_fail: Literal["warn", "refuse"] = "warn",
+        unaudited: Literal["pass", "refuse"] = "pass",
         every: int = 1,
         largest: int = 32,
         mean: Sequence[float] | None = None,
@@ -69,12 +72,15 @@ class Guard:
     ) -> None:
         if on_fail not in ("warn", "refuse"):
             raise BadInput(f"on_fail is {on_fail!r}; give 'warn' or 'refuse'")
+        if unaudited not in ("pass", "refuse"):
+            raise BadInput(f"unaudited is {unaudited!r}; give 'pass' or 'refuse'")
         if every < 1 or largest < 1:
             raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
         self.attacks = attacks
         self.fail_on = fail_on
         self.fail_above = dict(fail_above or {})
         self.refuses = on_fail == "refuse"
+        self.unaudited = unaudited == "refuse"
         self.every, self.largest = every, largest
         self.recorded: dict[str, Any] = {
             "mean": None if mean is None else tuple(mean),
@@ -97,6 +103,9 @@ class Guard:
             reply = call_next(msg, context)
         with local_randomness(0):  # in a simulation the process trains on after the audit
             refused = _quietly(self._audit, index, context, sent, seen, reply)
+        if refused is None:  # it couldn't be audited
+            refused = self.unaudited
+            log.warning("fedaudit guard: node %d: %s", context.node_id, "it doesn't leave" if refused else "it leaves")
         return Message(Error(_MOD_FAILED, REFUSED), reply_to=msg) if refused else reply
 
     def _check(self) -> None:
@@ -122,14 +131,16 @@ class Guard:
 
     def _audit(
         self, index: int, context: Context, sent: dict[str, Tensor] | None, seen: Capture, reply: Message
-    ) -> bool:
-        """Attack the update; return whether it mustn't leave."""
-        if sent is None or reply.has_error():
+    ) -> bool | None:
+        """Attack the update; return whether it mustn't leave, None where that can't be told."""
+        if reply.has_error():
             return False
+        if sent is None:
+            return None
         who = f"node {context.node_id}, round {index + 1}"
         if seen.module is None or not seen.inputs:
             log.warning("fedaudit guard: %s: not audited: no training was seen (another thread or process?)", who)
-            return False
+            return None
         examples = sum(len(inputs) for inputs in seen.inputs)
         if examples > self.largest:
             log.info("fedaudit guard: %s: not audited: %d examples, largest is %d", who, examples, self.largest)
@@ -137,6 +148,9 @@ class Guard:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="fedaudit-guard-") as folder:
             audit = self._attack(Path(folder), index, context.node_id, sent, seen, reply)
+        if all(row.verdict == "not applicable" for row in audit.result.summaries):
+            log.warning("fedaudit guard: %s: not audited: none of its attacks applies", who)
+            return None
         for line in _findings(audit):
             log.info("fedaudit guard: %s: %s", who, line)
         seconds = time.perf_counter() - started
@@ -192,5 +206,5 @@ def _quietly(work: Callable[..., Any], *arguments: Any) -> Any:
         return work(*arguments)
     except Exception as error:
         text = str(error) if isinstance(error, FedAuditError) else f"{type(error).__name__}: {error}"
-        log.warning("fedaudit guard: this update isn't audited, and leaves: %s", text)
+        log.warning("fedaudit guard: this update isn't audited: %s", text)
         return None

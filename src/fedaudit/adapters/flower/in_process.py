@@ -44,6 +44,7 @@ class _Enough(BaseException):
 class App:
     """A Flower app, loaded: its two halves, its config, and its own number of nodes if it says one."""
 
+    name: str
     folder: Path
     server: Any
     client: Any
@@ -90,7 +91,7 @@ def loaded(folder: Path | str) -> Iterator[App]:
     importlib.invalidate_caches()
     try:
         server, client = (_load(ref, folder) for ref in refs)
-        yield App(folder, server, client, _flat(written.get("config", {})), written.get("nodes"))
+        yield App(written["name"], folder, server, client, _flat(written.get("config", {})), written["nodes"])
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - before:
@@ -288,10 +289,14 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Return ``[tool.flwr.app]`` of the folder's pyproject.toml, with ``nodes`` where a local simulation names some."""
+    """Return ``[tool.flwr.app]`` of the folder's pyproject.toml, with the project's ``name``, and ``nodes``.
+
+    ``nodes`` is how many a local simulation of the app has, if it says so.
+    """
     file = folder / "pyproject.toml"
     try:
-        tool = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("flwr", {})
+        written = tomllib.loads(file.read_text(encoding="utf-8"))
+        tool, name = written.get("tool", {}).get("flwr", {}), written.get("project", {}).get("name")
     except FileNotFoundError:
         raise BadInput(f"{folder} is no Flower app: it has no pyproject.toml") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
@@ -303,7 +308,11 @@ def _read(folder: Path) -> dict[str, Any]:
     default = federations.get(federations.get("default")) if isinstance(federations, dict) else None
     options = default.get("options", {}) if isinstance(default, dict) else {}
     number = options.get("num-supernodes") if isinstance(options, dict) else None
-    return {**app, "nodes": number if isinstance(number, int) and number > 0 else None}
+    return {
+        **app,
+        "name": name if isinstance(name, str) else folder.name,
+        "nodes": number if isinstance(number, int) and number > 0 else None,
+    }
 
 
 def _flat(values: Mapping[str, Any], parent: str = "") -> Config:

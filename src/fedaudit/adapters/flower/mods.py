@@ -81,6 +81,8 @@ class SanitiserMod:
         made = make(SANITISERS, sanitiser, settings)
         if made.name == "dgc" and made.settings()["clip"] is not None and clients is None:
             raise BadInput("dgc's clip is shared by the clients of a round: give clients=, their number")
+        if made.name == "sign" and made.settings()["scale"] == "one":
+            raise BadInput("sign with scale: one would add 1 or -1 to every weight; use scale: mean")
         self.name = made.name
         self.settings = made.settings()
         self.rounds = _rounds(made, settings or {}) if isinstance(made, DifferentialPrivacy) else None

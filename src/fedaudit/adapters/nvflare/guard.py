@@ -187,7 +187,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
         sent, dxo, seen = what
         module = copy.deepcopy(seen.module)
         assert module is not None
-        given = {"mean": self.mean, "std": self.std, "loss": self.loss}
+        given: dict[str, Any] = {"mean": self.mean, "std": self.std, "loss": self.loss}
         with Recorder(folder, name=site_of(context), module=module.cpu(), **given) as recorder:
             recorder.begin_round(sent, index)
             recorder.update(site_of(context), state_of(dxo), seen, form=FORMS[dxo.data_kind])

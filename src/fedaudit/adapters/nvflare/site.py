@@ -18,12 +18,13 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor, nn
 
+from fedaudit.federation.recorded import Form
 from fedaudit.recording.capture import Capture
 from fedaudit.utils.errors import BadInput, FedAuditError
 
 log = logging.getLogger("fedaudit.nvflare")
 
-FORMS = {DataKind.WEIGHTS: "weights", DataKind.WEIGHT_DIFF: "difference"}
+FORMS: dict[str, Form] = {DataKind.WEIGHTS: "weights", DataKind.WEIGHT_DIFF: "difference"}
 
 _watched: list[Capture] = []  # at most one: the latest training
 _taken: dict[str, Capture] = {}  # by who has had it

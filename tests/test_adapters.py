@@ -1,0 +1,50 @@
+"""Other frameworks stay in their rooms: imported there alone, when they are used; missing, they are one line."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedaudit
+from fedaudit.utils.errors import BadInput
+
+SOURCE = Path(fedaudit.__file__).parent
+ROOMS = {"flwr": "adapters/flower"}
+
+
+def test_without_flower_one_line_says_what_to_install(monkeypatch, command, tmp_path):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else known(name, *a))
+    from fedaudit.adapters import flower
+
+    with pytest.raises(BadInput, match=r"pip install 'fedaudit\[flower\]'"):
+        _ = flower.Guard
+    with pytest.raises(AttributeError):
+        _ = flower.nothing
+    assert {"AuditStrategy", "Guard", "audit_flower"} <= set(dir(flower))
+    done = command("audit", "--flower", tmp_path)
+    assert done.code == 2
+    assert done.error == "fedaudit: error: Flower isn't installed: pip install 'fedaudit[flower]'\n"
+
+
+def test_only_its_room_imports_a_framework():
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                room = ROOMS.get(name.split(".")[0])
+                assert room is None or file.relative_to(SOURCE).as_posix().startswith(room), f"{file} imports {name}"
+
+
+def test_fedaudit_is_imported_without_them():
+    words = (
+        "import sys, fedaudit.api, fedaudit.cli, fedaudit.adapters.flower; print({'flwr', 'nvflare'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "set()\n"
