@@ -222,9 +222,7 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     """
     pool = dataset.train if split == "train" else dataset.test
     try:
-        # One draw for all federations of a scenario: defences are compared on the same victims.
-        drawn = generator(seed, "examples") if spec.draw == "random" else None
-        held = pool[_held_examples(pool, spec.examples, drawn)]
+        held = pool[_held_examples(pool, spec.examples, None if spec.draw == "first" else seed)]
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
@@ -325,30 +323,37 @@ def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def _held_examples(pool: Split, examples: int | None, rng: torch.Generator | None) -> Tensor:
-    """Return the rows of ``pool`` that clients hold: all, or as many of every class as of the others, classes in turn.
+def _held_examples(pool: Split, examples: int | None, seed: int | None) -> Tensor:
+    """Return the rows of ``pool`` that clients hold: all, or some of every class in turn.
 
-    ``rng`` draws the order of the classes and the examples of each; where it is None they are the first, class by class.
+    With a seed each class is gone through in shuffled order, pass after pass, and seed s takes the s-th portion: seeds
+    that follow each other have different examples as long as there are any. All federations of a scenario have the
+    same. Without a seed they are the first of each class.
     """
     if examples is None:
         return torch.arange(len(pool))
     if examples > len(pool):
         raise BadInput(f"{examples} examples are asked for, but the split has {len(pool)}; lower 'examples'")
-    rows = torch.arange(len(pool)) if rng is None else torch.randperm(len(pool), generator=rng)
-    if pool.targets.is_floating_point():
-        return rows[:examples]
-    labels = pool.targets[rows].tolist()
-    turn = (
-        {label: label for label in labels}
-        if rng is None
-        else {label: i for i, label in enumerate(dict.fromkeys(labels))}
-    )
-    seen: dict[int, int] = {}
-    order = []
-    for place, label in enumerate(labels):
-        seen[label] = seen.get(label, 0) + 1
-        order.append((seen[label], turn[label], place))
-    return rows[torch.tensor([place for *_, place in sorted(order)[:examples]])]
+    labels = torch.zeros(len(pool), dtype=torch.int64) if pool.targets.is_floating_point() else pool.targets
+    classes = [torch.nonzero(labels == label)[:, 0] for label in labels.unique()]
+    turn = 0 if seed is None else seed * examples
+    if seed is not None:
+        classes = [classes[i] for i in torch.randperm(len(classes), generator=generator(0, "classes")).tolist()]
+
+    @cache
+    def shuffled(place: int, again: int) -> list[int]:
+        rows = classes[place]
+        if seed is not None:
+            rows = rows[torch.randperm(len(rows), generator=generator(again, "examples", place))]
+        return rows.tolist()
+
+    chosen: dict[int, None] = {}
+    while len(chosen) < examples:
+        place, number = turn % len(classes), turn // len(classes)
+        again, position = divmod(number, len(classes[place]))
+        chosen.setdefault(shuffled(place, again)[position])  # one that a small class has given already is passed over
+        turn += 1
+    return torch.tensor(list(chosen))
 
 
 def _candidates(

@@ -50,8 +50,8 @@ class FederationSpec(Spec):
     examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
     draw: Literal["random", "first"] = Field(
         default="random",
-        description="which examples these are: drawn by the scenario's seed, or the data set's first; as many of each "
-        "class either way",
+        description="which examples these are, of every class in turn: drawn by the scenario's seed (seeds that follow "
+        "each other draw different ones), or the data set's first",
     )
     batch_size: Count = 1
     local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
