@@ -8,7 +8,7 @@ OUT ?= audit
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
-.PHONY: audit setup test test-slow test-pages chromium test-peers test-lowest lint format bench bench-peers schema same-numbers mutants clean
+.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema same-numbers mutants clean
 
 audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -44,6 +44,11 @@ test-peers: .venv-peers/.ready  ## the tests against other people's libraries: B
 	.venv-peers/bin/python -c "from fedaudit.utils.machine import import_torchvision, own_process; \
 	own_process(); import_torchvision(); import breaching, byzfl, flwr.simulation, lpips, nvflare, ray, torchvision"
 	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers
+
+test-flower: .venv-peers/.ready  ## the tests of Flower apps at both ends of the versions that pyproject.toml allows
+	for version in 1.41 1.42; do \
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check "flwr==$$version.*" \
+	&& OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers tests/test_flower_*.py || exit 1; done
 
 test-lowest: .venv-lowest/.ready  ## the core of the tests with the lowest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 -m 'not slow and not peers'

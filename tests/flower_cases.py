@@ -90,6 +90,45 @@ def fit(model, x, y, rate):
     optimizer.step()
 """
 
+# The same, written for Flower's older API.
+OLD_CLIENT = """
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+import torch
+from tiny_app.task import net, data, fit
+
+
+class Client(NumPyClient):
+    def __init__(self, me):
+        self.me = me
+
+    def fit(self, parameters, config):
+        model = net()
+        model.load_state_dict(dict(zip(model.state_dict(), map(torch.tensor, parameters))))
+        fit(model, *data(self.me), 0.5)
+        return [v.numpy() for v in model.state_dict().values()], 2, {}
+
+
+app = ClientApp(client_fn=lambda context: Client(context.node_config["partition-id"]).to_client())
+"""
+
+OLD_SERVER = """
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+from tiny_app.task import net
+
+
+def server_fn(context):
+    first = ndarrays_to_parameters([v.numpy() for v in net().state_dict().values()])
+    strategy = FedAvg(fraction_evaluate=0.0, initial_parameters=first)
+    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=context.run_config["rounds"]))
+
+
+app = ServerApp(server_fn=server_fn)
+RESULT = {}
+"""
+
 
 def write_app(folder: Path, **changed: Any) -> Path:
     """Write the tiny app; ``changed``: of its files server, client, task and pyproject, what stands in their place."""

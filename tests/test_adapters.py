@@ -14,7 +14,7 @@ import fedaudit
 from fedaudit.utils.errors import BadInput
 
 SOURCE = Path(fedaudit.__file__).parent
-ROOMS = {"flwr": "adapters/flower"}
+ROOMS = {"flwr": "adapters/flower", "nvflare": "adapters/nvflare"}
 
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch, command, tmp_path):

@@ -15,7 +15,7 @@ import torch
 
 from fedaudit.federation.transcript import Transcript
 from fedaudit.utils.errors import BadInput
-from tests.flower_cases import CLIENT, EXAMPLE, TASK, audited, replaced, write_app
+from tests.flower_cases import CLIENT, EXAMPLE, OLD_CLIENT, OLD_SERVER, TASK, audited, replaced, write_app
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
@@ -89,6 +89,13 @@ def test_a_failing_client_is_left_out(tmp_path, capsys):
 
 ADAMW = replaced(TASK, "torch.optim.SGD(model.parameters(), lr=rate)", "torch.optim.AdamW(model.parameters(), lr=0.01)")
 DROPOUT = replaced(ADAMW, "nn.Flatten(), ", "nn.Flatten(), nn.Dropout(0.5), ")
+
+
+def test_an_app_written_for_the_older_api(tmp_path):
+    """Its arrays travel without names."""
+    app = write_app(tmp_path / "app", client=OLD_CLIENT, server=OLD_SERVER)
+    audit_flower(app, nodes=2, attacked=None, out=tmp_path / "out", **QUICK)
+    assert errors(tmp_path / "out") == pytest.approx({(r, c): 0.0 for r in (0, 1) for c in (0, 1)}, abs=1e-6)
 
 
 @pytest.mark.parametrize("task", [ADAMW, DROPOUT], ids=["adamw", "dropout"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedaudit.utils.errors import BadInput
-from tests.flower_cases import CLIENT, NODES, TASK, replaced, write_app
+from tests.flower_cases import CLIENT, NODES, OLD_CLIENT, OLD_SERVER, TASK, replaced, write_app
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
@@ -122,11 +122,12 @@ def test_its_bounds_on_cost(tmp_path, logged, settings, audited):
     assert sum("within the limits" in line for line in logged) == audited
 
 
-def test_without_the_servers_round_it_counts_by_itself(tmp_path, logged):
+@pytest.mark.parametrize("told", [{"lr": 0.1}, {"server-round": 2}], ids=["nothing", "always-2"])
+def test_it_counts_by_itself_whatever_the_server_says(tmp_path, logged, told):
     from flwr.app import ConfigRecord
 
     def guard(message, context, call, inner=Guard(**LABELS, every=2)):  # noqa: B008
-        message.content["config"] = ConfigRecord({"lr": 0.1})
+        message.content["config"] = ConfigRecord(told)
         return inner(message, context, call)
 
     client = replaced(CLIENT, 'msg.content["config"]["server-round"]', "0")
@@ -162,10 +163,12 @@ def test_what_it_cant_audit_leaves_and_is_said(tmp_path, logged, old, new, says)
     kept = flwr.serverapp.strategy.FedAvg.aggregate_train
     try:
         replies, *_ = run(tmp_path / "a", Guard(**STRICT, on_fail="refuse"), client=client, server=keep)
+        stopped, *_ = run(tmp_path / "b", Guard(**STRICT, unaudited="refuse"), client=client, server=keep)
     finally:
         flwr.serverapp.strategy.FedAvg.aggregate_train = kept
     assert not any(reply.has_error() for reply in replies.values())
-    assert sum(says in line for line in logged) == 6, logged
+    assert all(reply.has_error() for reply in stopped.values())
+    assert sum(says in line for line in logged) == 12, logged
 
 
 def test_a_clients_own_error_stays_its_own(tmp_path, logged):
@@ -173,6 +176,13 @@ def test_a_clients_own_error_stays_its_own(tmp_path, logged):
     assert "disk is full" not in " ".join(logged)
     assert (0, NODES[2]) not in replies
     assert len(replies) == 5
+
+
+def test_clients_written_for_the_older_api_are_guarded_too(tmp_path, logged):
+    client = replaced(OLD_CLIENT, "to_client())", "to_client(), mods=[GUARD])")
+    guard = "from fedaudit.adapters.flower import Guard\nGUARD = Guard(attacks=['labels'], fail_on=None)\n"
+    run_app(write_app(tmp_path / "a", client=guard + client, server=OLD_SERVER), nodes=3)
+    assert sum("within the limits" in line for line in logged) == 6, logged
 
 
 def test_tables_are_guarded_too(tmp_path, logged):
@@ -183,7 +193,7 @@ def test_tables_are_guarded_too(tmp_path, logged):
 
 def test_wrong_settings_are_refused(tmp_path):
     wrong: Any
-    for wrong in ({"on_fail": "stop"}, {"every": 0}, {"largest": 0}):
+    for wrong in ({"on_fail": "stop"}, {"unaudited": "stop"}, {"every": 0}, {"largest": 0}):
         with pytest.raises(BadInput):
             Guard(**wrong)
     for i, wrong in enumerate(({"fail_on": "leak"}, {"fail_above": {"psnrr": 1}}, {"attacks": ["invgg"]})):

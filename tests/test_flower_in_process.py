@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from fedaudit.utils.errors import BadInput
-from tests.flower_cases import CLIENT, EXAMPLE, NODES, PYPROJECT, TASK, replaced, write_app
+from tests.flower_cases import (
+    CLIENT,
+    EXAMPLE,
+    NODES,
+    OLD_CLIENT,
+    OLD_SERVER,
+    PYPROJECT,
+    TASK,
+    replaced,
+    write_app,
+)
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
@@ -157,37 +167,7 @@ def test_run_config_is_read_as_flower_reads_it():
 
 
 def test_clients_written_for_the_older_api(tmp_path):
-    client = """
-from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
-import torch
-from tiny_app.task import net, data, fit
-
-class Client(NumPyClient):
-    def __init__(self, me): self.me = me
-    def fit(self, parameters, config):
-        model = net()
-        model.load_state_dict(dict(zip(model.state_dict(), map(torch.tensor, parameters))))
-        fit(model, *data(self.me), 0.5)
-        return [v.numpy() for v in model.state_dict().values()], 2, {}
-
-app = ClientApp(lambda context: Client(context.node_config["partition-id"]).to_client())
-"""
-    server = """
-from flwr.common import ndarrays_to_parameters
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig
-from flwr.server.strategy import FedAvg
-from tiny_app.task import net
-
-def server_fn(context):
-    first = ndarrays_to_parameters([v.numpy() for v in net().state_dict().values()])
-    strategy = FedAvg(fraction_evaluate=0.0, initial_parameters=first)
-    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=context.run_config["rounds"]))
-
-app = ServerApp(server_fn=server_fn)
-"""
-    run = run_app(write_app(tmp_path / "old", client=client.replace("lambda context: ", "client_fn=lambda context: "),
-                            server=server), nodes=3)  # fmt: skip
+    run = run_app(write_app(tmp_path / "old", client=OLD_CLIENT, server=OLD_SERVER), nodes=3)
     assert (run.rounds, run.replies, run.failures) == (2, 6, [])
 
 

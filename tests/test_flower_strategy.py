@@ -12,7 +12,7 @@ import torch
 
 from fedaudit.training import TrainingConfig
 from fedaudit.utils.errors import BadInput
-from tests.flower_cases import NODES, SERVER, replaced, write_app
+from tests.flower_cases import CLIENT, NODES, SERVER, replaced, write_app
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
@@ -179,8 +179,6 @@ SECAGG = """
 
 
 def test_of_secure_aggregation_the_total_is_recorded(tmp_path):
-    from tests.flower_cases import CLIENT
-
     client = replaced(CLIENT, CLIENT[CLIENT.index("    return Message") :], SECRET)
     client = replaced(client, "import ArrayRecord,", "import ArrayRecord, ConfigRecord,")
     recorder = Calls()
@@ -197,15 +195,26 @@ def test_of_secure_aggregation_the_total_is_recorded(tmp_path):
         ("model.state_dict())", "{'other.' + k: v for k, v in model.state_dict().items()})", "holds 'other.1.weight'"),
         ("model.state_dict())", "{k: v[:1] for k, v in model.state_dict().items()})", "shape (1, 64), what"),
         ("ArrayRecord(model.state_dict())", "ArrayRecord()", "is empty"),
+        ("ArrayRecord(model.state_dict())", "ArrayRecord([torch.zeros(9).byte().numpy()])", "1 arrays without names"),
     ],
 )  # fmt: skip
 def test_replies_that_are_no_such_model_are_left_out(tmp_path, logged, old, new, says):
-    from tests.flower_cases import CLIENT
-
     recorder = Calls()
     run(tmp_path / "a", recorder, client=replaced(CLIENT, old, new), strategy=SECAGG.lstrip("\n "))
     assert recorder.names() == ["begin_round", "end_round"] * 2
     assert sum(says in line for line in logged) == 1
+
+
+def test_what_travels_beside_the_model_is_left_out(tmp_path):
+    """SCAFFOLD's control variates, for example."""
+    more = '"metrics": metrics, "control": ArrayRecord(net().state_dict())}'
+    recorder, plain = Calls(), Calls()
+    client = replaced(CLIENT, '"metrics": metrics}', more)
+    run(tmp_path / "a", recorder, strategy=SECAGG.lstrip("\n "), client=client)
+    run(tmp_path / "b", plain, strategy=SECAGG.lstrip("\n "))
+    assert recorder.names() == plain.names() == ["begin_round", *["update"] * 3, "end_round"] * 2
+    for ((_, one), _), ((_, other), _) in zip(recorder.all("update")[:3], plain.all("update")[:3], strict=True):
+        assert equal(one, other)
 
 
 def test_everything_else_is_the_strategys_own(tmp_path):

@@ -160,7 +160,7 @@ def test_label_inference_says_when_it_cannot_work():
             infer_labels(method, shown, count)
     with pytest.raises(NotApplicable, match="gradient is zero"):
         infer_labels("auto", Evidence(0 * rows, None, shown.probe), 1)
-    assert LABEL_INFERENCES.names() == ["idlg", "yin", "geng", "bias-corrected"]
+    assert LABEL_INFERENCES.names() == ["idlg", "yin", "geng", "bias-corrected", "signs"]
 
 
 def test_probing_leaves_running_statistics_and_global_randomness_alone():

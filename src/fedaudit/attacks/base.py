@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks import standards
+from fedaudit.attacks import local_training, standards
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.examples import example_kind
 from fedaudit.results import MappingRecord
-from fedaudit.threat import Observation, Scope
+from fedaudit.threat import Message, Observation, Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
 from fedaudit.utils.registry import register as register
@@ -71,6 +71,16 @@ class Attack(Plugin, ABC):
             raise NotApplicable(
                 f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"
             )
+        for message in observation.messages:
+            local_training.refuse(self.name, self.ways(observation, message), message, task_info)
+
+    def ways(self, observation: Observation, message: Message) -> Sequence[local_training.Way]:  # noqa: ARG002
+        """Return how this attack uses an update: columns of :data:`fedaudit.attacks.local_training.TABLE`.
+
+        What that refuses is refused by :meth:`check`, and what it approximates is in the finding's notes. None, where
+        only the models count that travelled.
+        """
+        return ()
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -107,7 +117,10 @@ class Attack(Plugin, ABC):
         if not isinstance(found, self.finds):
             raise TypeError(f"{self.name} returned a {type(found).__name__}, not a {self.finds.__name__}")
         seconds = time.perf_counter() - started
-        return dataclasses.replace(found, attack=self.name, notes=tuple(dict.fromkeys(found.notes)), seconds=seconds)
+        notes = list(found.notes)
+        for message in observation.messages:
+            notes += local_training.notes(self.ways(observation, message), message, observation.task_info)
+        return dataclasses.replace(found, attack=self.name, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
 
     @abstractmethod
     def _run(self, observation: Observation, generator: torch.Generator, device: str, progress: Progress, /) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedaudit.attacks.adaptive import invert, is_adaptive, mean_steps
+from fedaudit.attacks.local_training import TABLE, treatments
 from fedaudit.federation.local_training import draws_at_random, local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.threat import Message, Observation, ThreatModel
@@ -20,10 +23,7 @@ from fedaudit.update import TaskInfo, Update
 # batch, or the running ones.
 Statistics = Literal["batch", "running"]
 
-WITHOUT_DROPOUT = (
-    "the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout, "
-    "which is their expectation"
-)
+WITHOUT_DROPOUT = TABLE["dropout"].answers["one step"].text
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def load_victim(
     """Return the model as the client ran it, and its layers in forward order.
 
     BatchNorm is in the mode that clients use; dropout is off, because the client's masks are unknown and without them
-    is the expectation. The parameters are those that local training changes and that arrived.
+    is the expectation. The parameters are those that local training changes and that arrived; what its optimiser
+    leaves as it is, at rate 0, is constant.
 
     Args:
         observation: for what everybody knows.
@@ -78,6 +79,9 @@ def load_victim(
     set_training_mode(module, "eval" if statistics == "running" else task_info.batch_norm, dropout=False)
     used = _used_parameters(module, observation, device)
     names = [name for name in used if name in message.update.tensors]  # in the model's order, not a file's
+    if message.update.kind == "weights" and message.update.training is not None:
+        treated = treatments(message.update.training, names)
+        names = [name for name, group in zip(names, treated, strict=True) if group.learning_rate]
     victim = Victim(
         module,
         observation.loss,
@@ -117,16 +121,46 @@ def unknown_training(threat: ThreatModel) -> str:
     return "this threat model doesn't know it: set threat.knows_training=true"
 
 
-def one_batch_gradient(update: Update, device: str = "cpu") -> dict[str, Tensor]:
+def one_batch_gradient(
+    update: Update, device: str = "cpu", weights: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Return the gradient that an update stands for: itself, or g = ΔW / (−μ·T) for T local steps.
 
     AGIC's one-batch approximation (Xu et al. 2022, Eq. 4), with the division by T that the paper leaves out: with it
     g is the gradient of the mean loss over all examples, where the model barely moves between the steps (the paper: at
     μ = 1e-4, not at 1e-2). What momentum, weight decay and FedProx's term add stays in g. Without the local training
     config −ΔW is returned, which has the same direction.
+
+    Where the training isn't plain SGD, each parameter's own rates and decay and the weights of accumulated passes are
+    taken off, exactly for a single step that wasn't clipped. Of Adam's single step g is what the update tells of it
+    (:func:`.adaptive.invert`); of several, their mean steps, between −1 and 1.
+
+    Args:
+        update: the update.
+        device: where to compute.
+        weights: that the client was sent; needed where the training isn't plain SGD.
     """
-    scale = 1.0
-    if update.kind == "weights":
-        training = update.training
-        scale = -1.0 / (training.learning_rate * training.local_steps) if training else -1.0
-    return {name: scale * t.to(device) for name, t in update.tensors.items()}
+    training = update.training
+    if training is None or training.plain_sgd or training.optimiser == "other":
+        scale = 1.0
+        if update.kind == "weights":
+            scale = -1.0 / (training.learning_rate * training.local_steps) if training else -1.0
+        return {name: scale * t.to(device) for name, t in update.tensors.items()}
+    passed = [sum(one.weight for one in step) for step in training.passes] or [1.0] * training.local_steps
+    if update.kind == "gradient":
+        return {name: t.to(device) / (passed[0] or 1.0) for name, t in update.tensors.items()}
+    assert weights is not None
+    gradient = {}
+    if is_adaptive(update):
+        one = training.local_steps == 1
+        found = invert(update, weights).values if one else mean_steps(update, weights)
+        for (name, g), group in zip(found.items(), treatments(training, found), strict=True):
+            decay = group.weight_decay if one and training.optimiser == "adam" else 0.0
+            gradient[name] = (g - decay * weights[name]).to(update.tensors[name].dtype)
+    else:
+        total = sum(rate * weight for rate, weight in zip(training.rates, passed, strict=True)) or 1.0
+        for (name, delta), group in zip(update.tensors.items(), treatments(training, update.tensors), strict=True):
+            first = 1 + group.momentum if training.nesterov and training.local_steps == 1 else 1.0
+            g = -delta / (group.learning_rate or 1.0) / (first * total)
+            gradient[name] = g - group.weight_decay * sum(training.rates) / total * weights[name]
+    return {name: g.to(device) for name, g in gradient.items()}

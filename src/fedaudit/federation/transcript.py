@@ -208,7 +208,7 @@ class Transcript:
             own = "model" if task_info.model == "custom" else "loss"
             raise BadInput(f"the transcript in '{folder}' is of a user's own {own}; load it from Python and pass that")
         try:
-            loss = loss or loss_function(task_info.loss)
+            loss = loss or loss_function(task_info.loss, task_info.label_smoothing, task_info.class_weights)
             if module is None:
                 module = build_model(
                     task_info.model, input_shape=task_info.input_shape, outputs=task_info.outputs, width=task_info.width

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedaudit import api
 from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
-from fedaudit.adapters.flower.messages import check_names, is_training, num_examples, state_in
+from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, num_examples, state_in
 from fedaudit.federation.transcript import INDEX
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
@@ -155,14 +155,16 @@ class _Watcher:
         if self.module is None and seen.module is not None:
             self.module = copy.deepcopy(seen.module).cpu()
         names = None if self.module is None else list(self.module.state_dict())
-        weights = state_in(sent, names)
+        weights = state_in(sent, names, MODEL)
         if index != self._round:
             self._recorder.begin_round(weights, index)
             self._round, self._weights = index, weights
         another = weights.keys() != self._weights.keys() or any(
             not torch.equal(weights[name], self._weights[name]) for name in weights
         )
-        state = state_in(content, names)
+        state = state_in(content, names, MODEL)
+        if len(content.array_records) > 1:
+            self._note(f"clients send {len(content.array_records)} ArrayRecords; only '{MODEL}' is recorded")
         check_names(state, weights)
         examples = num_examples(content)
         self._recorder.update(node, state, seen, num_examples=examples, sent=weights if another else None)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flwr.app import ConfigRecord, Context, Error, Message
-from torch import Tensor
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedaudit.adapters.flower.messages import check_names, is_training, log, server_round, state_in
 from fedaudit.federation.local_training import local_randomness
@@ -45,7 +44,7 @@ class Guard:
         fail_above: metric to limit, as ``fedaudit audit --fail-above``.
         on_fail: ``"warn"`` or ``"refuse"``.
         unaudited: ``"pass"`` or ``"refuse"`` what can't be audited, for a site that wants to be sure.
-        every: audit only every so many rounds, the first of them first.
+        every: audit only every so many trainings of this client in a run, the first of them first.
         largest: most examples of an update that is audited, over all its steps.
         mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
         loss: registered name, where the training's own isn't recognised.
@@ -94,11 +93,12 @@ class Guard:
         """Have the client train, and audit what it is about to send."""
         if not is_training(msg):
             return call_next(msg, context)
-        index = _quietly(self._count, msg, context)
-        if index is None or index % self.every:
+        before = _quietly(self._count, context)
+        if before is not None and before % self.every:
             return call_next(msg, context)
+        index = (server_round(msg) or (before or 0) + 1) - 1
         self._check()  # before training, and not quietly: a policy with a wrong word in it must not let all pass
-        sent = _quietly(lambda: state_in(msg.content))  # before the client has it: it may change what it is given
+        sent = copy.deepcopy(msg.content)  # the client may change what it is given
         with Capture() as seen:
             reply = call_next(msg, context)
         with local_randomness(0):  # in a simulation the process trains on after the audit
@@ -119,24 +119,19 @@ class Guard:
                 make_attack(settings.pop("name"), settings)
             self._checked = True
 
-    def _count(self, msg: Message, context: Context) -> int:
-        """Return the round, from 0; where the server doesn't tell, how many messages came before this one."""
+    def _count(self, context: Context) -> int:
+        """Return how many training messages came before this one: what a server says its round is proves nothing."""
         state = context.state.config_records.get(STATE)
         if state is None:
             state = context.state[STATE] = ConfigRecord({"messages": 0})
         before = int(state["messages"])
         state["messages"] = before + 1
-        told = server_round(msg)
-        return before if told is None else told - 1
+        return before
 
-    def _audit(
-        self, index: int, context: Context, sent: dict[str, Tensor] | None, seen: Capture, reply: Message
-    ) -> bool | None:
+    def _audit(self, index: int, context: Context, sent: RecordDict, seen: Capture, reply: Message) -> bool | None:
         """Attack the update; return whether it mustn't leave, None where that can't be told."""
         if reply.has_error():
             return False
-        if sent is None:
-            return None
         who = f"node {context.node_id}, round {index + 1}"
         if seen.module is None or not seen.inputs:
             log.warning("fedaudit guard: %s: not audited: no training was seen (another thread or process?)", who)
@@ -161,18 +156,17 @@ class Guard:
         log.warning("fedaudit guard: %s: the update gives away more than allowed; %s (%.1f s)", who, done, seconds)
         return self.refuses
 
-    def _attack(
-        self, folder: Path, index: int, node: int, sent: dict[str, Tensor], seen: Capture, reply: Message
-    ) -> Audit:
+    def _attack(self, folder: Path, index: int, node: int, sent: RecordDict, seen: Capture, reply: Message) -> Audit:
         from fedaudit import api
 
         assert seen.module is not None
         module = copy.deepcopy(seen.module).cpu()
-        state = state_in(reply.content, list(sent))
-        check_names(state, sent)
+        weights = state_in(sent, list(module.state_dict()))
+        state = state_in(reply.content, list(weights))
+        check_names(state, weights)
         recording = folder / "recording"
         with Recorder(recording, name=f"node-{node}", module=module, **self.recorded) as recorder:
-            recorder.begin_round(sent, index)
+            recorder.begin_round(weights, index)
             recorder.update(node, state, seen)
             recorder.end_round()
         found = api.attack(

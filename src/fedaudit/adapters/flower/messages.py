@@ -14,6 +14,7 @@ from fedaudit.utils.errors import BadInput
 log = logging.getLogger("flwr.fedaudit")  # its lines appear where Flower's own do
 log.setLevel(logging.INFO)
 
+MODEL = "arrays"  # Flower's usual name of the model's ArrayRecord
 EXAMPLES = ("num-examples", "num_examples")  # of the message API, and of clients written for the older one
 
 
@@ -22,21 +23,27 @@ def is_training(message: Message) -> bool:
     return str(message.metadata.message_type).split(".")[0] == "train"
 
 
-def state_in(content: RecordDict, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+def has_model(content: RecordDict, key: str | None = None) -> bool:
+    """Whether one of the message's ArrayRecords is the model: the only one, or the one under ``key``."""
+    return len(content.array_records) == 1 or key in content.array_records
+
+
+def state_in(content: RecordDict, names: Sequence[str] | None = None, key: str | None = None) -> dict[str, Tensor]:
     """Return the model that travels in a message.
 
     Args:
         content: of the message.
         names: of the module's ``state_dict()``, for arrays that travel without names, in its order.
+        key: of the model's ArrayRecord, where others travel beside it (control variates, say).
 
     Raises:
-        BadInput: there is none, there are several, or an array can't be read.
+        BadInput: there is none, there are several and none under ``key``, or an array can't be read.
     """
-    records = list(content.array_records.values())
-    if len(records) != 1:
+    records = content.array_records
+    if not has_model(content, key):
         raise BadInput(f"a message with {len(records)} ArrayRecords isn't one model (secure aggregation?)")
     try:
-        state = dict(records[0].to_torch_state_dict())
+        state = dict((records[key] if key in records else next(iter(records.values()))).to_torch_state_dict())
     except Exception as error:
         raise BadInput(f"a message's ArrayRecord doesn't hold a model's arrays: {error}") from None
     if not state:

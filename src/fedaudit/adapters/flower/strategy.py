@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedaudit.adapters.flower.messages import check_names, is_training, log, num_examples, state_in
+from fedaudit.adapters.flower.messages import MODEL, check_names, has_model, is_training, log, num_examples, state_in
 from fedaudit.training import TrainingConfig
 from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
 
@@ -45,6 +45,7 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         self.strategy = strategy
         self.recorder = recorder
         self._training = training
+        self._key = str(getattr(strategy, "arrayrecord_key", MODEL))
         self._first: Mapping[str, Tensor] | None = None  # the model that the open round's first client was sent
         self._others: dict[int, RecordDict] = {}  # the messages to those that were sent another, by node id
         self._logged: set[str] = set()
@@ -122,7 +123,7 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         if not contents:
             return
         sent, *_ = contents.values()
-        state = state_in(sent, self._names())
+        state = state_in(sent, self._names(), self._key)
         self._others = {
             node: content
             for node, content in contents.items()
@@ -137,7 +138,7 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         for reply in replies:
             if self._first is None or reply.has_error():
                 continue
-            if len(reply.content.array_records) != 1:
+            if not has_model(reply.content, self._key):
                 hidden += 1
             else:
                 self._quietly(self._update, reply)
@@ -147,8 +148,8 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         assert self._first is not None
         node, sent = reply.metadata.src_node_id, None
         if node in self._others:
-            sent = state_in(self._others[node], self._names())
-        state = state_in(reply.content, list(self._first))
+            sent = state_in(self._others[node], self._names(), self._key)
+        state = state_in(reply.content, list(self._first), self._key)
         check_names(state, sent or self._first)
         examples = num_examples(reply.content, getattr(self.strategy, "weighted_by_key", None))
         self.recorder.update(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -15,7 +16,8 @@ from fedaudit.attacks.analytic.chain import Block, chain, identity, refuse
 from fedaudit.attacks.analytic.constraints import check_size, gradient_constraints, solve, weight_constraints
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.victim import unknown_training
+from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.victim import one_batch_gradient, unknown_training
 from fedaudit.models import set_training_mode
 from fedaudit.threat import Message, Observation, ThreatModel
 from fedaudit.training import Loss, class_logits
@@ -72,6 +74,10 @@ class RGap(Attack):
         """
         self._prepare(observation)
 
+    def ways(self, *_: object) -> Sequence[Way]:
+        """Return the closed form's own."""
+        return ("r-gap",)
+
     def _prepare(self, observation: Observation) -> tuple[nn.Module, list[Block], dict[str, Tensor]]:
         message = observation.single()
         task_info = observation.task_info
@@ -86,6 +92,12 @@ class RGap(Attack):
         last = _last_layer(blocks)
         if f"{last[0]}.weight" not in gradient:
             raise NotApplicable(f"the update lacks the last layer's gradient ('{last[0]}.weight'), where r-gap begins")
+        training = message.update.training
+        if training is not None and training.clip_norm is not None and f"{last[0]}.bias" not in gradient:
+            raise NotApplicable(
+                "r-gap needs a bias in the last layer where clients clip their gradients, because the length of a "
+                "gradient isn't known then; run an attack that optimises (invg, agic)"
+            )
         _candidates(last, gradient, observation.loss, message.update.labels)
         return module, blocks, gradient
 
@@ -137,7 +149,8 @@ def as_trained(module: nn.Module, task_info: TaskInfo, weights: Mapping[str, Ten
 def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
     """Return the gradient of one example in float64.
 
-    Of one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there.
+    Of one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there. A
+    clipped gradient is the gradient times a number.
 
     Raises:
         NotApplicable: the update is something else.
@@ -154,15 +167,15 @@ def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
             f"{remedy} and local_steps: 1"
         )
     tensors = {name: t.double().cpu() for name, t in update.tensors.items()}
+    weights = {name: message.weights[name].double().cpu() for name in tensors}
     if not any(bool(t.any()) for t in tensors.values()):
         raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+    if training is not None and not training.plain_sgd:
+        return one_batch_gradient(dataclasses.replace(update, tensors=tensors), weights=weights)
     if update.kind == "weights":
         assert training is not None  # one example is one step
         decay = training.weight_decay
-        return {
-            name: -t / training.learning_rate - decay * message.weights[name].double().cpu()
-            for name, t in tensors.items()
-        }
+        return {name: -t / training.learning_rate - decay * weights[name] for name, t in tensors.items()}
     return tensors
 
 

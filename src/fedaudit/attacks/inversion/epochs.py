@@ -20,7 +20,8 @@ from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.reconstruct import with_priors
 from fedaudit.attacks.inversion.template import GradientInversion, Prepared, to_pixels
-from fedaudit.threat import Observation, Scope
+from fedaudit.attacks.local_training import Way
+from fedaudit.threat import Message, Observation, Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, NonNegative, from_name
 
@@ -126,6 +127,10 @@ class Epochs(Attack):
             raise NotApplicable(f"epochs have the same number of examples, but these have {sizes}")
         if not self.gamma_first and not self.gamma:
             raise NotApplicable("gamma_first and gamma are both 0: no epoch is left")
+
+    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
+        """Return those of the method."""
+        return self.method.ways(observation, message)
 
     def _cut(self, singles: Sequence[Observation]) -> list[Sequence[Observation]]:
         length = len(singles) // self.epochs
@@ -318,6 +323,10 @@ class _Preset(Attack):
         """
         super().check(observation)
         self.composed.check(observation)
+
+    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
+        """Return those of the composition."""
+        return self.composed.ways(observation, message)
 
     def _run(self, *arguments: Any) -> ImageFinding:
         return self.composed._run(*arguments)

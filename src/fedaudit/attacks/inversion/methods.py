@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -9,7 +10,6 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, register
-from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import label_regulariser, off_scale, outside_range
@@ -23,7 +23,8 @@ from fedaudit.attacks.inversion.template import (
     prepare,
 )
 from fedaudit.attacks.labels.inference import LabelMethod
-from fedaudit.threat import Observation
+from fedaudit.attacks.local_training import Way
+from fedaudit.threat import Message, Observation
 from fedaudit.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
@@ -69,6 +70,10 @@ class DLG(GradientInversion):
         """Leave the labels open."""
         return prepare(observation, None, device, aware=self.aware)
 
+    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
+        """Return how images are found; labels are optimised."""
+        return super().ways(observation, message)[:1]
+
     def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
         """Return noise, for the label logits, too."""
         images = super().initial(prepared, count, generator)
@@ -76,11 +81,8 @@ class DLG(GradientInversion):
 
     def objective(self, prepared: Prepared) -> Objective:
         """Return the distance as a function of images and label logits; no fast engine knows the latter."""
-        weights = self.weights(prepared)
-        names = list(prepared.victim.parameters)
-        return with_soft_labels(
-            prepared.victim, distance_to(self.distance, prepared.update, names, prepared.gradient, weights)
-        )
+        distance, training = self.matched(prepared)
+        return with_soft_labels(prepared.victim, distance, training)
 
     def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:  # noqa: ARG002
         """Return the labels that were found beside the images."""

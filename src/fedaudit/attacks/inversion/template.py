@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -12,16 +13,19 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
+from fedaudit.attacks.adaptive import is_adaptive
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, silent
 from fedaudit.attacks.findings import ImageFinding, Trace
+from fedaudit.attacks.inversion.adaptive import adaptive_distance
 from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
 from fedaudit.attacks.inversion.layer_weights import layer_weights
-from fedaudit.attacks.inversion.objectives import DISTANCES, Objective
+from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Objective
 from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
-from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
+from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
+from fedaudit.attacks.local_training import Way, before_optimiser, image_way
 from fedaudit.attacks.victim import (
     WITHOUT_DROPOUT,
     Statistics,
@@ -102,7 +106,7 @@ class GradientInversion(Attack):
         clamp: keep pixels in their valid range.
         average: share of the iterations, the last ones, whose mean image is the result; 0 for the last image.
         restarts: from new noise; the one of least objective is kept.
-        label_inference: ``auto``, ``idlg``, ``yin``, ``geng`` or ``bias-corrected``; not used where the labels are
+        label_inference: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected`` or ``signs``; not used where labels are
             granted.
         beta: β, what the last convolution weighs in the distance; the first one weighs 1 (AGIC, Eq. 7).
         shape: of the weights from 1 to β: ``linear`` (Eq. 7), ``logarithmic``, ``exponential`` (Table I).
@@ -192,6 +196,11 @@ class GradientInversion(Attack):
                     f"the client's {training.data_size or ''} examples; these batches have {min(sizes)}; "
                     "use agic or invg"
                 )
+
+    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:  # noqa: ARG002
+        """Return how images are found, and labels, where they aren't granted."""
+        way = image_way(self.fedavg, message)
+        return (way,) if message.update.labels is not None else (way, "labels")
 
     def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:  # noqa: ARG002 (subclasses use it)
         """Return what is minimised beside the distance, with its weights."""
@@ -375,25 +384,39 @@ class GradientInversion(Attack):
 
     def make_engine(self, prepared: Prepared) -> Objective:
         """Return the distance: of one batch for gradients, and for FedAvg as the method treats it."""
-        update = prepared.update
-        weights = self.weights(prepared)
-        names = list(prepared.victim.parameters)
-        target, training = prepared.gradient, one_gradient(len(prepared.labels))
-        if update.kind == "weights" and self.fedavg == "simulation":
-            assert update.training is not None  # check() saw to it
-            target = {name: -t.to(prepared.labels.device) for name, t in update.tensors.items()}
-            training = update.training
-            if (
-                self.distance == "squared-l2"
-            ):  # of gradients, not of pseudo-gradients: else it shrinks with the learning rate squared
-                scale = (training.learning_rate * training.local_steps) ** -2
-                weights = {name: scale * weight for name, weight in weights.items()}
-        if self.aware:
-            distance = distance_to(self.distance, update, names, target, weights)
-        else:
-            distance = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
+        distance, training = self.matched(prepared)
         steps = self.iterations * self.restarts * (1 if self.optimiser == "adam" else 20)
         return make_engine(self.engine, prepared.victim, prepared.labels, training, distance, steps, prepared.notes)
+
+    def matched(self, prepared: Prepared) -> tuple[Distance, TrainingConfig]:
+        """Return the distance, and the training whose pseudo-gradient it is of.
+
+        That is a batch's gradient, with what accumulation and clipping make of it where it is known; or the client's
+        local training, replayed. Adam's update is matched in its own way, whatever the method's distance.
+        """
+        update, training = prepared.update, prepared.update.training
+        weights = self.weights(prepared)
+        names = list(prepared.victim.parameters)
+        way = image_way(self.fedavg, prepared.message)
+        target, replayed = prepared.gradient, one_gradient(len(prepared.labels))
+        if training is not None and way != "one batch":
+            if update.kind == "gradient" or (is_adaptive(update) and way == "one step"):
+                replayed = before_optimiser(training, update.kind)
+                target = {name: t.to(prepared.labels.device) for name, t in update.tensors.items()}
+            else:
+                target = {name: -t.to(prepared.labels.device) for name, t in update.tensors.items()}
+                replayed = training
+            if (
+                self.distance == "squared-l2" and update.kind == "weights"
+            ):  # of gradients, not of pseudo-gradients: else it shrinks with the learning rate squared
+                total = sum(training.learning_rates) or training.learning_rate * training.local_steps
+                weights = {name: total**-2 * weight for name, weight in weights.items()}
+        if is_adaptive(update) and not (update.sanitised and update.sanitised.signs):
+            return adaptive_distance(self.distance, way, prepared.message, names, target, weights), replayed
+        if self.aware:
+            return distance_to(self.distance, update, names, target, weights), replayed
+        plain = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
+        return plain, replayed
 
 
 def prepare(
@@ -424,14 +447,14 @@ def prepare(
     update = message.update
     wanted = num_examples or update.num_examples
     victim, layers = load_victim(observation, message, device, statistics=statistics)
-    gradient = one_batch_gradient(update, device)
+    gradient = one_batch_gradient(update, device, message.weights)
     if label_inference is None:
         labels, source = torch.zeros(wanted, dtype=torch.int64, device=device), "optimised"
     elif update.labels is not None:
         labels, source = update.labels[:wanted].to(device), "given"
     else:
         assert task_info.num_classes is not None  # check() saw to it
-        evidence = last_layer(victim, layers, gradient, task_info.num_classes, task_info.input_shape)
+        evidence = evidence_of(victim, layers, gradient, task_info, signs=is_adaptive(update))
         labels, source = infer_labels(label_inference, evidence, wanted)
     return Prepared(
         task_info=task_info,

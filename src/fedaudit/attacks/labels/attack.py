@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
+from fedaudit.attacks.adaptive import is_adaptive
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
-from fedaudit.attacks.labels.inference import LabelMethod, infer_labels, last_layer
+from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
+from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, one_batch_gradient, unknown_training
-from fedaudit.threat import Observation
+from fedaudit.threat import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
 
@@ -39,7 +42,7 @@ class Labels(Attack):
     A FedAvg update is taken as one batch, as by AGIC (Xu et al. 2022, Section V-A).
 
     Args:
-        method: ``auto``, ``idlg``, ``yin``, ``geng`` or ``bias-corrected``.
+        method: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected`` or ``signs``.
     """
 
     name: ClassVar[str] = "labels"
@@ -58,6 +61,7 @@ class Labels(Attack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
+        super().check(observation)
         message = observation.single()
         if observation.task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
@@ -69,13 +73,17 @@ class Labels(Attack):
                 f"{unknown_training(observation.threat)}"
             )
 
+    def ways(self, _observation: Observation, message: Message) -> Sequence[Way]:
+        """Return labels', and where an update is of several steps that of one batch."""
+        training = message.update.training
+        return ("labels",) if training is None or training.local_steps == 1 else ("one batch", "labels")
+
     def _run(self, observation: Observation, _generator: object, device: str, *_: object) -> LabelFinding:
         message, task_info = observation.single(), observation.task_info
         assert task_info.num_classes is not None  # check() saw to it
         victim, layers = load_victim(observation, message, device)
-        evidence = last_layer(
-            victim, layers, one_batch_gradient(message.update, device), task_info.num_classes, task_info.input_shape
-        )
+        gradient = one_batch_gradient(message.update, device, message.weights)
+        evidence = evidence_of(victim, layers, gradient, task_info, signs=is_adaptive(message.update))
         notes = [WITHOUT_DROPOUT] if victim.dropout else []
         labels, method = infer_labels(self.method, evidence, message.update.num_examples)
         return LabelFinding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import Layer
 from fedaudit.training import bce_with_logits, class_logits
+from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import NotApplicable, unknown_name
 from fedaudit.utils.registry import Registry
 
 _NOTHING = 1e-6  # of the largest entry: below it an entry's sign is rounding error
 _MISLED = 0.02  # of all labels
+_BY_SIZE = ("geng", "bias-corrected")  # inferences that don't go by signs alone
 _PROBES = 64  # dummy images for what the model expects on average
 
 
@@ -30,11 +33,16 @@ class Evidence:
         rows: (classes, features) gradient of W: the mean over the batch of (p − y)·hᵀ.
         bias: (classes,) gradient of b, the mean of p − y; None where the layer has no bias.
         probe: returns (n, classes) probabilities and (n, features) features h of the global model on n dummy images.
+        signs: whether of the gradients only the signs are known, as after Adam's steps.
+        label_smoothing, class_weights: of the loss, as in ``torch.nn.functional.cross_entropy``.
     """
 
     rows: Tensor
     bias: Tensor | None
     probe: Callable[[], tuple[Tensor, Tensor]]
+    signs: bool = False
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
 
 
 LabelInference = Callable[[Evidence, int], Tensor]
@@ -142,7 +150,8 @@ def geng(evidence: Evidence, num_examples: int) -> Tensor:
             "label inference 'geng' divides by the mean sum of the last layer's inputs, which is zero here; "
             "use label_inference=bias-corrected"
         )
-    return _rounded(probabilities.double().mean(dim=0) - evidence.rows.double().sum(dim=1) / scale, num_examples)
+    shares = probabilities.double().mean(dim=0) - evidence.rows.double().sum(dim=1) / scale
+    return _rounded(_of_labels(shares, evidence), num_examples)
 
 
 @LABEL_INFERENCES.register(
@@ -182,7 +191,55 @@ def bias_corrected(evidence: Evidence, num_examples: int) -> Tensor:
     shares = expected - bias
     if bool(shares.clamp_max(0).sum() < -_MISLED):
         shares = (1 / len(bias) - bias).masked_fill(~present & bool(present.any()), 0)
-    return _rounded(shares, num_examples, least=present)
+    return _rounded(_of_labels(shares, evidence), num_examples, least=present)
+
+
+@LABEL_INFERENCES.register(
+    "signs", "the classes with a negative gradient; how often each occurs stays open", paper="this project"
+)
+def signs(evidence: Evidence, num_examples: int) -> Tensor:
+    """Infer which classes occur from signs alone, all that Adam's step leaves of large gradients.
+
+    The bias's gradient is the mean of p − y: negative for a class that occurs more often than the model expects. Where
+    there is no bias, the inner product of W's rows with the mean features of dummy images stands for it. Where that
+    doesn't make up for all examples, rows of W tell, too: where the features aren't negative a class with a negative
+    entry occurs (Yin et al. 2021). How often each class occurs nothing tells: equally often.
+
+    Args:
+        evidence: of the last layer.
+        num_examples: K.
+
+    Returns:
+        (K,) labels, ascending, with duplicates.
+
+    Raises:
+        NotApplicable: no class has a negative gradient.
+    """
+    _, features = evidence.probe()
+    rows = evidence.rows.double()
+    lowest = torch.zeros(len(rows)) if bool((features < 0).any()) else rows.amin(dim=1).cpu()
+    sums = rows @ features.double().mean(dim=0) if evidence.bias is None else evidence.bias
+    present = sums.cpu() < 0
+    by_rows = (lowest < 0) & ~present
+    surest = lowest.masked_fill(~by_rows, torch.inf).argsort(stable=True)[: max(0, num_examples - int(present.sum()))]
+    present[surest] |= by_rows[surest]
+    if not bool(present.any()):
+        raise NotApplicable(
+            "labels can't be inferred: no class has a negative gradient in the last layer; grant the labels "
+            "(threat.knows_labels=true)"
+        )
+    return _rounded(present.double().to(rows.device), num_examples)
+
+
+def _of_labels(shares: Tensor, evidence: Evidence) -> Tensor:
+    """Return how often each class occurs, given the share that it has of the smoothed and weighted targets."""
+    smoothing = evidence.label_smoothing
+    if smoothing:
+        shares = (shares - smoothing / len(shares)) / max(1 - smoothing, _NOTHING)
+    if evidence.class_weights is not None:
+        weights = shares.new_tensor(evidence.class_weights)
+        shares = torch.where(weights > 0, shares / weights, 0)
+    return shares
 
 
 def _rounded(shares: Tensor, total: int, least: Tensor | None = None) -> Tensor:
@@ -195,6 +252,28 @@ def _rounded(shares: Tensor, total: int, least: Tensor | None = None) -> Tensor:
     missing = total - int(counts.sum())
     counts[(wanted - counts).argsort(descending=True, stable=True)[:missing]] += 1
     return torch.repeat_interleave(torch.arange(len(shares), device=shares.device), counts.long())
+
+
+def evidence_of(
+    victim: Victim, layers: Sequence[Layer], gradient: dict[str, Tensor], task_info: TaskInfo, *, signs: bool
+) -> Evidence:
+    """Return the evidence that ``gradient`` gives of the classifier of ``task_info``, with its loss's options.
+
+    Args:
+        victim, layers, gradient: as of :func:`last_layer`.
+        task_info: of a classifier.
+        signs: whether only the signs of the gradient are known.
+
+    Raises:
+        NotApplicable: as :func:`last_layer`.
+    """
+    assert task_info.num_classes is not None
+    return dataclasses.replace(
+        last_layer(victim, layers, gradient, task_info.num_classes, task_info.input_shape),
+        signs=signs,
+        label_smoothing=task_info.label_smoothing,
+        class_weights=task_info.class_weights,
+    )
 
 
 def last_layer(
@@ -253,7 +332,7 @@ def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Te
     """Return labels and the name of the inference.
 
     ``auto`` is ``idlg`` for one example and ``bias-corrected`` for more. Without a bias it is ``yin`` for as many
-    examples as there are classes, and ``geng`` beyond.
+    examples as there are classes, and ``geng`` beyond. Where only signs are known it is ``signs`` for several examples.
 
     Args:
         method: a registered name or ``auto``.
@@ -267,7 +346,13 @@ def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Te
     name = method
     if method == "auto":
         without = "yin" if num_examples <= len(evidence.rows) else "geng"
-        name = "idlg" if num_examples == 1 else without if evidence.bias is None else "bias-corrected"
+        counted = "signs" if evidence.signs else without if evidence.bias is None else "bias-corrected"
+        name = "idlg" if num_examples == 1 else counted
+    elif evidence.signs and name in _BY_SIZE:
+        raise NotApplicable(
+            f"label inference '{name}' needs the gradient's size, and Adam's update tells its signs; "
+            "use label_inference=signs"
+        )
     inference = LABEL_INFERENCES[name].value
     if not torch.any(evidence.rows):
         raise NotApplicable("labels can't be inferred: the last layer's gradient is zero")

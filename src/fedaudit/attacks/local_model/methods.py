@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from fedaudit.attacks.findings import Finding, LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
 from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
 from fedaudit.attacks.local_model.messages import Exchanged, exchanged, is_linear
+from fedaudit.attacks.local_training import Way
 from fedaudit.threat import Observation, Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
@@ -95,6 +97,7 @@ class LocalModelExact(_LocalModelAttack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
+        super().check(observation)
         seen = exchanged(observation)
         task_info = observation.task_info
         if task_info.loss != "mse":
@@ -115,6 +118,10 @@ class LocalModelExact(_LocalModelAttack):
             raise NotApplicable(
                 f"{self.name} needs {p + 1} rounds of a client for {p} parameters, and has {n}; observe more rounds"
             )
+
+    def ways(self, *_: object) -> Sequence[Way]:
+        """Return this attack's own."""
+        return ("local-model-exact",)
 
     def _run(self, observation: Observation, *_: object) -> LocalModelFinding:
         seen = exchanged(observation)
@@ -209,6 +216,7 @@ class LocalModel(_LocalModelAttack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
+        super().check(observation)
         seen = exchanged(observation)
         if len(seen.sent) < 3:
             raise NotApplicable(
@@ -216,6 +224,10 @@ class LocalModel(_LocalModelAttack):
             )
         if not bool(seen.moved.any()):
             raise NotApplicable("the client's updates are zero throughout: it trained nothing")
+
+    def ways(self, *_: object) -> Sequence[Way]:
+        """Return this attack's own."""
+        return ("local-model",)
 
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress

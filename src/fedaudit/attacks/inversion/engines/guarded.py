@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedaudit.attacks.inversion.engines.first_order import first_order
+from fedaudit.attacks.inversion.engines.optimisers import SOFTNESS
 from fedaudit.attacks.inversion.engines.passes import eager, traced
 from fedaudit.attacks.inversion.engines.reference import reference
 from fedaudit.attacks.inversion.objectives import Distance, Objective
@@ -31,7 +32,8 @@ def make_engine(
     """Return the engine ``name``.
 
     ``auto`` is the first-order one under guard: as the model is written for a handful of steps, traced for more,
-    compiled for many. ``first-order`` is the traced one, ``compiled`` the compiled one, both without guard.
+    compiled for many. ``first-order`` is the traced one, ``compiled`` the compiled one, both without guard. Where the
+    training isn't plain SGD all are the reference.
 
     Args:
         name: ``auto``, ``reference``, ``first-order`` or ``compiled``.
@@ -42,8 +44,10 @@ def make_engine(
         steps: how many will be taken.
         notes: what the user should know is added here while the engine runs.
     """
-    exact = _without_fused_attention(reference(victim, labels, training, distance))
-    if name == "reference":
+    exact = _without_fused_attention(reference(victim, labels, training, distance, SOFTNESS))
+    if name == "reference" or not training.plain_sgd:
+        if name not in ("auto", "reference"):
+            notes.append(f"engine: reference, because {name} is for clients that train by plain SGD")
         return exact
     if name == "auto" and steps < TRACE_FROM:
         run_pass = eager(victim)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedaudit.attacks.inversion.engines.optimisers import clipped, optimiser_step
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.training import TrainingConfig
+from fedaudit.training import Pass, TrainingConfig
 
 
 def one_gradient(num_examples: int) -> TrainingConfig:
@@ -23,24 +24,27 @@ def one_gradient(num_examples: int) -> TrainingConfig:
     return TrainingConfig(1.0, 1, (num_examples,))
 
 
-def reference(victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance) -> Objective:
+def reference(
+    victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance, softness: float = 0.0
+) -> Objective:
     """Return the exact engine: double backward through the client's local steps.
 
     With :func:`one_gradient` it matches the gradient of one batch; with a FedAvg client's local training the images are
-    cut into its mini-batches in order and its SGD steps are replayed (InvG, Geiping et al. 2020, Section 6).
+    cut into its mini-batches in order and its local steps are replayed (InvG, Geiping et al. 2020, Section 6).
 
     Args:
         victim: the model.
         labels: (n,) of the images, in the order of use.
         training: the local training.
         distance: of the pseudo-gradient W − W_T to the observed one.
+        softness: of Adam's step, see :func:`.optimisers.optimiser_step`.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
 
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
         images = images.detach().requires_grad_()
-        pseudo_gradient = unrolled(victim, start, images.split(sizes), labels.split(sizes), training)
+        pseudo_gradient = unrolled(victim, start, images.split(sizes), labels.split(sizes), training, softness)
         value = distance.value(flatten(pseudo_gradient))
         (grad,) = torch.autograd.grad(value, images)
         return value.detach(), grad
@@ -48,12 +52,15 @@ def reference(victim: Victim, labels: Tensor, training: TrainingConfig, distance
     return step
 
 
-def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
+def with_soft_labels(
+    victim: Victim, distance: Distance, training: TrainingConfig
+) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
     """Return the exact step of one batch whose labels are optimised, too (DLG, Zhu et al. 2019, Algorithm 1).
 
     Args:
         victim: the model; its loss must take class probabilities as targets.
-        distance: of the gradient to the observed one.
+        distance: of the pseudo-gradient to the observed one.
+        training: one local step.
 
     Returns:
         A function of (n, C, H, W) images and (n, classes) label logits: the distance and its gradients on both.
@@ -62,8 +69,7 @@ def with_soft_labels(victim: Victim, distance: Distance) -> Callable[[Tensor, Te
 
     def step(images: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
         leaves = [images.detach().requires_grad_(), logits.detach().requires_grad_()]
-        value = victim.value(start, leaves[0], leaves[1].softmax(dim=1))
-        own = torch.autograd.grad(value, list(start.values()), create_graph=True, materialize_grads=True)
+        own = unrolled(victim, start, leaves[:1], [leaves[1].softmax(dim=1)], training)
         result = distance.value(flatten(own))
         return result.detach(), *torch.autograd.grad(result, leaves)
 
@@ -76,26 +82,43 @@ def unrolled(
     images: Sequence[Tensor],
     labels: Sequence[Tensor],
     training: TrainingConfig,
+    softness: float = 0.0,
 ) -> list[Tensor]:
-    """Return the pseudo-gradient W − W_T of local SGD from ``start``, one step a batch, as a differentiable function.
+    """Return the pseudo-gradient W − W_T of local training from ``start``, one step a batch, differentiable.
 
-    Follows ``torch.optim.SGD``: weight decay is added to the gradient, then momentum without dampening. FedProx's
-    term pulls towards ``start``.
+    A step's gradient is the weighted sum of its passes', each of the mean loss over its own examples; FedProx's term,
+    which pulls towards ``start``, is added to it; then it is clipped, and the optimiser takes its step.
+
+    Args:
+        victim: the model.
+        start: where the training begins.
+        images, labels: of each step.
+        training: the local training.
+        softness: of Adam's step, see :func:`.optimisers.optimiser_step`.
     """
     origin = list(start.values())
+    fall = optimiser_step(training, list(start), softness)
     pseudo_gradient: list[Tensor] = []
-    velocity: list[Tensor] = []
-    for x, y in zip(images, labels, strict=True):
+    for number, (x, y) in enumerate(zip(images, labels, strict=True)):
         current = [w - d for w, d in zip(origin, pseudo_gradient, strict=True)] if pseudo_gradient else origin
-        value = victim.value(dict(zip(start, current, strict=True)), x, y)
-        grads = list(torch.autograd.grad(value, current, create_graph=True, materialize_grads=True))
+        passes = training.passes[number] if training.passes else (Pass(len(x), 1.0),)
+        grads = _gradient(victim, dict(zip(start, current, strict=True)), x, y, passes)
         if training.proximal_mu and pseudo_gradient:
             grads = [g - training.proximal_mu * d for g, d in zip(grads, pseudo_gradient, strict=True)]
-        if training.weight_decay:
-            grads = [g + training.weight_decay * w for g, w in zip(grads, current, strict=True)]
-        if training.momentum and velocity:
-            grads = [training.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
-        velocity = grads
-        steps = [training.learning_rate * g for g in grads]
+        steps = fall(number, clipped(training, grads), current)
         pseudo_gradient = [d + s for d, s in zip(pseudo_gradient, steps, strict=True)] if pseudo_gradient else steps
     return pseudo_gradient
+
+
+def _gradient(
+    victim: Victim, weights: dict[str, Tensor], images: Tensor, labels: Tensor, passes: Sequence[Pass]
+) -> list[Tensor]:
+    """Return the gradient that ``passes`` over a step's examples accumulate."""
+    total: list[Tensor] = []
+    sizes = [one.examples for one in passes]
+    for one, x, y in zip(passes, images.split(sizes), labels.split(sizes), strict=True):
+        value = victim.value(weights, x, y)
+        grads = list(torch.autograd.grad(value, list(weights.values()), create_graph=True, materialize_grads=True))
+        grads = grads if one.weight == 1 else [one.weight * g for g in grads]
+        total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
+    return total

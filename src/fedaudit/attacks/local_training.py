@@ -1,0 +1,342 @@
+"""What attacks make of training that isn't plain SGD: one table, for checks, for findings' notes and for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedaudit.threat import Message
+from fedaudit.training import UNMODELLED, ParameterGroup, TrainingConfig
+from fedaudit.update import TaskInfo, UpdateKind
+from fedaudit.utils.errors import NotApplicable
+
+# How an attack uses an update: a column of the table. An attack may use it in two ways, as one that optimises images
+# and infers their labels first; one that only looks at the model that training left uses it in none.
+Way = Literal["one step", "simulation", "one batch", "r-gap", "labels", "local-model", "local-model-exact"]
+
+WAYS: dict[Way, str] = {
+    "one step": "images, from a gradient or an update of one local step",
+    "simulation": "images, from several local steps that are replayed (`invg`, `dlg-adam`, `gias`)",
+    "one batch": "from several local steps taken as one batch (`agic`, `geng`, `labels`)",
+    "r-gap": "the closed form",
+    "labels": "label inference",
+    "local-model": "a client's own model, learnt from its rounds",
+    "local-model-exact": "the same by linear algebra",
+}
+MODELLED = "models"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a way does with a word of real training, if it doesn't just model it.
+
+    Attributes:
+        kind: it ``approximates`` or ``refuses``.
+        text: how, for a finding's notes; or what to do instead.
+    """
+
+    kind: Literal["approximates", "refuses"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A word of real training.
+
+    Attributes:
+        what: clients do, in words.
+        answers: of the ways that don't model it.
+    """
+
+    what: str
+    answers: dict[Way, Answer]
+
+
+def _about(text: str) -> Answer:
+    return Answer("approximates", text)
+
+
+def _not(text: str) -> Answer:
+    return Answer("refuses", text)
+
+
+WITHOUT_DROPOUT = (
+    "the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout, "
+    "which is their expectation"
+)
+_OPTIMISES = "run an attack that optimises (invg, agic)"
+_ANY = "local-model is for any training"
+_IN_ONE = "its steps are taken as one batch's gradient, in which earlier steps weigh more than the last"
+_ADAM_ONE = (
+    "gradients are recovered from the update where Adam's epsilon shows in it; elsewhere their signs are matched and "
+    "a lower bound of their size"
+)
+_ADAM_MANY = "Adam's steps are replayed, smoothed where a gradient changes its sign"
+_ADAM_IN_ONE = "all steps are taken as one batch's, of whose gradient the update tells the signs"
+_ADAM_LABELS = "the signs of the last layer's gradient tell which classes occur, not how often each does"
+_PRECISION = "the attack computes in float32"
+_COUNTS = "the last layer's gradient was clipped, so that counts of labels lean to its direction alone"
+_FRESH = "attacked as if it began anew"
+_AS_KNOWN = "attacked with what is recorded"
+_ONE_INPUT = _not("an attack makes one tensor an example; none here can make several")
+_RECORD = _not("record the training (optimiser, rates, batch sizes) with the update")
+_IMAGES: tuple[Way, ...] = ("one step", "simulation", "one batch")
+
+
+def _same(answer: Answer, *ways: Way) -> dict[Way, Answer]:
+    return dict.fromkeys(ways, answer)
+
+
+def _adam(name: str) -> Row:
+    return Row(
+        f"clients train by {name}",
+        {
+            "one step": _about(_ADAM_ONE),
+            "simulation": _about(_ADAM_MANY),
+            "one batch": _about(_ADAM_IN_ONE),
+            "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "labels": _about(_ADAM_LABELS),
+            "local-model-exact": _not(f"{name}'s steps aren't affine; {_ANY}"),
+        },
+    )
+
+
+def _unmodelled(word: str, answers: dict[Way, Answer]) -> Row:
+    return Row(UNMODELLED[word], answers)
+
+
+# word -> row. What isn't listed in a row is modelled.
+TABLE: dict[str, Row] = {
+    "momentum": Row("clients train with momentum", _same(_about(_IN_ONE), "one batch")),
+    "nesterov": Row("clients train with Nesterov's momentum", _same(_about(_IN_ONE), "one batch")),
+    "dampening": Row("clients train with dampened momentum", _same(_about(_IN_ONE), "one batch")),
+    "weight decay": Row(
+        "clients train with weight decay", _same(_about("it stays in what is taken for the gradient"), "one batch")
+    ),
+    "proximal term": Row(
+        "clients train with FedProx's term", _same(_about("it stays in what is taken for the gradient"), "one batch")
+    ),
+    "rates": Row(
+        "the learning rate changes within an update",
+        _same(_about("its steps are taken as one batch's gradient, weighted by their rates"), "one batch"),
+    ),
+    "groups": Row("the optimiser treats groups of parameters differently", {}),
+    "accumulation": Row(
+        "clients accumulate gradients over several passes a step",
+        _same(_about("all passes are taken as one batch"), "one batch"),
+    ),
+    "clip_norm": Row(
+        "clients clip the norm of their gradients",
+        {
+            "one batch": _about("by how much a step was shortened isn't known: all count as if they weren't"),
+            "r-gap": _about("the gradient's direction is known, its length isn't"),
+            "labels": _about(_COUNTS),
+            "local-model-exact": _not(f"clipping isn't affine; {_ANY}"),
+        },
+    ),
+    "clip_value": Row(
+        "clients clip each element of their gradients",
+        {
+            "one batch": _about("the clipped gradient is taken for the gradient"),
+            "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "labels": _about(_COUNTS),
+            "local-model-exact": _not(f"clipping isn't affine; {_ANY}"),
+        },
+    ),
+    "adam": _adam("Adam"),
+    "adamw": _adam("AdamW"),
+    "precision": Row(
+        "clients compute in mixed precision",
+        _same(_about(_PRECISION), *_IMAGES, "r-gap", "labels", "local-model-exact"),
+    ),
+    "dropout": Row(
+        "clients train with dropout",
+        {
+            **_same(_about(WITHOUT_DROPOUT), *_IMAGES, "labels"),
+            "r-gap": _not(f"its equations don't hold behind unknown masks; {_OPTIMISES}"),
+            "local-model": _about("the mapping that is learnt is a mean over masks"),
+            "local-model-exact": _not(f"masks aren't the same in every round; {_ANY}"),
+        },
+    ),
+    "batch norm": Row(
+        "clients train with their batch's statistics in BatchNorm",
+        {
+            "one batch": _about("the statistics are taken over all examples at once"),
+            "r-gap": _not(f"its equations don't hold across a batch; {_OPTIMISES}"),
+        },
+    ),
+    "label smoothing": Row(
+        "clients smooth labels",
+        _same(
+            _about("counts are corrected for it; idlg and yin take it for none, which holds while it is small"),
+            "labels",
+        ),
+    ),
+    "class weights": Row(
+        "clients weigh classes",
+        {
+            "one batch": _about("all examples are weighed in one batch, not in each step's own"),
+            "labels": _about("counts are divided by the weights; idlg and yin need no correction"),
+        },
+    ),
+    "optimiser": _unmodelled(
+        "optimiser",
+        {
+            **_same(_not("train by SGD, Adam or AdamW, or run agic, which needs the direction alone"), "one step"),
+            **_same(_not("train by SGD, Adam or AdamW, or run agic, which needs the direction alone"), "simulation"),
+            "one batch": _about("the update is taken for one batch's gradient, times a number"),
+            "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "labels": _about("the update is taken for one batch's gradient, times a number"),
+            "local-model-exact": _not(f"its steps may not be affine; {_ANY}"),
+        },
+    ),
+    "optimiser-state": _unmodelled(
+        "optimiser-state",
+        {
+            **_same(_about(_FRESH), *_IMAGES, "labels", "local-model"),
+            "r-gap": _not(f"its equations need one example's gradient alone; {_OPTIMISES}"),
+            "local-model-exact": _not(f"an update isn't a function of the weights sent; {_ANY}"),
+        },
+    ),
+    "optimiser-settings": _unmodelled(
+        "optimiser-settings",
+        {
+            **_same(_about(_AS_KNOWN), *_IMAGES, "labels", "local-model"),
+            "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "local-model-exact": _not(f"an update isn't a function of the weights sent; {_ANY}"),
+        },
+    ),
+    "gradients-changed": _unmodelled(
+        "gradients-changed",
+        {
+            **_same(_about("the changed gradients are taken for the gradients"), *_IMAGES, "labels"),
+            "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "local-model-exact": _not(f"the change may not be affine; {_ANY}"),
+        },
+    ),
+    "several-inputs": _unmodelled("several-inputs", _same(_ONE_INPUT, *_IMAGES, "r-gap", "labels")),
+    "several-losses": _unmodelled(
+        "several-losses",
+        {
+            **_same(_about("all of the gradient is taken for that of the loss that is known"), *_IMAGES, "labels"),
+            "r-gap": _not(f"its equations need one loss's gradient alone; {_OPTIMISES}"),
+        },
+    ),
+    "loss": _unmodelled("loss", _same(_about("attacked with the loss that was given"), *_IMAGES, "r-gap", "labels")),
+    "nothing-seen": _unmodelled("nothing-seen", _same(_RECORD, *_IMAGES, "r-gap", "labels")),
+}
+
+
+def words(message: Message, task_info: TaskInfo) -> Iterator[str]:
+    """Yield the words of the table that hold for an update, as far as the adversary knows how it was made.
+
+    Dropout and BatchNorm aren't among them: they are the model's, which says for itself whether it has any.
+    """
+    if task_info.label_smoothing:
+        yield "label smoothing"
+    if task_info.class_weights is not None:
+        yield "class weights"
+    training = message.update.training
+    if training is None:
+        return
+    accumulated = any(len(step) > 1 for step in training.passes)
+    several = training.local_steps > 1
+    local = {
+        "momentum": several and _momentum(training),
+        "nesterov": several and training.nesterov and _momentum(training),
+        "dampening": several and training.dampening > 0 and _momentum(training),
+        "weight decay": training.weight_decay > 0 or any(g.weight_decay for g in training.groups),
+        "proximal term": several and training.proximal_mu > 0,
+        "rates": len(set(training.rates)) > 1,
+        "groups": bool(training.groups),
+        "adam": training.optimiser == "adam",
+        "adamw": training.optimiser == "adamw",
+        "optimiser": training.optimiser == "other" or "optimiser" in training.unmodelled,
+    }
+    if message.update.kind == "weights":  # a gradient has left before the optimiser sees it
+        yield from (word for word, holds in local.items() if holds)
+    always = {
+        "accumulation": accumulated,
+        "clip_norm": training.clip_norm is not None,
+        "clip_value": training.clip_value is not None,
+        "precision": training.precision != "float32",
+    }
+    yield from (word for word, holds in always.items() if holds)
+    of_optimiser = ("optimiser", "optimiser-state", "optimiser-settings")
+    yield from (word for word in training.unmodelled if word not in of_optimiser)
+    if message.update.kind == "weights":
+        yield from (word for word in of_optimiser[1:] if word in training.unmodelled)
+
+
+def _momentum(training: TrainingConfig) -> bool:
+    return training.optimiser == "sgd" and (training.momentum > 0 or any(g.momentum for g in training.groups))
+
+
+def image_way(fedavg: str, message: Message) -> Way:
+    """Return how an attack that optimises images uses an update.
+
+    A gradient, a single step that isn't plain SGD, and what ``simulation`` gets are replayed; a single step of plain
+    SGD is divided by its rate.
+
+    Args:
+        fedavg: its way with FedAvg updates, see :class:`fedaudit.attacks.inversion.template.GradientInversion`.
+        message: the update.
+    """
+    training = message.update.training
+    if message.update.kind == "gradient":
+        return "one step"
+    if training is None or (fedavg == "one-batch" and training.optimiser == "other"):
+        return "one batch"
+    if fedavg == "simulation" or training.optimiser == "other":
+        return "one step" if training.local_steps == 1 else "simulation"
+    return "one step" if training.local_steps == 1 and not training.plain_sgd else "one batch"
+
+
+def treatments(training: TrainingConfig, names: Iterable[str]) -> list[ParameterGroup]:
+    """Return how each of the parameters ``names`` is treated: its rate as a multiple, its momentum, its decay."""
+    rest = ParameterGroup((), 1.0, training.momentum, training.weight_decay)
+    own = {name: group for group in training.groups for name in group.parameters}
+    return [own.get(name, rest) for name in names]
+
+
+def before_optimiser(training: TrainingConfig, kind: UpdateKind) -> TrainingConfig:
+    """Return the training whose pseudo-gradient is that of a single step, accumulated and clipped.
+
+    For Adam it has the weight decay in it, which AdamW takes elsewhere; where a gradient is sent it hasn't.
+    """
+    decayed = training.optimiser == "adam" and kind == "weights"
+    return TrainingConfig(
+        1.0,
+        1,
+        training.batch_sizes,
+        weight_decay=training.weight_decay * decayed,
+        groups=tuple(ParameterGroup(g.parameters, weight_decay=g.weight_decay * decayed) for g in training.groups),
+        passes=training.passes,
+        clip_norm=training.clip_norm,
+        clip_value=training.clip_value,
+    )
+
+
+def refuse(attack: str, ways: Sequence[Way], message: Message, task_info: TaskInfo) -> None:
+    """Raise where the table says that ``attack``, which uses the update in ``ways``, can't.
+
+    Raises:
+        NotApplicable: with the reason and what to do.
+    """
+    for word in words(message, task_info):
+        for way in ways:
+            answer = TABLE[word].answers.get(way)
+            if answer is not None and answer.kind == "refuses":
+                raise NotApplicable(f"{attack} can't be run, because {TABLE[word].what}: {answer.text}")
+
+
+def notes(ways: Sequence[Way], message: Message, task_info: TaskInfo) -> list[str]:
+    """Return what is approximated of the update's training, a sentence each."""
+    found = []
+    for word in words(message, task_info):
+        for way in ways:
+            answer = TABLE[word].answers.get(way)
+            if answer is not None and answer.kind == "approximates":
+                found.append(f"approximated: {TABLE[word].what}; {answer.text}")
+    return found
