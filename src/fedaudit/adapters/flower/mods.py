@@ -43,7 +43,8 @@ class SanitiserMod:
     It fails closed: where the update can't be sanitised (no single ArrayRecord, other tensors than were sent, NaN), it
     raises, Flower sends an error in place of the update, and the round goes on without this client. It adds no key to
     a reply. What isn't sent (layers of ``ffl``, BatchNorm's statistics under ``dp``) travels as it was received.
-    Metrics travel as they are: the loss and the number of examples aren't protected.
+    Metrics travel as they are: the loss and the number of examples aren't protected. Only answers to training messages
+    are sanitised; an app that hands out the model in another answer isn't stopped.
 
     In deployment every message is a process of its own, so what a sanitiser remembers lies in the client's
     ``context.state``, as plain arrays and text, and never leaves the client. The order of mods counts: put it *after* a

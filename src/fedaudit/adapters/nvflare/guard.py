@@ -19,6 +19,7 @@ from torch import Tensor
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
+    Received,
     is_data,
     job_of,
     log,
@@ -69,7 +70,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
             counts, too: among one candidate nothing is singled out.
         on_fail: ``"warn"`` or ``"refuse"``.
         unaudited: ``"pass"`` or ``"refuse"`` what can't be audited.
-        every: audit only every so many rounds.
+        every: audit only every so many updates of a site in a job, the first of them first.
         largest: most examples of an update that is audited, over all its steps.
         mean, std: of the preprocessing, per channel.
         loss: registered name, where the training's own isn't recognised.
@@ -115,6 +116,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
         self.std = None if std is None else list(std)
         self.loss = loss
         self.out = None if out is None else str(out)
+        self._updates: dict[tuple[str, str], int] = {}
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return ``shareable`` as it is.
@@ -130,9 +132,12 @@ class GuardFilter(Filter):  # type: ignore[misc]
             return shareable
         if shareable.get_return_code() != ReturnCode.OK or _harmless(shareable):
             return shareable
+        seen, received = taken("guard"), _memory.take(fl_ctx)  # in rounds that aren't audited, too: not for the next
+        if self._count(fl_ctx) % self.every:
+            return shareable
         try:
             with local_randomness(0):  # the process trains on after the audit
-                refused = self._audit(shareable, fl_ctx) and self.on_fail == "refuse"
+                refused = self._audit(shareable, fl_ctx, seen, received) and self.on_fail == "refuse"
         except Exception as error:
             refused = self.unaudited == "refuse"
             done = "doesn't leave" if refused else "leaves"
@@ -141,20 +146,25 @@ class GuardFilter(Filter):  # type: ignore[misc]
             raise ContentBlockedException(REFUSED)
         return shareable
 
-    def _audit(self, shareable: Shareable, context: FLContext) -> bool:
+    def _count(self, context: FLContext) -> int:
+        """Return how many updates of the job came before this one: what a server says its round is proves nothing."""
+        key = (job_of(context), site_of(context))
+        before = self._updates.get(key, 0)
+        self._updates[key] = before + 1
+        return before
+
+    def _audit(self, shareable: Shareable, context: FLContext, seen: Capture | None, received: Received | None) -> bool:
         """Attack the update; return whether it gives away more than allowed.
 
         Raises:
             BadInput: it can't be audited.
         """
-        dxo, seen, received = model_in(shareable), taken("guard"), _memory.take(context)
+        dxo = model_in(shareable)
         if dxo is None:
             raise BadInput("no weights in plain sight")
         if seen is None or seen.module is None or not seen.inputs:
             raise BadInput("no training was seen: put `with watch():` around it, in the same process")
         index = round_of(shareable, context) if received is None or received.index is None else received.index
-        if (index or 0) % self.every:
-            return False
         who, examples = f"{site_of(context)}, round {index}", sum(map(len, seen.inputs))
         if examples > self.largest:
             log.info("fedaudit guard: %s: not audited: %d examples, largest is %d", who, examples, self.largest)

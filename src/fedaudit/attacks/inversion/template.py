@@ -106,8 +106,8 @@ class GradientInversion(Attack):
         clamp: keep pixels in their valid range.
         average: share of the iterations, the last ones, whose mean image is the result; 0 for the last image.
         restarts: from new noise; the one of least objective is kept.
-        label_inference: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected`` or ``signs``; not used where labels are
-            granted.
+        label_inference: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected`` or ``signs``; not used where labels
+            are granted.
         beta: β, what the last convolution weighs in the distance; the first one weighs 1 (AGIC, Eq. 7).
         shape: of the weights from 1 to β: ``linear`` (Eq. 7), ``logarithmic``, ``exponential`` (Table I).
         relu_modifier: the 1/(1 − p) of Eq. 8.
