@@ -361,7 +361,7 @@ def test_results_are_written_in_every_form(tmp_path):
     analysis = analyse(tiny(), "cpu", rows_of([20, 21, 22], [10, 11, 13]))
     write(analysis, tmp_path)
     told = (tmp_path / "result.md").read_text()
-    assert "21.0 [20.0, 22.0]; n=3; paper 30" in told
+    assert "21.0 [20.0, 22.0]; n=3 (3 images, 3 seeds); paper 30" in told
     assert "**holds**" in told
     table = (tmp_path / "result.csv").read_text().splitlines()
     assert table[0].startswith("attack,iterations,psnr,median,low,high,n")

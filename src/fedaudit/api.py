@@ -312,6 +312,8 @@ def _with_own(
     values["model"] = values.get("model", {}) | {key: value for key, value in modes.items() if value is not None}
     if data is None:
         return values, None, loss
+    if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
+        values["federations"] = [{**spec, "draw": "random"} for spec in values["federations"]]
     own = {"name": "custom", "image_size": None, "limit": None}
     values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
     return values, dataset_of(data, classes=values["model"].get("loss") == BCE), loss

@@ -222,7 +222,7 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     """
     pool = dataset.train if split == "train" else dataset.test
     try:
-        held = pool[_held_examples(pool, spec.examples)]
+        held = pool[_held_examples(pool, spec.examples, None if spec.draw == "first" else seed)]
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
@@ -323,20 +323,37 @@ def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def _held_examples(pool: Split, examples: int | None) -> Tensor:
-    """Return the rows of ``pool`` that clients hold: all, or the first ones of every class in turn."""
+def _held_examples(pool: Split, examples: int | None, seed: int | None) -> Tensor:
+    """Return the rows of ``pool`` that clients hold: all, or some of every class in turn.
+
+    With a seed each class is gone through in shuffled order, pass after pass, and seed s takes the s-th portion: seeds
+    that follow each other have different examples as long as there are any. All federations of a scenario have the
+    same. Without a seed they are the first of each class.
+    """
     if examples is None:
         return torch.arange(len(pool))
     if examples > len(pool):
         raise BadInput(f"{examples} examples are asked for, but the split has {len(pool)}; lower 'examples'")
-    if pool.targets.is_floating_point():
-        return torch.arange(examples)
-    seen: dict[int, int] = {}
-    order = []
-    for row, label in enumerate(pool.targets.tolist()):
-        seen[label] = seen.get(label, 0) + 1
-        order.append((seen[label], label, row))
-    return torch.tensor([row for _, _, row in sorted(order)[:examples]])
+    labels = torch.zeros(len(pool), dtype=torch.int64) if pool.targets.is_floating_point() else pool.targets
+    classes = [torch.nonzero(labels == label)[:, 0] for label in labels.unique()]
+    turn = 0 if seed is None else seed * examples
+    if seed is not None:
+        classes = [classes[i] for i in torch.randperm(len(classes), generator=generator(0, "classes")).tolist()]
+
+    @cache
+    def shuffled(place: int, again: int) -> list[int]:
+        rows = classes[place]
+        if seed is not None:
+            rows = rows[torch.randperm(len(rows), generator=generator(again, "examples", place))]
+        return rows.tolist()
+
+    chosen: dict[int, None] = {}
+    while len(chosen) < examples:
+        place, number = turn % len(classes), turn // len(classes)
+        again, position = divmod(number, len(classes[place]))
+        chosen.setdefault(shuffled(place, again)[position])  # one that a small class has given already is passed over
+        turn += 1
+    return torch.tensor(list(chosen))
 
 
 def _candidates(

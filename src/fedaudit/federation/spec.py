@@ -48,6 +48,11 @@ class FederationSpec(Spec):
     clients_per_round: Count | None = Field(default=None, description="all if null")
     rounds: Count = 1
     examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
+    draw: Literal["random", "first"] = Field(
+        default="random",
+        description="which examples these are, of every class in turn: drawn by the scenario's seed (seeds that follow "
+        "each other draw different ones), or the data set's first",
+    )
     batch_size: Count = 1
     local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
     local_epochs: Count | None = Field(default=None, description="FedAvg: or passes over the client's data")

@@ -27,6 +27,8 @@ class Cell:
         point: the combination.
         value: of the metric over updates (images of one update averaged), or None where there is none.
         images: how many.
+        different: of them, how many differ from each other; None where the rows don't tell (of an older version).
+        seeds: repetitions, each with a network and a draw of the data of its own.
         published: the paper's number.
         missing: why there is no value, or why some trials are missing.
         seconds: mean of an attack.
@@ -42,6 +44,8 @@ class Cell:
     seconds: float | None
     others: dict[str, Interval]
     others_published: dict[str, float] = field(default_factory=dict)
+    different: int | None = None
+    seeds: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
     if not missing and updates and not numbers:
         missing = f"{study.metric} isn't available here"
     seconds = [u["seconds"] for u in updates if u["seconds"] is not None]
+    victims = [image.get("victim") for u in updates for image in u["images"]]
     there = [p for p in study.published if _at(point, p.at) and scale != "smoke"]
     published = [p.value for p in there if p.metric in (None, study.metric)]
     return Cell(
@@ -182,6 +187,8 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
             if (found := list(values(name, rows).values()))
         },
         others_published={p.metric: p.value for p in there if p.metric and p.metric in study.also},
+        different=len(set(victims)) if victims and all(victims) else None,
+        seeds=len({row.repetition for row in rows if row.outcome}),
     )
 
 

@@ -65,8 +65,8 @@ def markdown(analysis: Analysis) -> str:
         f"{study.paper}. Study `{study.name}`, scale `{analysis.scale}`: {_states(analysis)} "
         f"{analysis.done} trials done, {analysis.failed} failed, {analysis.pending} to do.",
         "",
-        f"{unit_of(study.metric)}: mean over updates [95 % interval], n updates; the paper's number in its own "
-        "setting.",
+        f"{unit_of(study.metric)}: mean over updates [95 % interval], n updates and what they are made of (a seed is a "
+        "network and a draw of the data); the paper's number in its own setting.",
         "",
         "| " + " | ".join([*down, *across]) + " |",
         "|" + "---|" * (len(down) + len(across)),
@@ -88,7 +88,7 @@ def markdown(analysis: Analysis) -> str:
 
 
 def table_csv(analysis: Analysis) -> str:
-    """Return one row per cell: levels, mean, median, interval, n, images, the paper's, seconds, what's missing."""
+    """Return one row per cell: levels, mean, median, interval, what n counts, the paper's, seconds, what's missing."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     axes = list(analysis.study.axes)
@@ -96,7 +96,7 @@ def table_csv(analysis: Analysis) -> str:
         [
             *axes,
             analysis.study.metric,
-            *("median", "low", "high", "n", "images", "published", "seconds", "missing"),
+            *("median", "low", "high", "n", "images", "different", "seeds", "published", "seconds", "missing"),
             *analysis.study.also,
         ]
     )
@@ -107,7 +107,7 @@ def table_csv(analysis: Analysis) -> str:
             [
                 *(cell.point[a] for a in axes),
                 *numbers,
-                *(cell.images, cell.published, cell.seconds, cell.missing or ""),
+                *(cell.images, cell.different, cell.seeds, cell.published, cell.seconds, cell.missing or ""),
                 *(cell.others[name].mean if name in cell.others else "" for name in analysis.study.also),
             ]
         )
@@ -264,6 +264,15 @@ def unit_of(name: str) -> str:
     return _UNITS.get(name) or (f"{words}, {metric.unit}" if metric and metric.unit else words)
 
 
+def counted(cell: Cell) -> str:
+    """Return what a cell's n counts: different images (or all, where the rows don't tell) and seeds."""
+    seeds = f"{cell.seeds} seed{'s' * (cell.seeds != 1)}"
+    if not cell.images:
+        return seeds
+    images = cell.images if cell.different is None else cell.different
+    return f"{images}{' different' * (cell.different is not None)} image{'s' * (images != 1)}, {seeds}"
+
+
 def cell_text(name: str, cell: Cell | None) -> tuple[str, list[str]]:
     if cell is None:
         return "–", []
@@ -272,7 +281,7 @@ def cell_text(name: str, cell: Cell | None) -> tuple[str, list[str]]:
     if cell.value:
         v = cell.value
         main = f"{v.mean:.{digits}f}{v.span(f'{{:.{digits}f}}'.format)}"
-        small.append(f"n={v.n}" if cell.images in (0, v.n) else f"n={v.n} ({cell.images} images)")
+        small.append(f"n={v.n} ({counted(cell)})")
     else:
         main = "–"
     if cell.published is not None:

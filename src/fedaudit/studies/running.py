@@ -28,7 +28,7 @@ from fedaudit.studies.spec import IMAGE_METRICS, StudySpec, StudyTrial, trial_ke
 from fedaudit.studies.store import Store
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
-from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint
+from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint, tensor_digest
 from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.progress import Display
 from fedaudit.utils.registry import Registry
@@ -186,7 +186,7 @@ def run_trial(task: Task) -> Played:
     with one_thread():
         audit = run_audit(_without_controls(scenario), data_dir=Path(task.data_dir) if task.data_dir else None)
     result = audit.result
-    return Played(_outcome(result, peak_memory(before)), time.perf_counter() - began, _versions(result), _files(audit))
+    return Played(_outcome(audit, peak_memory(before)), time.perf_counter() - began, _versions(result), _files(audit))
 
 
 def _without_controls(scenario: Scenario) -> Scenario:
@@ -259,8 +259,13 @@ def _given(**values: float | None) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
-    """Return the values of every update: images and metrics, or the reason why the attack couldn't be run."""
+def _outcome(audit: Audit, memory: float | None) -> dict[str, Any]:
+    """Return the values of every update: images and metrics, or the reason why the attack couldn't be run.
+
+    ``victim`` is a hash of the true image: equal ones in several trials are one image.
+    """
+    result = audit.result
+    victims = {path: tensor_digest(pixels).hex()[:16] for path, pixels in audit.image_files.items()}
     updates = [
         {
             "federation": f.federation,
@@ -269,7 +274,10 @@ def _outcome(result: AuditResult, memory: float | None) -> dict[str, Any]:
             "reason": f.reason,
             "label_accuracy": f.label_accuracy,
             "seconds": f.timing.seconds if f.timing else None,
-            "images": [{metric: getattr(image, metric) for metric in _METRICS} for image in f.images],
+            "images": [
+                {metric: getattr(image, metric) for metric in _METRICS} | {"victim": victims.get(image.true_image)}
+                for image in f.images
+            ],
             "metrics": {
                 **{m.name: m.value for m in f.metrics},
                 **_given(

@@ -38,7 +38,7 @@ class Row:
         key, point, repetition: of the trial.
         status: pending, done or failed.
         attempts: how often it was run.
-        outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank`` and the victim's name; the verdict's inputs.
+        outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank``, and ``victim``, a hash of the true one.
         seconds: of the last attempt.
         error: why it failed.
         old: whether it was done by another, or an unknown, version of code, torch, data or device than is now expected.
