@@ -116,7 +116,7 @@ def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:
         }
     )
     data = DataRecord(
-        name="your own",
+        name="the clients' own data",
         summary="recorded while the federation ran",
         classes=info.num_classes,
         class_names=None,
