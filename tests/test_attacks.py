@@ -219,7 +219,7 @@ def test_of_several_restarts_the_one_of_least_objective_is_kept():
     start = generator(0, "restarts")
     singles: list[Any] = [make_attack("invg", {"iterations": 8})(seen, generator=start) for _ in range(3)]
     best: Any = make_attack("invg", {"iterations": 8, "restarts": 3})(seen, generator=generator(0, "restarts"))
-    assert best.objective == min(f.objective for f in singles)
+    assert best.objective == pytest.approx(min(f.objective for f in singles), rel=1e-4)
     assert best.iterations == 24
     assert any(best.images.equal(f.images) for f in singles)
 
@@ -253,6 +253,7 @@ def test_findings_survive_the_disk(tmp_path):
 # The truth ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_finding_does_not_change_when_the_ground_truth_does():
     made, only = recording(attacks=[{"name": n, "iterations": 10} for n in INVERSIONS])
     start = generator(0, "lies")

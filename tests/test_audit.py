@@ -113,6 +113,7 @@ def test_the_published_schema_is_the_code_s():
     assert without_redundancies(published) == without_redundancies(AuditResult.model_json_schema()), "run 'make schema'"
 
 
+@pytest.mark.slow
 def test_repeating_the_resolved_scenario_gives_the_same_numbers_with_any_number_of_workers(audited, tmp_path):
     command("audit", audited / "scenario.yaml", "--out", tmp_path / "again", "--workers", 2)
     again = results(tmp_path / "again")
@@ -144,6 +145,7 @@ def test_the_two_step_way_gives_the_same_numbers(audited, scenario_file, tmp_pat
     assert results(tmp_path / "b")["findings"] == one
 
 
+@pytest.mark.slow
 def test_an_interrupted_audit_goes_on_where_it_stopped(scenario_file, audited, tmp_path, monkeypatch):
     ran: list[str] = []
     original = InvG._run
@@ -314,6 +316,7 @@ def test_the_example_script_runs(tmp_path):
         ),
     ],
 )
+@pytest.mark.slow
 def test_the_examples_about_updates_read_a_transcript(scenario, script, changes, told, tmp_path):
     seen = tmp_path / "transcript"
     small = ["data.name=digits", *changes]
@@ -362,6 +365,7 @@ def test_a_model_that_cannot_take_the_data_is_refused():
         fedaudit.audit(model=Own(), data=(torch.rand(20, 3, 8, 8), torch.arange(20) % 3), progress=False)
 
 
+@pytest.mark.slow
 def test_the_two_step_way_takes_the_simulation_s_seed_and_tells_how_to_repeat_it(scenario_file, tmp_path, capsys):
     command("audit", scenario_file, "--seed", 5, "--out", tmp_path / "one", "--workers", 1)
     command("simulate", scenario_file, "--seed", 5, "--federation", "fedsgd", "--out", tmp_path / "t")
@@ -385,6 +389,7 @@ def test_a_limit_that_nothing_was_measured_for_is_said_so(tmp_path, capsys):
     assert "NOT TESTED: PSNR at most 20 dB" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_torch_s_threads(audited, scenario_file, tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)

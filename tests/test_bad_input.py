@@ -427,6 +427,7 @@ def test_output_that_cannot_be_written() -> None:
 # --- what must work ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_spaces_and_letters_in_paths(recorded: Path, tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "dossier d'été [b] 1"
     folder.mkdir()

@@ -18,6 +18,7 @@ from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.utils.machine import import_torchvision, own_process
 
 
+@pytest.mark.slow
 def test_inversion_measures_every_engine(command):
     result = json.loads(command("bench", "inversion", "--quick", "--json").out)
     steps = result["steps"]
@@ -50,6 +51,7 @@ def test_a_time_without_agreement_does_not_count(monkeypatch):
     assert result["geomean_speedup"] is None
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own(monkeypatch):
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("only Linux tells a process's peak")
@@ -70,6 +72,7 @@ def test_picture_tells_when_the_goals_are_reached(command):
     assert [point[0] for point in row["curve"]] == sorted(point[0] for point in row["curve"])
 
 
+@pytest.mark.slow
 def test_simulator_counts_updates_and_findings(command):
     told = command("bench", "simulator", "--quick").out
     assert "updates/s" in told

@@ -192,6 +192,7 @@ def test_first_order_agrees_with_batch_statistics():
     proximal=st.sampled_from([0.0, 0.5]),
     rate=st.sampled_from([0.1, 1.0]),
 )
+@pytest.mark.slow
 def test_first_order_agrees_through_local_training(steps, batch, momentum, decay, proximal, rate):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5, width=6))
     training = TrainingConfig(rate, steps, (batch,) * steps, momentum, decay, proximal)

@@ -81,6 +81,7 @@ def test_every_part_of_an_update_counts_its_defence_among_them() -> None:
         "buffers": {"n": torch.ones(1)},
         "labels": torch.tensor([9, 9]),
         "sanitised": SanitiserInfo("top-k", sparse=True),
+        "seconds": 1.0,
     }
     assert changes.keys() == {field.name for field in dataclasses.fields(message.update)}
     assert {name for name, value in changes.items() if key(seen, **{name: value}) == before} == {"num_examples"}
@@ -140,6 +141,7 @@ class Grey(Attack):
 """
 
 
+@pytest.mark.slow
 def test_another_package_s_attack_has_one_that_lasts_until_its_code_changes(tmp_path: Path) -> None:
     told = []
     for name, code in {

@@ -41,7 +41,7 @@ def metrics(found: Finding, seen: Observation, truth: Truth) -> dict[str, float]
 
 @pytest.fixture(scope="module")
 def overfitted() -> tuple[Transcript, Truth]:
-    return recorded(scenario(PUBLIC, rounds=60, examples=80, local_epochs=3))
+    return recorded(scenario(PUBLIC, rounds=60, examples=40, local_epochs=3))
 
 
 @pytest.mark.parametrize("name", PASSIVE)
@@ -253,6 +253,7 @@ def test_accuracy_counts_right_decisions():
     assert score == {"membership_auc": 1.0, "membership_accuracy": 0.75, "membership_tpr": 1.0}
 
 
+@pytest.mark.slow
 def test_guessing_is_seldom_called_a_leak():
     transcript, truth = recorded(scenario())
     seen = observe(transcript, ThreatModel(records=60))

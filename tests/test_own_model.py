@@ -19,7 +19,7 @@ from fedaudit.federation.simulator import Recording
 from fedaudit.results import AuditResult
 from fedaudit.utils.errors import BadInput
 
-FSGD: list[dict[str, Any]] = [{"name": "f", "clients": 1, "examples": 4, "batch_size": 4}]
+FSGD: list[dict[str, Any]] = [{"name": "f", "clients": 1, "examples": 4, "draw": "first", "batch_size": 4}]
 SOME = torch.rand((40, 1, 8, 8), generator=torch.Generator().manual_seed(0))
 CLASSES = torch.arange(40) % 3
 TWO = torch.arange(40) % 2

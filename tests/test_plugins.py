@@ -236,6 +236,7 @@ def test_what_a_package_adds_is_listed(site: Path) -> None:
     assert {"agic", "krum", "dp", "gan"} <= {name for entries in shown.values() for name in entries}
 
 
+@pytest.mark.slow
 def test_it_goes_through_an_audit_into_the_report_with_findings_of_its_own(site: Path, tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(SCENARIO)

@@ -101,6 +101,7 @@ def test_what_can_t_travel_is_told_for_its_task_alone():
 
 
 @pytest.mark.usefixtures("kept_workers")
+@pytest.mark.slow
 def test_a_worker_killed_within_a_message_costs_its_task_one_retry_and_nothing_else(tmp_path):
     def answers(what: str) -> bytes:
         if what == "half" and not lived(tmp_path, what):
@@ -146,6 +147,7 @@ def test_workers_that_never_start_are_given_up(tmp_path, monkeypatch):
         outcomes(pid, [1, 2])
 
 
+@pytest.mark.slow
 def test_an_idle_worker_that_dies_is_replaced():
     with keep_workers():
         (worker,) = set(outcomes(pid, [0], workers=1))

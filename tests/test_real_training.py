@@ -295,6 +295,7 @@ ADAM_MARGINS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize("name", ADAM_MARGINS)
+@pytest.mark.slow
 def test_an_attack_that_knows_of_adam_recovers_more(name):
     options, margin = ADAM_MARGINS[name]
     aware = recovered(name, ADAM, ADAM, **options)
@@ -302,9 +303,9 @@ def test_an_attack_that_knows_of_adam_recovers_more(name):
     assert aware > naive + margin, (aware, naive)
 
 
+@pytest.mark.slow
 def test_several_steps_of_adam_are_replayed():
-    training = TrainingConfig(1e-3, 3, (1, 1, 1), optimiser="adamw", weight_decay=0.01)
-    options = {"iterations": 120}
+    training, options = TrainingConfig(1e-3, 3, (1, 1, 1), optimiser="adamw", weight_decay=0.01), {"iterations": 120}
     aware = recovered("invg", training, training, **options)
     naive = recovered("invg", training, TrainingConfig(1e-3, 3, (1, 1, 1)), **options)
     assert aware > naive + 2, (aware, naive)
@@ -477,6 +478,7 @@ def test_the_closed_form_takes_one_step_of_any_sgd(word):
     [{"clip_norm": 0.05}, {"clip_value": 1e-3}, {"momentum": 0.9, "nesterov": True}, {"passes": ((Pass(1, 0.1),),)}],
 )
 @pytest.mark.parametrize("name", ["dlg", "idlg"])
+@pytest.mark.slow
 def test_single_step_methods_match_what_the_optimiser_made(name, options):
     training = dataclasses.replace(ONE, learning_rate=1.0, **options)
     aware = recovered(name, training, training, seeds=2, iterations=30)

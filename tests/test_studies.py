@@ -236,6 +236,7 @@ def behaves(order: tuple[str, str]) -> str:
     return dies_once(folder) if what == "dies once" else what
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_its_trial_one_retry_and_nothing_else(tmp_path):
     orders = [(what, str(tmp_path)) for what in ("a", "dies once", "raises", "dies", "b")]
     results = dict(processes(2)(behaves, orders))
@@ -320,6 +321,7 @@ def test_a_study_can_be_about_any_metric_of_any_kind_of_finding():
     assert "local accuracy: mean over updates" in markdown(analysis)
 
 
+@pytest.mark.slow
 def test_a_finished_study_can_be_drawn_by_another_metric(command, tmp_path):
     path = as_file(tmp_path)
     assert command("study", "run", path, "--scale", "smoke", "--out", tmp_path / "out", "--workers", 1).code == 0

@@ -45,6 +45,7 @@ def test_every_public_name_is_there(name):
     assert getattr(fedaudit, name) is not None
 
 
+@pytest.mark.slow
 def test_an_attack_registered_from_outside_runs_beside_ours():
     told = run(
         "import dataclasses, torch, fedaudit\n"
