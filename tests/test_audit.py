@@ -122,6 +122,7 @@ def test_repeating_the_resolved_scenario_gives_the_same_numbers_with_any_number_
         assert (tmp_path / "again/images" / name).read_bytes() == (audited / "images" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_numbers(audited, scenario_file, tmp_path):
     command("audit", scenario_file, "--seed", 1, "--out", tmp_path, "--workers", 1)
     assert results(tmp_path)["findings"] != results(audited)["findings"]

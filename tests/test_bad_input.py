@@ -382,6 +382,7 @@ def test_real_process_refuses(tmp_path: Path) -> None:
     refused(Outcome(running.returncode, out, err), "nöwhere.yaml': No such file or directory")
 
 
+@pytest.mark.slow
 def test_reader_that_goes_away() -> None:
     running = process("list")
     assert running.stdout is not None
@@ -392,6 +393,7 @@ def test_reader_that_goes_away() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.slow
 def test_interrupt(scenario_file: Path, tmp_path: Path) -> None:
     endless = ("--set", "attacks.invg.iterations=1000000000")
     running = process("audit", scenario_file, *endless, "--out", tmp_path / "out", "--workers", "1")

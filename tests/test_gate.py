@@ -101,6 +101,7 @@ def test_bad_policies_are_one_line(run, text, fragment):
     refused(run("--policy", "nowhere.yaml"), "nowhere.yaml")
 
 
+@pytest.mark.slow
 def test_attacks_on_transcripts_have_the_same_gate(command: Command, recorded: Path, tmp_path: Path):
     words = ["attack", recorded, "--attack", "invg", "--set", "iterations=150", "--out", tmp_path / "out"]
     assert command(*words, "--fail-on", "recovered").code == 1

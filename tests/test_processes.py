@@ -128,6 +128,7 @@ def ending_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_starts_costs_no_task_anything(tmp_path, monkeypatch):
     ending_at_start(tmp_path, monkeypatch, 1)
     runs = tmp_path / "runs"
@@ -174,6 +175,7 @@ class Named(Finding, kind="named in a test"):
 
 
 @pytest.mark.usefixtures("kept_workers")
+@pytest.mark.slow
 def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Fatal:
