@@ -55,8 +55,9 @@ def _in_a_task(monkeypatch):
 
 
 @pytest.fixture
-def flower_logs(caplog):
-    """Flower's logger doesn't hand on what it logs."""
+def flower_logs(caplog, monkeypatch):
+    """Flower's logger doesn't hand on what it logs, and other libraries' set-up of logging turns ours off."""
+    monkeypatch.setattr(logging.getLogger("flwr.fedaudit"), "disabled", False)
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
     yield
