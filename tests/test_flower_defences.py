@@ -56,9 +56,11 @@ def _in_a_task(monkeypatch):
 
 @pytest.fixture
 def flower_logs(caplog, monkeypatch):
-    """Flower's logger doesn't hand on what it logs, and other libraries' set-up of logging turns ours off."""
-    monkeypatch.setattr(logging.getLogger("flwr.fedaudit"), "disabled", False)
+    """Flower's logger doesn't hand on what it logs, and other libraries' set-up of logging (NVFlare's) turns it off."""
     logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    for each in (logger, logging.getLogger("flwr.fedaudit")):
+        monkeypatch.setattr(each, "disabled", False)
     logger.addHandler(caplog.handler)
     yield
     logger.removeHandler(caplog.handler)
