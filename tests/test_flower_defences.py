@@ -56,9 +56,9 @@ def _in_a_task(monkeypatch):
 
 @pytest.fixture
 def flower_logs(caplog, monkeypatch):
-    """Flower's logger doesn't hand on what it logs, and other libraries' set-up of logging (NVFlare's) turns it off."""
+    """Flower's logger doesn't hand on what it logs; what other tests run makes it quiet or (NVFlare) turns it off."""
     logger = logging.getLogger("flwr")
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    caplog.set_level(logging.INFO, logger="flwr")
     for each in (logger, logging.getLogger("flwr.fedaudit")):
         monkeypatch.setattr(each, "disabled", False)
     logger.addHandler(caplog.handler)
