@@ -68,12 +68,20 @@ def _labels(examples: int, defences: Any = None) -> dict[str, Any]:
     return {**_audit({"name": "labels"}, federation, defences, {}), "data": {"name": "digits", "split": "train"}}
 
 
-def _members(rounds: int, records: int, rate: float = 0.1, defences: Any = None, attack: str = "loss-threshold") -> Any:
-    federation = {"name": "f", "algorithm": "fedavg", "clients": 5, "rounds": rounds, "examples": 300}
+def _members(
+    rounds: int,
+    records: int,
+    rate: float = 0.1,
+    defences: Any = None,
+    attack: str = "loss-threshold",
+    examples: int = 300,
+    epochs: int = 2,
+) -> Any:
+    federation = {"name": "f", "algorithm": "fedavg", "clients": 5, "rounds": rounds, "examples": examples}
     return {
         "data": {"name": "digits", "split": "train"},
         "model": {"name": "mlp", "width": 64},
-        "federations": [{**federation, "batch_size": 10, "local_epochs": 2, "learning_rate": rate}],
+        "federations": [{**federation, "batch_size": 10, "local_epochs": epochs, "learning_rate": rate}],
         "defences": defences or {},
         "threat": {"adversary": "server", "records": records},
         "attacks": [{"name": attack}],
@@ -98,15 +106,14 @@ def _attribute(rounds: int, rate: float, defences: Any = None) -> dict[str, Any]
     }
 
 
-def _attribute_of_patients(rounds: int, rate: float, defences: Any = None) -> dict[str, Any]:
+def _attribute_of_patients(rounds: int, rate: float, examples: int = 150, epochs: int = 5) -> dict[str, Any]:
     """The loss tells the sex of the patients whom the model has learnt by heart, and hardly that of others."""
-    federation = {"name": "f", "algorithm": "fedavg", "clients": 5, "rounds": rounds, "examples": 150}
+    federation = {"name": "f", "algorithm": "fedavg", "clients": 5, "rounds": rounds, "examples": examples}
     return {
         "data": {"name": "diabetes", "split": "train"},
         "model": {"name": "mlp", "width": 64},
-        "federations": [{**federation, "batch_size": 10, "local_epochs": 5, "learning_rate": rate}],
-        "defences": defences or {},
-        "threat": {"adversary": "server", "records": 200, "hidden_attribute": "sex"},
+        "federations": [{**federation, "batch_size": 10, "local_epochs": epochs, "learning_rate": rate}],
+        "threat": {"adversary": "server", "records": min(200, 2 * examples), "hidden_attribute": "sex"},
         "attacks": [{"name": "attribute-loss"}],
     }
 
@@ -142,9 +149,9 @@ LEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "images, learning rate recorded tenfold": (_fedavg("invg", 200, 4), {"learning_rate": 0.01}),
     "images, learning rate recorded thousandfold": (_fedavg("invg", 200, 4), {"learning_rate": 1.0}),
     "labels of 8 examples": (_labels(8), {}),
-    "members of an overfitted model": (_members(40, 200), {}),
+    "members of an overfitted model": (_members(60, 120, examples=60, epochs=3), {}),
     "members, 12 records": (_members(40, 12), {}),
-    "an attribute of an overfitted model": (_attribute_of_patients(100, 0.05), {}),
+    "an attribute of an overfitted model": (_attribute_of_patients(100, 0.05, examples=60, epochs=10), {}),
 }
 SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "images, noise": (_images(iterations=800, defences=_NOISE), {}),
