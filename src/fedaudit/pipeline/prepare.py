@@ -145,15 +145,17 @@ def resolve(
         input_shape=list(dataset.input_shape),
     )
     sample = task_info.normalise(dataset.test.inputs[:8])
+    batch_norm = spec.batch_norm if has_batch_norm(module) else "none"
+    dropout = ("on" if task_info.dropout else "off") if draws_at_random(module, sample) else "none"
     model_record = ModelRecord(
         name=spec.name,
         parameters=sum(p.numel() for p in module.parameters()),
         initialisation="given" if spec.name == "custom" else spec.initialisation,
-        batch_norm=spec.batch_norm if has_batch_norm(module) else "none",
+        batch_norm=batch_norm,
         trained=trained,
-        dropout=("on" if task_info.dropout else "off") if draws_at_random(module, sample) else "none",
+        dropout=dropout,
+        mode=mode_in_words(batch_norm, dropout, model),
     )
-    model_record = model_record.model_copy(update={"mode": mode_in_words(model_record, model)})
     return ResolvedScenario(scenario, attacks, data_record, model_record, federations)
 
 
