@@ -37,7 +37,7 @@ from fedaudit.results import (
     FindingResult,
     Timing,
 )
-from fedaudit.scenario import EvaluationSpec, Scenario
+from fedaudit.scenario import Scenario
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -149,7 +149,8 @@ def run_audit(
         [r.transcript for r in attacked],
         resolved.attacks,
         resolved.scenario.threat,
-        resolved.scenario.evaluation,
+        updates=resolved.scenario.evaluation.updates,
+        clients=resolved.scenario.evaluation.clients,
         seed=resolved.scenario.seed,
         device=resolved.scenario.device,
     )
@@ -229,23 +230,24 @@ def plan(
     transcripts: Sequence[Transcript],
     attacks: Sequence[Attack],
     threat: ThreatModel,
-    limits: EvaluationSpec | None = None,
     *,
+    updates: int | None = None,
+    clients: int | None = None,
     seed: int = 0,
     device: str = "cpu",
 ) -> list[Trial]:
     """Return every attack on all in its scope, checked beforehand; one that does not apply has its outcome already.
 
-    That is every update that the adversary sees, every client that it sees updates of (or as many of the first as
-    ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the
+    That is every update that the adversary sees (or the first ``updates``), every client that it sees updates of (or
+    the first ``clients``), or the federation. Where it sees no update, an attack on updates or clients stands with the
     reason.
     """
     trials: list[Trial] = []
     for transcript, attack in itertools.product(transcripts, attacks):
         whole = observe(transcript, threat)
-        most = {"update": limits.updates, "client": limits.clients} if limits else {}
         scope = attack.scope()
-        for observation in whole.split(scope)[: most.get(scope)] or [whole]:
+        most = {"update": updates, "client": clients}.get(scope)
+        for observation in whole.split(scope)[:most] or [whole]:
             reason: NotApplicable | None = None
             try:
                 if scope != "federation":
