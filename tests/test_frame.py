@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, register
 from fedaudit.attacks.base import ATTACK_CONFIG
-from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Metric, compare, evaluate, summarise
+from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Limits, Metric, compare, evaluate, summarise
 from fedaudit.evaluation.finding_types import by_leaks, done
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
@@ -158,7 +158,7 @@ SCENARIO: dict[str, Any] = {
 def audit(*attacks: str | dict[str, Any], **rest: Any) -> Audit:
     limits = rest.pop("limits", None)
     values = {**SCENARIO, **rest, "attacks": list(attacks)}
-    return run_audit(scenario_from(values), limits=limits)
+    return run_audit(scenario_from(values)).held_to(limits or Limits())
 
 
 def transcript() -> Transcript:

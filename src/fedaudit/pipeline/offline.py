@@ -161,7 +161,6 @@ def attack_transcript(
         ResolvedScenario(attacked, attacks, data, model_record),
         [recording],
         trials,
-        limits=limits,
         workers=workers,
         started=started,
         store=out / "findings" if out else None,
@@ -170,7 +169,7 @@ def attack_transcript(
     )
     if out:
         _make_room(out, another, request)
-    return assessed
+    return assessed.held_to(limits)
 
 
 def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dict[str, Any]]]:

@@ -71,6 +71,11 @@ class Audit:
         """Whether a limit of the user's was exceeded."""
         return any(threshold.exceeded for threshold in self.result.thresholds)
 
+    def held_to(self, limits: Limits) -> Audit:
+        """Return the same audit with what became of each of ``limits``."""
+        thresholds = check_limits(limits, self.result.findings, self.result.summaries)
+        return dataclasses.replace(self, result=self.result.model_copy(update={"thresholds": thresholds}))
+
     def save(self, folder: Path | str, *, write: Sequence[str] = (), scenario: str = "scenario.yaml") -> Path:
         """Write results.json, report.html, scenario.yaml and the images to ``folder``; return the report's path.
 
@@ -122,7 +127,6 @@ def run_audit(
     loss: Loss | None = None,
     workers: int = 1,
     store: Path | None = None,
-    limits: Limits | None = None,
     display: Display | None = None,
 ) -> Audit:
     """Simulate the federations of ``scenario``, attack what the adversary sees, and evaluate.
@@ -133,7 +137,6 @@ def run_audit(
         dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
         workers: processes for the simulation and the attacks.
         store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
-        limits: what the audit must keep.
         display: shows progress.
 
     Raises:
@@ -155,9 +158,7 @@ def run_audit(
         device=resolved.scenario.device,
     )
     trials = run_attacks(planned, workers=workers, store=store, display=display)
-    audit = assess(
-        resolved, recordings, trials, limits=limits, workers=workers, started=started, store=store, display=display
-    )
+    audit = assess(resolved, recordings, trials, workers=workers, started=started, store=store, display=display)
     if store:
         for federation in resolved.federations:
             simulation_checkpoint(store, federation.name).remove()
@@ -274,7 +275,6 @@ def assess(
     recordings: Sequence[Recording],
     trials: Sequence[Trial],
     *,
-    limits: Limits | None = None,
     workers: int,
     started: float,
     repeat: str | None = None,
@@ -346,7 +346,7 @@ def assess(
         not_tested=_not_tested(scenario, attacks),
         lpips_missing=None if lpips_used else lpips_missing(),
         repeat=repeat or _how_to_repeat(scenario),
-        thresholds=check_limits(limits or Limits(), findings, summaries),
+        thresholds=[],
         environment=environment(scenario.device),
         timing=Timing(
             seconds=time.time() - started,
