@@ -21,7 +21,6 @@ from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import Limits, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.examples import example_kind, save_png
-from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
@@ -161,13 +160,13 @@ def run_audit(
     audit = assess(resolved, recordings, trials, workers=workers, started=started, store=store, display=display)
     if store:
         for federation in resolved.federations:
-            simulation_checkpoint(store, federation.name).remove()
+            simulation_checkpoint(store, federation.name).unlink(missing_ok=True)
     return audit
 
 
-def simulation_checkpoint(store: Path, run: str) -> Checkpoint:
-    """Return where the simulation of the run of that name goes on from when it is killed."""
-    return Checkpoint(store / f"{run}.simulation")
+def simulation_checkpoint(store: Path, run: str) -> Path:
+    """Return the file from which the simulation of the run of that name goes on when it is killed."""
+    return store / f"{run}.simulation"
 
 
 @one_thread()
