@@ -14,6 +14,7 @@ import torch
 from hypothesis import Phase, settings
 
 from fedaudit.cli import main
+from fedaudit.federation import checkpoint
 from fedaudit.utils import processes
 
 # Where a helper asserts, pytest tells as much as where a test does.
@@ -35,6 +36,12 @@ federations:
 attacks:
   - {name: invg, iterations: 2}
 """
+
+
+@pytest.fixture
+def checkpoint_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations are kept after every round, however short they are."""
+    monkeypatch.setattr(checkpoint, "EVERY", 0.0)
 
 
 @dataclass(frozen=True)

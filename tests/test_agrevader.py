@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.records.agrevader import turned
-from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.prepare import resolve
@@ -122,10 +122,11 @@ def test_pushing_is_found_out_by_an_audit_and_colluders_share_notes(tmp_path):
     assert not {2, 3} & set(truth.owners.tolist())
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_killed_simulation_goes_on_with_its_notes(tmp_path):
     made = pushing()
 
-    def simulated(checkpoint: Checkpoint | None, until: int) -> Transcript:
+    def simulated(checkpoint: Path | None, until: int) -> Transcript:
         def report(done: float) -> None:
             if done >= until:
                 raise KeyboardInterrupt
@@ -133,7 +134,7 @@ def test_a_killed_simulation_goes_on_with_its_notes(tmp_path):
         return simulate(resolve(made).federations[0], report=report, checkpoint=checkpoint).transcript
 
     whole = simulated(None, 10**9)
-    checkpoint = Checkpoint(tmp_path / "f", every=0)
+    checkpoint = tmp_path / "f"
     with pytest.raises(KeyboardInterrupt):
         simulated(checkpoint, 17)  # in the fifth round
     again = simulated(checkpoint, 10**9)

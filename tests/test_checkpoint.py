@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaudit.data import load_dataset
-from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
@@ -67,7 +66,7 @@ class Killed(Exception):
 
 
 def simulated(
-    made: Scenario, checkpoint: Checkpoint | None, until: int = 10**9, told: list[float] | None = None, **own: Any
+    made: Scenario, checkpoint: Path | None, until: int = 10**9, told: list[float] | None = None, **own: Any
 ) -> tuple[Transcript, Truth, History]:
     def report(done: float) -> None:
         if told is not None:
@@ -88,12 +87,13 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 @pytest.mark.parametrize("name", DEFENCES)
 def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_counting(monkeypatch)
     made = scenario(DEFENCES[name])
     whole, truth, history = simulated(made, None)
-    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    checkpoint = tmp_path / "f.simulation"
     for until in (5, 11):  # in the midst of the second and of the fourth round
         with pytest.raises(Killed):
             simulated(made, checkpoint, until)
@@ -118,15 +118,16 @@ def test_it_goes_on_to_the_same_bits(tmp_path: Path, name: str, monkeypatch: pyt
         assert getattr(history, field) == getattr(own, field), field
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_checkpoint_of_something_else_or_half_of_one_is_not_used(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    checkpoint = tmp_path / "f.simulation"
     with pytest.raises(Killed):
         simulated(scenario({}), checkpoint, 8)
-    whole = checkpoint.path.read_bytes()
+    whole = checkpoint.read_bytes()
     other = scenario({}, learning_rate=0.02)
     assert simulated(other, checkpoint)[0].fingerprint() == simulated(other, None)[0].fingerprint()
     for damage in (whole[: len(whole) // 2], b"", b"nothing of the kind"):
-        checkpoint.path.write_bytes(damage)
+        checkpoint.write_bytes(damage)
         found = simulated(scenario({}), checkpoint)[0].fingerprint()
         assert found == simulated(scenario({}), None)[0].fingerprint()
 
@@ -171,6 +172,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_a_checkpoint_of_another_loss_model_or_held_out_set_is_not_used(
     tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
@@ -178,12 +180,12 @@ def test_a_checkpoint_of_another_loss_model_or_held_out_set_is_not_used(
     made = scenario({})
     loss, own = {"loss": "custom"} if "loss" in before else {}, {"name": "custom"} if "model" in before else {}
     made = made.model_copy(update={"model": made.model.model_copy(update={"width": None, **loss, **own})})
-    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    checkpoint = tmp_path / "f.simulation"
     with pytest.raises(Killed):
         simulated(made, checkpoint, 8, **before)
-    left = checkpoint.path.read_bytes()
+    left = checkpoint.read_bytes()
     resumed, _, _ = simulated(made, checkpoint, **before)
-    checkpoint.path.write_bytes(left)
+    checkpoint.write_bytes(left)
     assert resumed.fingerprint() == simulated(made, None, **before)[0].fingerprint()
     told: list[float] = []
     transcript, _, history = simulated(made, checkpoint, told=told, **after)
@@ -192,10 +194,11 @@ def test_a_checkpoint_of_another_loss_model_or_held_out_set_is_not_used(
     assert (transcript.fingerprint(), history.accuracy) == (fresh.fingerprint(), right.accuracy)
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_checkpoint_of_the_same_loss_and_model_is_used(tmp_path: Path) -> None:
     made = scenario({}, rounds=4)
     made = made.model_copy(update={"model": made.model.model_copy(update={"name": "custom", "loss": "custom"})})
-    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    checkpoint = tmp_path / "f.simulation"
     with pytest.raises(Killed):
         simulated(made, checkpoint, 8, model=net(torch.relu), loss=weighted(1.0))
     told: list[float] = []
@@ -203,21 +206,23 @@ def test_a_checkpoint_of_the_same_loss_and_model_is_used(tmp_path: Path) -> None
     assert min(told) > 6
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="can't write the checkpoint"):
-        simulated(scenario({}), Checkpoint(tmp_path / "file" / "f.simulation", every=0))
+        simulated(scenario({}), tmp_path / "file" / "f.simulation")
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_memory_that_a_checkpoint_cannot_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_counting(monkeypatch)
     monkeypatch.setattr(Counting, "state_dict", lambda self: {"own": lambda: 0})
     with pytest.raises(BadInput, match="keep tensors and plain values only"):
-        simulated(scenario({"sanitiser": "counting"}), Checkpoint(tmp_path / "f.simulation", every=0))
+        simulated(scenario({"sanitiser": "counting"}), tmp_path / "f.simulation")
 
 
 def test_short_simulations_leave_nothing(tmp_path: Path, command: Command) -> None:
-    simulated(scenario({}), Checkpoint(tmp_path / "f.simulation"))
+    simulated(scenario({}), tmp_path / "f.simulation")
     assert not list(tmp_path.iterdir())
     path = tmp_path / "scenario.yaml"
     path.write_text(scenario({}).to_yaml())

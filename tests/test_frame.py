@@ -18,14 +18,14 @@ from torch import Tensor
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, register
 from fedaudit.attacks.base import ATTACK_CONFIG
-from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Metric, compare, evaluate, summarise
+from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Limits, Metric, compare, evaluate, summarise
 from fedaudit.evaluation.finding_types import by_leaks, done
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, plan, record, run_audit
 from fedaudit.pipeline.trials import Trial
-from fedaudit.scenario import EvaluationSpec, scenario_from
+from fedaudit.scenario import scenario_from
 from fedaudit.threat import Observation, Scope, ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 
@@ -158,7 +158,7 @@ SCENARIO: dict[str, Any] = {
 def audit(*attacks: str | dict[str, Any], **rest: Any) -> Audit:
     limits = rest.pop("limits", None)
     values = {**SCENARIO, **rest, "attacks": list(attacks)}
-    return run_audit(scenario_from(values), limits=limits)
+    return run_audit(scenario_from(values)).held_to(limits or Limits())
 
 
 def transcript() -> Transcript:
@@ -185,10 +185,10 @@ def test_an_observation_splits_into_updates_clients_or_not_at_all():
 def test_a_plan_gives_every_attack_what_it_looks_at():
     attacks = [ATTACKS[f"drift-{looks}"].value() for looks in ("update", "client", "federation")]
     sent = transcript()
-    trials = plan([sent], attacks, ThreatModel(), EvaluationSpec(updates=1))  # the limit is on updates, not on clients
+    trials = plan([sent], attacks, ThreatModel(), updates=1)  # the limit is on updates, not on clients
     assert [len(trial.observation.messages) for trial in trials[:1]] == [1]
     assert [trial.attack.name for trial in trials].count("drift-client") == 3
-    few = plan([sent], attacks, ThreatModel(), EvaluationSpec(clients=2))
+    few = plan([sent], attacks, ThreatModel(), clients=2)
     assert [trial.attack.name for trial in few] == ["drift-update"] * 6 + ["drift-client"] * 2 + ["drift-federation"]
     assert len(trials[-1].observation.messages) == 6
     blind = plan([sent], attacks, ThreatModel(adversary="client"))

@@ -14,7 +14,6 @@ from fedaudit.attacks import ClassImagesFinding, make_attack
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.class_images import likeness
 from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour, ClientStep
-from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.spec import DefencesSpec
 from fedaudit.federation.transcript import Transcript
@@ -52,7 +51,7 @@ def scenario(malicious: dict[str, Any] | None, **changes: Any) -> Scenario:
     return scenario_from(values)
 
 
-def simulated(made: Scenario, checkpoint: Checkpoint | None = None, until: int = 10**9) -> tuple[Transcript, Truth]:
+def simulated(made: Scenario, checkpoint: Path | None = None, until: int = 10**9) -> tuple[Transcript, Truth]:
     def report(done: float) -> None:
         if done >= until:
             raise KeyboardInterrupt
@@ -174,10 +173,11 @@ def test_only_the_client_has_its_adversary_log(tmp_path: Path) -> None:
     assert all(again.adversary_log[n].equal(t) for n, t in transcript.adversary_log.items())
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_killed_simulation_goes_on_with_the_same_generator(tmp_path: Path) -> None:
     made = scenario(QUICK)
     whole, _ = simulated(made)
-    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    checkpoint = tmp_path / "f.simulation"
     with pytest.raises(KeyboardInterrupt):
         simulated(made, checkpoint, 11)  # in the third round
     again, _ = simulated(made, checkpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from fedaudit.data.dataset import Split
 from fedaudit.evaluation.membership import evaluated
-from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.record_draw import RecordDraw, draw
 from fedaudit.federation.records import NOBODY, UNUSED
 from fedaudit.federation.simulator import simulate
@@ -194,10 +194,11 @@ def test_what_no_update_used_is_no_member():
     assert len(rows) == 2 * int((truth.owners >= 0).sum())
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_killed_simulation_remembers_what_was_used(tmp_path):
     made = scenario(local_epochs=None, local_steps=2, rounds=6, clients_per_round=2)
 
-    def simulated(checkpoint: Checkpoint | None, until: int) -> Truth:
+    def simulated(checkpoint: Path | None, until: int) -> Truth:
         def report(done: float) -> None:
             if done >= until:
                 raise KeyboardInterrupt
@@ -205,7 +206,7 @@ def test_a_killed_simulation_remembers_what_was_used(tmp_path):
         return simulate(resolve(made).federations[0], report=report, checkpoint=checkpoint).truth
 
     whole = simulated(None, 10**9)
-    checkpoint = Checkpoint(tmp_path / "f", every=0)
+    checkpoint = tmp_path / "f"
     with pytest.raises(KeyboardInterrupt):
         simulated(checkpoint, 9)
     assert simulated(checkpoint, 10**9).owners.equal(whole.owners)

@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 import fedaudit
-from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import simulate
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
@@ -214,10 +213,11 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_simulation_that_goes_on_says_so(tmp_path: Path) -> None:
     made = scenario_from({**LABELS, "federations": [{"name": "f", "clients": 2, "examples": 4, "rounds": 5}]})
     (federation,) = resolve(made).federations
-    checkpoint = Checkpoint(tmp_path / "f.simulation", every=0)
+    checkpoint = tmp_path / "f.simulation"
     told: list[str] = []
 
     def killed(done: float) -> None:
@@ -228,7 +228,7 @@ def test_a_simulation_that_goes_on_says_so(tmp_path: Path) -> None:
         simulate(federation, report=killed, checkpoint=checkpoint, say=told.append)
     assert told == []
     simulate(federation, checkpoint=checkpoint, say=told.append)
-    assert told == [f"resuming: 3 of 5 rounds of federation f kept in {checkpoint.path}"]
+    assert told == [f"resuming: 3 of 5 rounds of federation f kept in {checkpoint}"]
 
 
 # --- what it came to -------------------------------------------------------------------------------------------------

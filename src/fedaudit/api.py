@@ -138,9 +138,9 @@ def audit(
             loss=loss,
             workers=workers,
             store=folder / "findings" if folder else None,
-            limits=limits,
             display=display,
         )
+    finished = finished.held_to(limits)
     if folder:
         if another:
             clear(folder)

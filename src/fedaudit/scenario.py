@@ -72,10 +72,6 @@ class ModelSpec(Spec):
         return self
 
 
-class AttackSpec(NamedSpec):
-    """An attack by registered name; every other key is a setting of it, checked against the attack itself."""
-
-
 class EvaluationSpec(Spec):
     """How findings are evaluated."""
 
@@ -118,7 +114,7 @@ class Scenario(Spec):
     defences: DefencesSpec = DefencesSpec()
     other_defences: list[DefencesSpec] = Field(default=[])
     threat: ThreatModel = ThreatModel()
-    attacks: Annotated[list[Annotated[AttackSpec, BeforeValidator(from_name)]], Field(min_length=1)] = Field(
+    attacks: Annotated[list[Annotated[NamedSpec, BeforeValidator(from_name)]], Field(min_length=1)] = Field(
         default=[], description="null or left out: those that fit the data, the updates and the threat model"
     )
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -140,7 +136,7 @@ class Scenario(Spec):
         return values
 
     @field_serializer("attacks")
-    def _open_or_named(self, attacks: list[AttackSpec]) -> list[dict[str, Any]] | None:
+    def _open_or_named(self, attacks: list[NamedSpec]) -> list[dict[str, Any]] | None:
         return [attack.model_dump(mode="json") for attack in attacks] or None
 
     @model_validator(mode="after")

@@ -121,9 +121,9 @@ def audit(
             data_dir=data_dir,
             workers=number_of_workers(workers),
             store=out / "findings",
-            limits=limits,
             display=display,
         )
+    finished = finished.held_to(limits)
     if another:
         clear(out)
     _conclude(finished, finished.save(out, write=formats, scenario=_from_here(scenario)))

@@ -28,12 +28,10 @@ class Checkpoint:
 
     Args:
         path: of the file.
-        every: seconds from one checkpoint to the next.
     """
 
-    def __init__(self, path: Path, every: float = EVERY) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.every = every
         self.written = time.monotonic()
 
     def load(self, key: Callable[[], str]) -> State | None:
@@ -50,7 +48,7 @@ class Checkpoint:
         Raises:
             BadInput: it can't be written.
         """
-        if time.monotonic() - self.written < self.every and not (last and self.path.exists()):
+        if time.monotonic() - self.written < EVERY and not (last and self.path.exists()):
             return
         draft = self.path.with_name(self.path.name + ".part")
         try:
@@ -65,10 +63,6 @@ class Checkpoint:
                 "keep tensors and plain values only, in dicts, lists and tuples"
             ) from error
         self.written = time.monotonic()
-
-    def remove(self) -> None:
-        """Delete the file; what it was for is finished."""
-        self.path.unlink(missing_ok=True)
 
 
 def pack(rounds: Sequence[Round]) -> list[State]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def simulate(
     federation: Federation,
     *,
     report: Callable[[float], None] | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: Path | None = None,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> Recording:
@@ -74,7 +75,7 @@ def simulate(
     Args:
         federation: with all of its parts, see :func:`check`.
         report: called with the updates made so far.
-        checkpoint: where a simulation that is killed goes on from.
+        checkpoint: file from which a simulation that is killed goes on.
         workers: processes for the clients of a round, where rounds are so long that it pays.
         say: called with a line if it goes on from a checkpoint.
 
@@ -120,7 +121,8 @@ def simulate(
         }
 
     begin = 0
-    if checkpoint and (saved := checkpoint.load(key)):
+    on_disk = Checkpoint(checkpoint) if checkpoint else None
+    if on_disk and (saved := on_disk.load(key)):
         begin = saved["finished"]
         model.load_state_dict(saved["model"])
         sampler.set_state(saved["sampler"])
@@ -129,7 +131,7 @@ def simulate(
         vars(history).update(saved["course"])
         rounds, rows = unpack(saved["rounds"]), saved["rows"]
         if say:
-            say(f"resuming: {begin} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint.path}")
+            say(f"resuming: {begin} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint}")
     seconds = 0.0  # of the last round in this process
 
     def tell(before: int, steps: int) -> None:
@@ -170,8 +172,8 @@ def simulate(
         budget.close(chosen)
         last = index + 1 == spec.rounds
         history.measure(model, federation.task_info, drawn.held_out, client_data, index + 1, last)
-        if checkpoint:
-            checkpoint.save(key, state, last)
+        if on_disk:
+            on_disk.save(key, state, last)
     if history.stopped is not None and history.rounds[-1:] != [history.stopped]:
         history.measure(model, federation.task_info, drawn.held_out, client_data, history.stopped, True)
     budget.end()

@@ -11,8 +11,9 @@ from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset
 from fedaudit.federation.spec import FederationSpec
 from fedaudit.federation.transcript import Transcript
-from fedaudit.scenario import AttackSpec, Scenario
+from fedaudit.scenario import Scenario
 from fedaudit.threat import ThreatModel
+from fedaudit.utils.validation import NamedSpec
 
 _MOST_STEPS = 16  # that are worth simulating; AGIC's one batch takes any number
 _MOST_IMAGES = 128  # in one update; beyond, only which labels they have is asked
@@ -86,7 +87,7 @@ TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
 _NOTHING = "loss-threshold"  # its answer says which records the threat model would have to grant
 
 
-def choose(scenario: Scenario, dataset: Dataset) -> list[AttackSpec]:
+def choose(scenario: Scenario, dataset: Dataset) -> list[NamedSpec]:
     """Return the attacks that fit a federation of ``scenario`` at least, each once.
 
     Args:
@@ -96,7 +97,7 @@ def choose(scenario: Scenario, dataset: Dataset) -> list[AttackSpec]:
     return _fitting([_case(scenario, spec, dataset) for spec in scenario.federations])
 
 
-def choose_for(transcript: Transcript, threat: ThreatModel) -> list[AttackSpec]:
+def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
     """Return the attacks that fit at least one update of a transcript.
 
     Args:
@@ -131,9 +132,9 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[AttackSpec]:
     return _fitting(cases)
 
 
-def _fitting(cases: Sequence[Case]) -> list[AttackSpec]:
+def _fitting(cases: Sequence[Case]) -> list[NamedSpec]:
     fitting = [(name, settings) for name, settings, fits in TABLE if any(map(fits, cases))]
-    return [AttackSpec.model_validate({"name": name, **settings}) for name, settings in fitting or [(_NOTHING, {})]]
+    return [NamedSpec.model_validate({"name": name, **settings}) for name, settings in fitting or [(_NOTHING, {})]]
 
 
 def _inverts(case: Case) -> bool:

@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.models import BATCH_NORM
-from fedaudit.results import ModelRecord
 from fedaudit.scenario import ModelSpec
 from fedaudit.utils.errors import BadInput
 
@@ -39,20 +38,21 @@ def with_modes(spec: ModelSpec, module: nn.Module | None) -> ModelSpec:
     return spec.model_copy(update={"batch_norm": batch_norm, "dropout": dropout})
 
 
-def mode_in_words(record: ModelRecord, module: nn.Module | None) -> str | None:
+def mode_in_words(batch_norm: str, dropout: str, module: nn.Module | None) -> str | None:
     """Return in which mode clients train and whether the module was given so; None where there is no choice.
 
     Args:
-        record: of the model, with the modes that are used.
+        batch_norm: the mode that is used, or ``none`` where the model has no BatchNorm.
+        dropout: ``on``, ``off`` or ``none``.
         module: as of :func:`with_modes`.
     """
     parts = []
-    if record.batch_norm != "none":
-        used = f"BatchNorm in {record.batch_norm} mode"
-        parts.append((used, module is None or _one_of(module, BATCH_NORM) == record.batch_norm))
-    if record.dropout in ("on", "off"):
-        mode = "train" if record.dropout == "on" else "eval"
-        parts.append((f"dropout {record.dropout}", module is None or _dropout_mode(module) == mode))
+    if batch_norm != "none":
+        used = f"BatchNorm in {batch_norm} mode"
+        parts.append((used, module is None or _one_of(module, BATCH_NORM) == batch_norm))
+    if dropout != "none":
+        mode = "train" if dropout == "on" else "eval"
+        parts.append((f"dropout {dropout}", module is None or _dropout_mode(module) == mode))
     if not parts:
         return None
     if module is None:

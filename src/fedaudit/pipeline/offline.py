@@ -28,13 +28,13 @@ from fedaudit.pipeline.recordings import check_replay, recorded_truth, with_trut
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
 from fedaudit.pipeline.trials import Trial
 from fedaudit.results import DataRecord, ModelRecord
-from fedaudit.scenario import AttackSpec, Scenario, scenario_from
+from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel
 from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display
-from fedaudit.utils.validation import explain
+from fedaudit.utils.validation import NamedSpec, explain
 
 
 def attack_transcript(
@@ -113,7 +113,7 @@ def attack_transcript(
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         recorded = _open_truth(truth, transcript)[1].seed
         seed = recorded if seed is None else seed
-    complete = [AttackSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
+    complete = [NamedSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
     request = {
         "transcript": transcript.fingerprint(),
         "attacks": [spec.model_dump(mode="json") for spec in complete],
@@ -161,7 +161,6 @@ def attack_transcript(
         ResolvedScenario(attacked, attacks, data, model_record),
         [recording],
         trials,
-        limits=limits,
         workers=workers,
         started=started,
         store=out / "findings" if out else None,
@@ -170,7 +169,7 @@ def attack_transcript(
     )
     if out:
         _make_room(out, another, request)
-    return assessed
+    return assessed.held_to(limits)
 
 
 def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dict[str, Any]]]:

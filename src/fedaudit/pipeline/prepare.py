@@ -34,7 +34,7 @@ from fedaudit.models import (
 from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.modes import mode_in_words, with_modes
 from fedaudit.results import DataRecord, ModelRecord
-from fedaudit.scenario import AttackSpec, Scenario
+from fedaudit.scenario import Scenario
 from fedaudit.training import BCE, Loss, class_logits, loss_function
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput
@@ -42,6 +42,7 @@ from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
+from fedaudit.utils.validation import NamedSpec
 
 
 @dataclass(frozen=True)
@@ -145,15 +146,17 @@ def resolve(
         input_shape=list(dataset.input_shape),
     )
     sample = task_info.normalise(dataset.test.inputs[:8])
+    batch_norm = spec.batch_norm if has_batch_norm(module) else "none"
+    dropout = ("on" if task_info.dropout else "off") if draws_at_random(module, sample) else "none"
     model_record = ModelRecord(
         name=spec.name,
         parameters=sum(p.numel() for p in module.parameters()),
         initialisation="given" if spec.name == "custom" else spec.initialisation,
-        batch_norm=spec.batch_norm if has_batch_norm(module) else "none",
+        batch_norm=batch_norm,
         trained=trained,
-        dropout=("on" if task_info.dropout else "off") if draws_at_random(module, sample) else "none",
+        dropout=dropout,
+        mode=mode_in_words(batch_norm, dropout, model),
     )
-    model_record = model_record.model_copy(update={"mode": mode_in_words(model_record, model)})
     return ResolvedScenario(scenario, attacks, data_record, model_record, federations)
 
 
@@ -215,7 +218,7 @@ def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behavio
 def _with_attacks(scenario: Scenario) -> tuple[Scenario, list[Attack]]:
     """Return the scenario with its attacks' settings spelled out, and the attacks."""
     attacks = [make(ATTACKS, spec.name, spec.settings()) for spec in scenario.attacks]
-    spelt = [AttackSpec.model_validate({"name": attack.name, **attack.settings()}) for attack in attacks]
+    spelt = [NamedSpec.model_validate({"name": attack.name, **attack.settings()}) for attack in attacks]
     return scenario.model_copy(update={"attacks": spelt}), attacks
 
 

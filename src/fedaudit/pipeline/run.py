@@ -21,7 +21,6 @@ from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import Limits, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.examples import example_kind, save_png
-from fedaudit.federation.checkpoint import Checkpoint
 from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
@@ -37,7 +36,7 @@ from fedaudit.results import (
     FindingResult,
     Timing,
 )
-from fedaudit.scenario import EvaluationSpec, Scenario
+from fedaudit.scenario import Scenario
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -70,6 +69,11 @@ class Audit:
     def exceeded(self) -> bool:
         """Whether a limit of the user's was exceeded."""
         return any(threshold.exceeded for threshold in self.result.thresholds)
+
+    def held_to(self, limits: Limits) -> Audit:
+        """Return the same audit with what became of each of ``limits``."""
+        thresholds = check_limits(limits, self.result.findings, self.result.summaries)
+        return dataclasses.replace(self, result=self.result.model_copy(update={"thresholds": thresholds}))
 
     def save(self, folder: Path | str, *, write: Sequence[str] = (), scenario: str = "scenario.yaml") -> Path:
         """Write results.json, report.html, scenario.yaml and the images to ``folder``; return the report's path.
@@ -122,7 +126,6 @@ def run_audit(
     loss: Loss | None = None,
     workers: int = 1,
     store: Path | None = None,
-    limits: Limits | None = None,
     display: Display | None = None,
 ) -> Audit:
     """Simulate the federations of ``scenario``, attack what the adversary sees, and evaluate.
@@ -133,7 +136,6 @@ def run_audit(
         dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
         workers: processes for the simulation and the attacks.
         store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
-        limits: what the audit must keep.
         display: shows progress.
 
     Raises:
@@ -149,23 +151,22 @@ def run_audit(
         [r.transcript for r in attacked],
         resolved.attacks,
         resolved.scenario.threat,
-        resolved.scenario.evaluation,
+        updates=resolved.scenario.evaluation.updates,
+        clients=resolved.scenario.evaluation.clients,
         seed=resolved.scenario.seed,
         device=resolved.scenario.device,
     )
     trials = run_attacks(planned, workers=workers, store=store, display=display)
-    audit = assess(
-        resolved, recordings, trials, limits=limits, workers=workers, started=started, store=store, display=display
-    )
+    audit = assess(resolved, recordings, trials, workers=workers, started=started, store=store, display=display)
     if store:
         for federation in resolved.federations:
-            simulation_checkpoint(store, federation.name).remove()
+            simulation_checkpoint(store, federation.name).unlink(missing_ok=True)
     return audit
 
 
-def simulation_checkpoint(store: Path, run: str) -> Checkpoint:
-    """Return where the simulation of the run of that name goes on from when it is killed."""
-    return Checkpoint(store / f"{run}.simulation")
+def simulation_checkpoint(store: Path, run: str) -> Path:
+    """Return the file from which the simulation of the run of that name goes on when it is killed."""
+    return store / f"{run}.simulation"
 
 
 @one_thread()
@@ -229,23 +230,24 @@ def plan(
     transcripts: Sequence[Transcript],
     attacks: Sequence[Attack],
     threat: ThreatModel,
-    limits: EvaluationSpec | None = None,
     *,
+    updates: int | None = None,
+    clients: int | None = None,
     seed: int = 0,
     device: str = "cpu",
 ) -> list[Trial]:
     """Return every attack on all in its scope, checked beforehand; one that does not apply has its outcome already.
 
-    That is every update that the adversary sees, every client that it sees updates of (or as many of the first as
-    ``limits`` says), or the federation. Where it sees no update, an attack on updates or clients stands with the
+    That is every update that the adversary sees (or the first ``updates``), every client that it sees updates of (or
+    the first ``clients``), or the federation. Where it sees no update, an attack on updates or clients stands with the
     reason.
     """
     trials: list[Trial] = []
     for transcript, attack in itertools.product(transcripts, attacks):
         whole = observe(transcript, threat)
-        most = {"update": limits.updates, "client": limits.clients} if limits else {}
         scope = attack.scope()
-        for observation in whole.split(scope)[: most.get(scope)] or [whole]:
+        most = {"update": updates, "client": clients}.get(scope)
+        for observation in whole.split(scope)[:most] or [whole]:
             reason: NotApplicable | None = None
             try:
                 if scope != "federation":
@@ -272,7 +274,6 @@ def assess(
     recordings: Sequence[Recording],
     trials: Sequence[Trial],
     *,
-    limits: Limits | None = None,
     workers: int,
     started: float,
     repeat: str | None = None,
@@ -344,7 +345,7 @@ def assess(
         not_tested=_not_tested(scenario, attacks),
         lpips_missing=None if lpips_used else lpips_missing(),
         repeat=repeat or _how_to_repeat(scenario),
-        thresholds=check_limits(limits or Limits(), findings, summaries),
+        thresholds=[],
         environment=environment(scenario.device),
         timing=Timing(
             seconds=time.time() - started,
