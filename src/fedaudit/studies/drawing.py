@@ -28,7 +28,7 @@ _LEVEL: dict[Outcome, int] = {"holds": 1, "undecided": 2, "doesn't hold": 3, "no
 
 
 def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
-    """Write result.md, result.csv, figure.png and result.html to ``folder`` and return their paths.
+    """Write result.md, result.csv, claims.csv, figure.png and result.html to ``folder`` and return their paths.
 
     A ``suffix`` follows each name, before its ending.
 
@@ -42,6 +42,8 @@ def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
         f"result{suffix}.csv": table_csv(analysis).encode(),
         f"result{suffix}.html": page(analysis, drawn, points, suffix).encode(),
     }
+    if analysis.claims:
+        contents[f"claims{suffix}.csv"] = claims_csv(analysis).encode()
     if drawn:
         contents[f"figure{suffix}.png"] = drawn
     if points:
@@ -111,6 +113,19 @@ def table_csv(analysis: Analysis) -> str:
                 *(cell.others[name].mean if name in cell.others else "" for name in analysis.study.also),
             ]
         )
+    return out.getvalue()
+
+
+def claims_csv(analysis: Analysis) -> str:
+    """Return one row per claim and place: the paired difference, its interval, how many updates it is of, the outcome."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["claim", "where", "metric", "difference", "low", "high", "n", "outcome", "study", "scale"])
+    for claim in analysis.claims:
+        d = claim.difference
+        numbers = [d.mean, d.low, d.high, d.n] if d else [""] * 4
+        named = [analysis.study.name, analysis.scale]
+        writer.writerow([claim.text, claim.where, claim.metric, *numbers, claim.outcome, *named])
     return out.getvalue()
 
 
