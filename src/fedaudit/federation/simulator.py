@@ -18,6 +18,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
 from fedaudit.defences.privacy import refuse_batch_norm
 from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.federation.arithmetic import runs_fast
 from fedaudit.federation.behaviour import Behaviour
 from fedaudit.federation.budget import PrivacyBudget
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
@@ -81,6 +82,8 @@ def simulate(
     Raises:
         BadInput: a client's training or a rule fails on what the rounds bring.
     """
+    if federation.spec.arithmetic == "fast" and not runs_fast(federation.model, _sample(federation)):
+        federation = dataclasses.replace(federation, spec=federation.spec.model_copy(update={"arithmetic": "torch"}))
     spec, defences, seed = federation.spec, federation.defences, federation.seed
     client_data, drawn = federation.client_data, federation.drawn
     model = copy.deepcopy(federation.model)
@@ -312,10 +315,14 @@ def _root(federation: Federation) -> Client | None:
     return Client(_SERVER, owned[rows], dataclasses.replace(federation, defences=DefencesSpec()))
 
 
+def _sample(federation: Federation) -> Tensor:
+    """Return two examples as the model sees them, of no particular content."""
+    return federation.task_info.normalise(torch.zeros(2, *federation.task_info.input_shape))
+
+
 def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
     """Return the names of each layer's parameters and statistics, in forward order."""
-    sample = federation.task_info.normalise(torch.zeros(2, *federation.task_info.input_shape))
-    groups = {layer.name: list(layer.parameters) for layer in layer_groups(federation.model, sample)}
+    groups = {layer.name: list(layer.parameters) for layer in layer_groups(federation.model, _sample(federation))}
     for name, _ in federation.model.named_buffers():
         owner = name.rpartition(".")[0]
         if owner in groups:
