@@ -202,8 +202,12 @@ def conv2d(layer: nn.Conv2d, x: Tensor, w: Tensor, bias: Tensor | None) -> Tenso
         Unavailable: there is no native code here.
     """
     padding = layer.padding
-    shapes_fit = not isinstance(padding, str) and x.ndim == 4 and x.shape[1] == w.shape[1]
-    if shapes_fit and _is_faster(x, w, layer.stride, padding, layer.dilation, layer.groups):
+    shapes_fit = x.ndim == 4 and x.shape[1] == w.shape[1]
+    if (
+        shapes_fit
+        and not isinstance(padding, str)
+        and _is_faster(x, w, layer.stride, padding, layer.dilation, layer.groups)
+    ):
         return cast("Tensor", _Convolution.apply(x, w, bias, padding[0]))
     return nn.functional.conv2d(x, w, bias, layer.stride, padding, layer.dilation, layer.groups)
 
