@@ -33,6 +33,7 @@ from fedaudit.federation.worker_pool import run_round
 from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import computation, tensor_digest
+from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import check_memory
@@ -109,7 +110,8 @@ def simulate(
 
     @cache
     def key() -> str:
-        return computation(federation, SANITISERS[defences.sanitiser.name].value)
+        code = [native_code()] if spec.arithmetic == "fast" else []  # it decides the bits
+        return computation(federation, SANITISERS[defences.sanitiser.name].value, *code)
 
     def state() -> State:
         return {
