@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 # The native code, built again when its source has changed; without a compiler everything works, slower.
-$(NATIVE): $(READY) src/fedaudit/attacks/inversion/engines/winograd.cpp src/fedaudit/attacks/inversion/engines/native.py
+$(NATIVE): $(READY) src/fedaudit/utils/winograd.cpp src/fedaudit/utils/native.py
 	-$(BIN)/fedaudit doctor --build
 	@touch $(NATIVE)
 

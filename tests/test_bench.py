@@ -79,6 +79,16 @@ def test_simulator_counts_updates_and_findings(command):
     assert "8 findings of 32 images" in told
 
 
+def test_training_is_timed_beside_a_bare_loop(command):
+    result = json.loads(command("bench", "training", "--quick", "--json").out)
+    assert [row["model"] for row in result["rows"]] == ["mlp", "convnet-small"]
+    for row in result["rows"]:
+        assert row["bare_ms"] > 0
+        assert 0.3 < row["simulator"] < 3  # other work on the machine is in it, too
+        assert 0.3 < row["fast"] < 6
+        assert 0 < row["share"] < 1.5
+
+
 def test_aggregators_are_timed_and_a_peer_that_is_not_there_is_named(command):
     result = json.loads(command("bench", "aggregators", "--quick", "--json").out)
     assert {row["rule"] for row in result["rows"]} == set(AGGREGATORS.names())
@@ -126,6 +136,7 @@ def test_all_benches_write_one_page(command, tmp_path):
         "inversion",
         "picture",
         "simulator",
+        "training",
         "aggregators",
         "local-model",
         "malicious",

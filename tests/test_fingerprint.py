@@ -203,7 +203,7 @@ def test_the_code_counts_but_not_what_only_shows_results(tmp_path: Path) -> None
     shutil.copytree(Path(fedaudit.__file__).parent, home, ignore=shutil.ignore_patterns("__pycache__"))
     (home / "report" / "page.py").write_text("changed")
     assert version_of(home) == code_version()
-    for path in ("attacks/inversion/engines/winograd.cpp", "federation/client.py", "defences/privacy.py", "update.py"):
+    for path in ("utils/winograd.cpp", "federation/client.py", "defences/privacy.py", "update.py"):
         before = version_of(home)
         (home / path).write_text("changed")
         assert version_of(home) != before, path

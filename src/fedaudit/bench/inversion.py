@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedaudit.attacks.inversion.engines import winograd
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
 from fedaudit.bench.cases import (
     FULL,
@@ -26,6 +25,7 @@ from fedaudit.bench.cases import (
     our_tool,
     prepare,
 )
+from fedaudit.utils import winograd
 from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.progress import Display, Quiet
 

@@ -81,6 +81,18 @@ def bench_simulator(
     _conclude({"simulator": result}, out, json_output=json_output)
 
 
+@bench.command("training")
+def bench_training(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
+    """Time the simulator's local training beside a bare PyTorch loop of the same steps, in both arithmetics."""
+    _begin("training", out, quick=quick)
+    from fedaudit.bench.training import time_training
+    from fedaudit.utils.progress import live_display
+
+    with live_display() as display:
+        result = time_training(quick=quick, display=display)
+    _conclude({"training": result}, out, json_output=json_output)
+
+
 @bench.command("aggregators")
 def bench_aggregators(
     quick: _QUICK = False,
@@ -164,6 +176,7 @@ def bench_all(
     from fedaudit.bench.picture import time_to_picture
     from fedaudit.bench.recorder import time_recorder
     from fedaudit.bench.simulator import time_simulator
+    from fedaudit.bench.training import time_training
     from fedaudit.utils.progress import live_display
 
     breaching = "breaching" in peers
@@ -172,6 +185,7 @@ def bench_all(
             "inversion": time_inversion(quick=quick, peer=breaching, display=display),
             "picture": time_to_picture(images=2 if quick else 10, data_dir=data_dir, peer=breaching, display=display),
             "simulator": time_simulator(quick=quick, peer="flower" in peers, display=display),
+            "training": time_training(quick=quick, display=display),
             "aggregators": time_aggregators(
                 quick=quick, peers=[p for p in peers if p in ("byzfl", "flower")], display=display
             ),

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from fedaudit.attacks.inversion.engines import native
 from fedaudit.data import DATASETS, find_dataset, how_to_get
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.pipeline.run import environment
+from fedaudit.utils import native
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import wide_console
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.federation.arithmetic import fast_arithmetic
 from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.encoding import decode, encode
@@ -108,6 +110,7 @@ class Client:
         self.gradients: Callable[..., list[Tensor]] | None = None
         if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
             self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
+        self.fast = spec.arithmetic == "fast" and self.gradients is None  # gradients of single examples are vmap's
         self.pending: list[Tensor] = []
 
     def state_dict(self) -> State:
@@ -152,9 +155,11 @@ class Client:
     def train(self, model: nn.Module, index: int) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
         rows = self._batches()
-        self.used[torch.cat(rows)] = True
+        together, sizes = torch.cat(rows), [len(r) for r in rows]
+        self.used[together] = True
         task_info, loss = self.task_info, self.loss
-        batches = [(task_info.normalise(self.data.inputs[r]), self.data.targets[r]) for r in rows]
+        inputs, targets = task_info.normalise(self.data.inputs[together]), self.data.targets[together]
+        batches = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
         start = {name: value.detach().clone() for name, value in model.state_dict().items()}
         honest = partial(self._honest, model, start)
         set_training_mode(model, task_info.batch_norm, dropout=task_info.dropout)
@@ -176,19 +181,21 @@ class Client:
     ) -> dict[str, Tensor]:
         """Return the gradient of the first batch, or ΔW after training ``model`` in place on all of them."""
         spec, loss = self.spec, self.loss
-        if spec.algorithm == "fedsgd":
-            return gradient(model, loss, batches[0], self.gradients)
-        train(
-            model,
-            loss,
-            batches,
-            learning_rate=spec.learning_rate,
-            momentum=spec.momentum,
-            weight_decay=spec.weight_decay,
-            proximal_mu=spec.proximal_mu,
-            gradients=self.gradients,
-            limit=limit,
-        )
+        with fast_arithmetic(model) if self.fast else nullcontext():
+            if spec.algorithm == "fedsgd":
+                own = gradient(model, loss, batches[0], self.gradients)
+                return {name: value.contiguous() for name, value in own.items()}
+            train(
+                model,
+                loss,
+                batches,
+                learning_rate=spec.learning_rate,
+                momentum=spec.momentum,
+                weight_decay=spec.weight_decay,
+                proximal_mu=spec.proximal_mu,
+                gradients=self.gradients,
+                limit=limit,
+            )
         return {name: p.detach() - start[name] for name, p in trainable(model).items()}
 
     def run_round(

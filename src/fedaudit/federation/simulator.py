@@ -19,6 +19,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
 from fedaudit.defences.privacy import refuse_batch_norm
 from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.federation.arithmetic import runs_fast
 from fedaudit.federation.behaviour import Behaviour
 from fedaudit.federation.budget import PrivacyBudget
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
@@ -33,6 +34,7 @@ from fedaudit.federation.worker_pool import run_round
 from fedaudit.models import has_batch_norm, layer_groups
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import computation, tensor_digest
+from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import check_memory
@@ -82,6 +84,8 @@ def simulate(
     Raises:
         BadInput: a client's training or a rule fails on what the rounds bring.
     """
+    if federation.spec.arithmetic == "fast" and not runs_fast(federation.model, _sample(federation)):
+        federation = dataclasses.replace(federation, spec=federation.spec.model_copy(update={"arithmetic": "torch"}))
     spec, defences, seed = federation.spec, federation.defences, federation.seed
     client_data, drawn = federation.client_data, federation.drawn
     model = copy.deepcopy(federation.model)
@@ -107,7 +111,8 @@ def simulate(
 
     @cache
     def key() -> str:
-        return computation(federation, SANITISERS[defences.sanitiser.name].value)
+        code = [native_code()] if spec.arithmetic == "fast" else []  # it decides the bits
+        return computation(federation, SANITISERS[defences.sanitiser.name].value, *code)
 
     def state() -> State:
         return {
@@ -314,10 +319,14 @@ def _root(federation: Federation) -> Client | None:
     return Client(_SERVER, owned[rows], dataclasses.replace(federation, defences=DefencesSpec()))
 
 
+def _sample(federation: Federation) -> Tensor:
+    """Return two examples as the model sees them, of no particular content."""
+    return federation.task_info.normalise(torch.zeros(2, *federation.task_info.input_shape))
+
+
 def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
     """Return the names of each layer's parameters and statistics, in forward order."""
-    sample = federation.task_info.normalise(torch.zeros(2, *federation.task_info.input_shape))
-    groups = {layer.name: list(layer.parameters) for layer in layer_groups(federation.model, sample)}
+    groups = {layer.name: list(layer.parameters) for layer in layer_groups(federation.model, _sample(federation))}
     for name, _ in federation.model.named_buffers():
         owner = name.rpartition(".")[0]
         if owner in groups:

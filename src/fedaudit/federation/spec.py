@@ -60,6 +60,11 @@ class FederationSpec(Spec):
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     proximal_mu: NonNegative = 0.0
+    arithmetic: Literal["torch", "fast"] = Field(
+        default="torch",
+        description="of local training; fast: channels last, 3x3 convolutions by Winograd (native code): the "
+        "same numbers to rounding; torch's where the model or differential privacy of examples doesn't allow it",
+    )
     partition: PartitionSpec = PartitionSpec()
     malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
         default=None, description="who of the clients isn't honest; nobody if null"

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding
-from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import Limits, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.image_metrics import lpips_missing
@@ -43,6 +42,7 @@ from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import device_name
 from fedaudit.utils.folders import inside
 from fedaudit.utils.machine import one_thread
+from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.version import __version__

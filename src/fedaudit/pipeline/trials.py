@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedaudit.attacks import Attack, Finding
-from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.threat import Observation
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
 from fedaudit.utils.fingerprint import computation, device_name, file_digest
 from fedaudit.utils.machine import one_thread
+from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import WorkerDied, run_tasks, tell
 from fedaudit.utils.seeds import generator
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.engines.native import native_code
 from fedaudit.data import find_dataset, load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
@@ -30,6 +29,7 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint, tensor_digest
 from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
+from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
 from fedaudit.utils.registry import Registry
 

@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedaudit.attacks.inversion.engines.activation_pattern import ActivationPattern
-from fedaudit.attacks.inversion.engines.native import Unavailable
-from fedaudit.attacks.inversion.engines.winograd import register, substitute
 from fedaudit.attacks.victim import Victim
+from fedaudit.utils.native import Unavailable
+from fedaudit.utils.winograd import register, substitute
 
 _ATEN = torch.ops.aten
 # Up to here torch itself prefers its own convolution to oneDNN's for one image and one thread, if the kernel is 3×3.

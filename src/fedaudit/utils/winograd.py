@@ -1,4 +1,6 @@
-"""3×3 convolutions by Winograd's minimal filtering, in place of torch's own in a traced pass (Lavin & Gray 2016).
+"""3×3 convolutions by Winograd's minimal filtering, in place of torch's own (Lavin & Gray 2016).
+
+In a traced pass (:func:`substitute`), or as a layer is run, with autograd (:func:`conv2d`).
 
 F(4×4, 3×3) takes a quarter of the multiplications. Its rounding error, some five times that of a direct one, is far
 below the length of the passes' finite difference (docs/performance.md). The kernels are C++ (``winograd.cpp``),
@@ -9,13 +11,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.fx import Graph, GraphModule, Node
 
-from fedaudit.attacks.inversion.engines.native import kernels
+from fedaudit.utils.native import kernels
 
 _ATEN = torch.ops.aten
 _PANEL = 32  # channels that the kernels take at a time
@@ -167,13 +170,63 @@ def _pays(node: Node) -> bool:
         if node.target is _ATEN.convolution.default
         else [*arguments[1:3], *arguments[4:10]]
     )
-    x, w = images.meta["val"], filters.meta["val"]
-    if not (x.ndim == 4 and tuple(w.shape[2:]) == (3, 3) and x.dtype == torch.float32 and x.device.type == "cpu"):
+    if transposed or images.meta["val"].ndim != 4:
         return False
-    if transposed or groups != 1 or {*stride, *dilation} != {1} or len({*padding}) != 1:
+    return _is_faster(images.meta["val"], filters.meta["val"], stride, padding, dilation, groups)
+
+
+def _is_faster(
+    x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> bool:
+    """Return whether a two-dimensional convolution is one of those that are faster here."""
+    if tuple(w.shape[2:]) != (3, 3) or {x.dtype, w.dtype} != {torch.float32} or x.device.type != "cpu":
+        return False
+    if groups != 1 or {*stride, *dilation} != {1} or len({*padding}) != 1:
         return False
     channels_fit = x.shape[1] % _PANEL == 0 and w.shape[0] % _PANEL == 0
     return channels_fit and _tiles(x.shape, padding[0]) >= _LEAST_TILES
+
+
+def conv2d(layer: nn.Conv2d, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what ``layer`` makes of images, with autograd: from here where that is faster, else as torch does.
+
+    Which it is depends on shapes alone.
+
+    Args:
+        layer: whose stride, zero padding, dilation and groups are taken.
+        x: (n, c, height, width) images.
+        w: (k, c / groups, height, width) filters.
+        bias: (k,); None: no bias.
+
+    Raises:
+        Unavailable: there is no native code here.
+    """
+    padding = layer.padding
+    shapes_fit = x.ndim == 4 and x.shape[1] == w.shape[1]
+    if (
+        shapes_fit
+        and not isinstance(padding, str)
+        and _is_faster(x, w, layer.stride, padding, layer.dilation, layer.groups)
+    ):
+        return cast("Tensor", _Convolution.apply(x, w, bias, padding[0]))
+    return nn.functional.conv2d(x, w, bias, layer.stride, padding, layer.dilation, layer.groups)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.padding = padding
+        y = convolve(x, w, padding)
+        return y if bias is None else y.add_(bias.view(-1, 1, 1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        wants_x, wants_w, wants_bias, _ = ctx.needs_input_grad
+        dx, dw = convolve_backward(dy, x, w, ctx.padding, wants_x, wants_w) if wants_x or wants_w else (None, None)
+        return dx if wants_x else None, dw if wants_w else None, dy.sum((0, 2, 3)) if wants_bias else None, None
 
 
 def _substitute_forward(graph: Graph, node: Node) -> None:
