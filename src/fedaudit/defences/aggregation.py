@@ -19,7 +19,7 @@ class Cohort:
 
     Attributes:
         clients: (n,) who sent each row.
-        examples: (n,) over how many examples each update was made.
+        examples: (n,) how many each client holds, or else how many its update was made from.
         root: (d,) the server's own update, made on its root data.
     """
 

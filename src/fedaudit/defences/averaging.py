@@ -41,8 +41,8 @@ class Mean(Aggregator):
 class FedAvg(Aggregator):
     """Σ nₖ·updateₖ / Σ nₖ (McMahan et al. 2017, Algorithm 1).
 
-    nₖ is the number of examples that the update was made from, which is the client's own number where clients pass over
-    all of their data.
+    nₖ is the number of examples that the client holds, which it tells the server; where it isn't told, that of those
+    that the update was made from.
     """
 
     name = "fedavg"

@@ -97,7 +97,7 @@ class Server:
     def _part(self, names: list[str], updates: list[Update], root: dict[str, Tensor] | None) -> Aggregate:
         cohort = Cohort(
             clients=tuple(u.client for u in updates),
-            examples=tuple(u.num_examples for u in updates),
+            examples=tuple((u.training.data_size if u.training else None) or u.num_examples for u in updates),
             root=None if root is None else _flat([root], names)[0],
         )
         matrix = _flat([u.tensors for u in updates], names)

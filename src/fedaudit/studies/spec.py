@@ -100,8 +100,8 @@ class StudySpec(Spec):
     """A grid of scenarios and what it stands for.
 
     Every repetition of every combination of levels is one trial: a scenario with exactly one attack, whose seed is the
-    scenario's (or the study's) plus the repetition's number. Levels that change only the attack therefore meet the
-    same victims.
+    scenario's (or the study's) plus the repetition's number, or is listed. Levels that change only the attack therefore
+    meet the same victims.
     """
 
     version: Annotated[Literal[1], BeforeValidator(no_boolean)] = 1
@@ -109,6 +109,7 @@ class StudySpec(Spec):
     title: str
     paper: str = Field(description="where the table or figure is published")
     seed: Whole = 0
+    seeds: list[Whole] = Field(default=[], description="of the first repetitions, in place of seed, seed + 1, …")
     scenario: dict[str, Any]
     axes: dict[str, dict[str, Changes]] = Field(min_length=1)
     scales: dict[ScaleName, ScaleSpec]
@@ -265,7 +266,9 @@ def expand(
             for override in overrides or []:
                 values = apply_override(values, override)
             scenario = scenario_from(values, where=where)
-            scenario = scenario.model_copy(update={"seed": scenario.seed + repetition})
+            listed = scenario.seed == study.seed and repetition < len(study.seeds)
+            seed = study.seeds[repetition] if listed else scenario.seed + repetition
+            scenario = scenario.model_copy(update={"seed": seed})
             if len(scenario.attacks) != 1:
                 raise BadInput(f"{where}: a trial runs exactly one attack, not {len(scenario.attacks)}")
             make_attack(scenario.attacks[0].name, scenario.attacks[0].settings())  # a wrong setting is found now

@@ -17,12 +17,12 @@ _REPORT_EVERY = 50
 
 @dataclass(frozen=True)
 class Learned:
-    """A fitted mapping network G, on the principal coordinates of the weights sent.
+    """A fitted mapping network G, on coordinates of the weights sent: their own, or whitened ones.
 
     Attributes:
         parameters: of the two layers: (h, k), (h,), (p, h), (p,).
-        mean: (p,) of the weights sent.
-        basis: (p, k): the directions in which they spread, each as long as its standard deviation.
+        mean: (p,) where the coordinates are zero: at the mean of the weights sent where they are whitened.
+        basis: (p, k): the identity; whitened, the directions in which they spread, as long as the standard deviation.
         error: Σ‖G(θ) − Δθ‖² relative to Σ‖Δθ − mean‖² over the rounds: 0 is a perfect fit, 1 no better than the mean.
     """
 
@@ -41,6 +41,7 @@ def fit_mapping(
     moved: Tensor,
     *,
     hidden: int,
+    whitened: bool,
     span: float,
     iterations: int,
     learning_rate: float,
@@ -53,18 +54,16 @@ def fit_mapping(
         sent: (n, p) θ.
         moved: (n, p) Δθ.
         hidden: units of the hidden layer.
-        span: leave out directions in which the weights sent spread less than this, relative to the widest.
+        whitened: G takes the principal coordinates of the weights sent, each of standard deviation 1; else θ as it is.
+        span: where whitened, leave out directions in which they spread less than this, relative to the widest.
         iterations: of Adam, on all rounds at once.
         learning_rate: of Adam.
         generator: of the initial weights (PyTorch's default scheme).
         progress: called with the iterations done.
     """
     p = sent.shape[1]
-    mean = sent.mean(dim=0)
-    _, spread, directions = torch.linalg.svd(sent - mean, full_matrices=False)
-    k = max(1, int((spread > max(span, torch.finfo(sent.dtype).eps) * spread[0]).sum()))
-    basis = directions[:k].T * spread[:k] / len(sent) ** 0.5
-    inputs = (sent - mean) @ basis / basis.square().sum(dim=0)
+    mean, basis = _whitening(sent, span) if whitened else (sent.new_zeros(p), torch.eye(p).to(sent))
+    inputs, k = (sent - mean) @ basis / basis.square().sum(dim=0), basis.shape[1]
     scale = moved.square().mean().sqrt()
     targets = moved / scale
     shapes = [((hidden, k), k), ((hidden,), k), ((p, hidden), hidden), ((p,), hidden)]
@@ -85,6 +84,13 @@ def fit_mapping(
     return Learned(parameters, mean, basis, float(left / whole))
 
 
+def _whitening(sent: Tensor, span: float) -> tuple[Tensor, Tensor]:
+    mean = sent.mean(dim=0)
+    _, spread, directions = torch.linalg.svd(sent - mean, full_matrices=False)
+    k = max(1, int((spread > max(span, torch.finfo(sent.dtype).eps) * spread[0]).sum()))
+    return mean, directions[:k].T * spread[:k] / len(sent) ** 0.5
+
+
 def seek_zero(
     learned: Learned,
     start: Tensor,
@@ -99,7 +105,7 @@ def seek_zero(
         learned: G.
         start: (p,) weights.
         iterations: of Adam.
-        learning_rate: of Adam, in standard deviations.
+        learning_rate: of Adam, in the coordinates' units.
         progress: called with the iterations done.
 
     Returns:
