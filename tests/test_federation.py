@@ -222,6 +222,18 @@ def test_the_server_adds_the_mean_change_of_weights() -> None:
             torch.testing.assert_close(after.weights[name], weight + mean)
 
 
+def test_fedavg_weighs_by_what_clients_hold_and_not_by_what_a_step_used() -> None:
+    """McMahan et al. 2017, Algorithm 1: nₖ is the client's, here 184 to 1,536 examples, of which a step uses 32."""
+    spec = {"algorithm": "fedavg", "clients": 5, "batch_size": 32, "local_steps": 1, "rounds": 2}
+    data, shares = {"name": "leaf-synthetic", "split": "train"}, (280, 184, 1536, 256, 208)
+    defences = {"aggregator": "fedavg"}
+    _, transcript, _ = run({**spec, "partition": {"scheme": "natural"}}, data=data, defences=defences)
+    now, after = transcript.rounds
+    for name, weight in now.weights.items():
+        moved = sum(n * u.tensors[name] for n, u in zip(shares, now.updates, strict=True)) / sum(shares)
+        torch.testing.assert_close(after.weights[name], weight + moved)
+
+
 BATCH_NORM = {"clients": 2, "examples": 12, "batch_size": 3, "rounds": 2, "learning_rate": 0.1}
 
 

@@ -319,6 +319,27 @@ def test_the_heuristic_learns_the_mapping_and_moves_where_it_vanishes():
         run_attack("local-model", dataclasses.replace(part, messages=part.messages[:2]))
 
 
+@pytest.mark.slow
+def test_on_clients_that_contradict_each_other_the_network_beats_the_last_returned_model_and_whitening_spoils_it():
+    """Table 1's setting on one of its draws, one local step; each client's accuracy on its own data."""
+    federation = {"name": "fedavg", "algorithm": "fedavg", "clients": 5, "rounds": 50, "batch_size": 256,
+                  "local_steps": 1, "learning_rate": 0.01, "partition": {"scheme": "natural"}}  # fmt: skip
+    effort = {"name": "local-model", "fit_iterations": 1500, "iterations": 1000}
+    found = {}
+    for name, attack in (
+        ("last", {"name": "last-returned"}), ("raw", effort),
+        ("whitened", {**effort, "whitened": True, "learning_rate": 0.1}),
+    ):  # fmt: skip
+        result = audit(data={"name": "leaf-synthetic", "split": "train"}, model={"name": "logistic"}, seed=3,
+                       attacks=[attack], federations=[federation], defences={"aggregator": "fedavg"})  # fmt: skip
+        accuracies = [m.value for f in result.findings for m in f.metrics if m.name == "local_accuracy"]
+        assert len(accuracies) == 5
+        found[name] = sum(accuracies) / 5
+    assert found["last"] < 0.7
+    assert found["raw"] > found["last"] + 0.03
+    assert found["raw"] > found["whitened"]
+
+
 # Judgement -----------------------------------------------------------------------------------------------------------
 
 
