@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fedaudit.utils.seeds import generator
 from tests.test_registration import pictures
 
 RANGE = (torch.zeros((1, 3, 1, 1)), torch.ones((1, 3, 1, 1)))
-SETTINGS = {"learning_rate": 0.003, "optimiser": "adam", "signed": False, "clamp": True}
+SETTINGS: dict[str, Any] = {"learning_rate": 0.003, "optimiser": "adam", "signed": False, "clamp": True}
 
 
 def things(count: int) -> Tensor:
@@ -109,8 +110,7 @@ def test_rounds_fit_the_budget():
     assert rounds_within(0, 3) == 0
 
 
-def test_whoever_asks_for_few_iterations_gets_one_descent():
-    plus = make_attack("agic-plus", {"iterations": 1_744})
-    assert rounds_within(round(plus.moving * plus.iterations), plus.starts) == 0
-    plus = make_attack("agic-plus", {"iterations": 1_748})
-    assert rounds_within(round(plus.moving * plus.iterations), plus.starts) == 1
+@pytest.mark.parametrize(("iterations", "rounds"), [(1_744, 0), (1_748, 1), (10_000, 8)])
+def test_whoever_asks_for_few_iterations_gets_one_descent(iterations, rounds):
+    settings = make_attack("agic-plus", {"iterations": iterations}).settings()
+    assert rounds_within(round(settings["moving"] * iterations), settings["starts"]) == rounds

@@ -276,8 +276,11 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None = Non
             "label_accuracy": f.label_accuracy,
             "seconds": f.timing.seconds if f.timing else None,
             "images": [
-                {metric: image.score(metric) for metric in _METRICS}
-                | {"success": float(image.psnr > SUCCESS_DB), "victim": victims.get(image.true_image)}
+                {
+                    **{metric: image.score(metric) for metric in _METRICS},
+                    "success": float(image.psnr > SUCCESS_DB),
+                    "victim": victims.get(image.true_image),
+                }
                 for image in f.images
             ],
             "metrics": {
