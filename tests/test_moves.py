@@ -13,6 +13,10 @@ from torch import Tensor
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.moves import explore, moves, rounds_within, with_move
 from fedaudit.evaluation.image_metrics import mse, psnr
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
+from fedaudit.scenario import scenario_from
+from fedaudit.threat import ThreatModel, observe
 from fedaudit.utils.seeds import generator
 from tests.test_registration import pictures
 
@@ -114,3 +118,34 @@ def test_rounds_fit_the_budget():
 def test_whoever_asks_for_few_iterations_gets_one_descent(iterations, rounds):
     settings = make_attack("agic-plus", {"iterations": iterations}).settings()
     assert rounds_within(round(settings["moving"] * iterations), settings["starts"]) == rounds
+
+
+def test_the_attack_moves_within_its_iterations_whatever_the_batch():
+    """One start and one round of moves before the descent; a gradient's batch of two on the fast engine."""
+    (recorded,) = record(
+        resolve(
+            scenario_from(
+                {
+                    "name": "moves",
+                    "data": {"name": "photos"},
+                    "model": {"name": "lenet"},
+                    "federations": [{"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 2, "batch_size": 2}],
+                    "attacks": ["agic-plus"],
+                    "threat": {"knows_labels": True},
+                }
+            )
+        )
+    )
+    (seen,) = observe(recorded.transcript, ThreatModel(knows_labels=True)).split("update")
+    attack = make_attack("agic-plus", {"iterations": 680, "moving": 0.6, "starts": 1})
+    calls: list[tuple[int, int]] = []
+    found: Any = attack(seen, generator=generator(0, "x"), progress=lambda done, total: calls.append((done, total)))
+    assert found.trace.iterations[0] == 61
+    assert found.trace.iterations == sorted(found.trace.iterations)
+    assert found.trace.iterations[-1] == found.iterations == 680
+    assert len(found.trace.snapshots) == len(found.trace.iterations)
+    assert found.trace.snapshots[-1].equal(found.images)
+    assert calls == sorted(calls)
+    assert calls[-1] == (680, 680)
+    again: Any = attack(seen, generator=generator(0, "x"))
+    assert again.images.equal(found.images)

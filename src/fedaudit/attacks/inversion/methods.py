@@ -335,6 +335,7 @@ class AGICPlus(AGIC):
             lambda done, _: progress(spent + done, self.iterations),
             **settings | {"iterations": self.iterations - spent},
         )
+        progress(self.iterations, self.iterations)
         trace = Trace(
             before.iterations[:-1] + [spent + done for done in after.iterations],
             before.objective[:-1] + after.objective,
