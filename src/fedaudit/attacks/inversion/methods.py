@@ -286,17 +286,18 @@ class AGICPlus(AGIC):
     Our own. An attack on a network with global pooling often ends early with the thing in another place, where more
     iterations change nothing: the network hardly knows where a thing is, and between the places lies a barrier. So a
     share of the iterations goes to short descents from several starts, and to shifts and flips of the best one
-    (:func:`.moves.explore`); the objective alone chooses. The rest is one descent at a rate that falls linearly to
-    zero. Everything else is AGIC's. In a batch every image moves on its own, one a round.
+    (:func:`.moves.explore`); the objective alone chooses. The rest is one descent from half the rate,
+    which falls linearly to zero. Everything else is AGIC's. In a batch every image moves on its own, one a round.
 
     What had failed on stuck images: unsigned or smaller steps, β of 5 and 500, no ReLU modifier, small or smooth
     starts, more total variation, the plain or layer-wise cosine, relative L2, softplus sharpened on the way,
-    Levenberg-Marquardt, and fresh starts of Adam without moves. Tuned in ``agic/plus-tuning`` on CIFAR-100, measured
-    on other data in ``agic/plus``. Every evaluation of the objective counts as an iteration, moved copies included.
+    Levenberg-Marquardt, and fresh starts of Adam without moves. ``agic/plus-tuning`` compares it with its parts on
+    CIFAR-100, ``agic/plus`` measures it on other data. Every evaluation of the objective counts as an iteration, moved
+    copies included.
 
     Args:
         moving: share of the iterations that is spent on starts and moves; where it doesn't pay for a round of moves,
-            as below some 1,750 iterations by default, all are spent on one descent.
+            as below some 1,050 iterations by default, all are spent on one descent.
         starts: short descents from new noise, the best of which is moved about.
     """
 
@@ -305,7 +306,7 @@ class AGICPlus(AGIC):
     paper: ClassVar[str] = "this project, after Xu et al. 2022 (AGIC)"
 
     schedule: Schedule = "linear"
-    moving: Fraction = 0.3
+    moving: Fraction = 0.5
     starts: Count = 3
 
     def search(
@@ -333,7 +334,7 @@ class AGICPlus(AGIC):
             prepared.pixel_range,
             generator,
             lambda done, _: progress(spent + done, self.iterations),
-            **settings | {"iterations": self.iterations - spent},
+            **settings | {"iterations": self.iterations - spent, "learning_rate": self.learning_rate / 2},
         )
         progress(self.iterations, self.iterations)
         trace = Trace(
