@@ -14,9 +14,10 @@ from fedaudit.attacks import ImageFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Judgement, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
+from fedaudit.evaluation.registration import STAY, overlapping, registered
 from fedaudit.evaluation.statistics import DOUBT, SURE, proportion
 from fedaudit.federation.truth import Truth
-from fedaudit.results import Curve, Evidence, ImageResult
+from fedaudit.results import Curve, Evidence, ImageResult, RegisteredResult
 from fedaudit.threat import Message, Observation
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed
@@ -70,6 +71,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         id(m): by_luck(len(rows), different, truth.labels[m.round, m.client], truth)
         for m, rows in zip(messages, parts, strict=True)
     }
+    moved = _paired_after_moves(finding.images, messages, parts, truth) if true.ndim == 4 else None
     candidates, recovered, wanted = (kind.vectors(part) for part in (truth.candidates, images, true))
     for i in first:
         message, position = places[i]
@@ -96,6 +98,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
                 psnr_mean_image=float(psnr(mse(mean_image[i : i + 1], true[i : i + 1]))),
                 psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
+                registered=None if moved is None else _after_move(moved[i], true[i], mean_image[i], truth),
             )
         )
         image_files[results[-1].true_image] = kind.draw(true[i, None])
@@ -130,6 +133,49 @@ def _rows(finding: ImageFinding, message: Message, received: int) -> Tensor:
     if rows and len(rows) != message.update.num_examples:
         raise ValueError(f"{len(rows)} images for the {message.update.num_examples} examples of round {message.round}")
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def _paired_after_moves(images: Tensor, messages: Sequence[Message], parts: Sequence[Tensor], truth: Truth) -> Tensor:
+    """Return, for every true image of every round, the recovered one that is paired with it after each one's best move.
+
+    Args:
+        images: (n, C, H, W) recovered.
+        messages: of every round that images were recovered of.
+        parts: for each, which images are its examples.
+        truth: what they are paired with.
+    """
+    pairs = []
+    for message, rows in zip(messages, parts, strict=True):
+        true = truth.inputs[message.round, message.client]
+        errors = torch.stack([registered(image, true)[0] for image in images[rows]]) if len(rows) > 1 else None
+        columns = [0] if errors is None else linear_sum_assignment(errors.T.numpy())[1]
+        pairs.append(rows[torch.as_tensor(columns, dtype=torch.int64)])
+    return images[torch.cat(pairs)]
+
+
+def _after_move(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -> RegisteredResult:
+    """Return the scores of a recovered image after its best shift and flip.
+
+    Where that helps, every other candidate is compared after its own best one, so that the choice is no advantage.
+    """
+    error, (move,) = registered(image, true[None])
+    on_image, on_true = overlapping(image, true, move)
+    place = nearest = None
+    if move != STAY:
+        errors, _ = registered(image, truth.candidates)
+        same = (truth.candidates == true).flatten(1).all(dim=1)
+        place = 1 + int(((errors <= error) & ~same).sum())
+        nearest = None if bool(same.all()) else float(psnr(errors[~same].min()))
+    return RegisteredResult(
+        psnr=float(psnr(error)),
+        ssim=float(ssim(on_image[None].contiguous(), on_true[None].contiguous())),
+        flipped=move.flipped,
+        down=move.down,
+        right=move.right,
+        rank=place,
+        psnr_nearest_other=nearest,
+        psnr_mean_image=float(psnr(registered(mean_image, true[None])[0])),
+    )
 
 
 def matching(order: Tensor, true: Tensor) -> float | None:
@@ -218,12 +264,12 @@ def _same_class(true: Tensor, label: int, truth: Truth, rng: np.random.Generator
     return truth.candidates[int(rng.choice(rows))] if rows else None
 
 
-def visible(image: ImageResult) -> bool:
-    """Return whether an image came out visibly: see the rules of its finding type."""
+def visible(image: ImageResult | RegisteredResult) -> bool:
+    """Return whether an image came out visibly, as it is or after its best move: see the rules of its finding type."""
     return image.rank == 1 and image.ssim >= VISIBLE_SSIM and image.psnr > image.psnr_mean_image
 
 
-def unmistakable(image: ImageResult) -> bool:
+def unmistakable(image: ImageResult | RegisteredResult) -> bool:
     """Return whether an image came out visibly and so near that no luck explains it."""
     other = image.psnr_nearest_other
     needed = image.psnr_mean_image + ALONE_DB if other is None else other + NEARER_DB
@@ -232,34 +278,56 @@ def unmistakable(image: ImageResult) -> bool:
 
 def verdict_of(images: Sequence[ImageResult]) -> Judgement:
     """Return the judgement on an attack's images, by the rules of its finding type."""
+    plain = _judged(images, after_moves=False)
+    if plain.verdict == "recovered" or not any(i.registered and i.registered.rank for i in images):
+        return plain
+    moved = _judged(images, after_moves=True)
+    worse = ("recovered", "identifiable", "inconclusive")  # in this order
+    return moved if moved.verdict in worse[: _place(plain.verdict, worse)] else plain
+
+
+def _place(verdict: str, order: Sequence[str]) -> int:
+    return order.index(verdict) if verdict in order else len(order)
+
+
+def _judged(images: Sequence[ImageResult], *, after_moves: bool) -> Judgement:
+    """Return the judgement on the images as they are, or where a shift or flip helps one, on what it then is.
+
+    An image has two ways to be identified then, so chance has, too; and it is the second test on the same images, so
+    its probability is doubled.
+    """
     n = len(images)
-    seen, identified = sum(map(visible, images)), sum(i.rank == 1 for i in images)
-    p = guessing(images)
-    recovered = seen > 0 and (p <= SURE or any(map(unmistakable, images)))
+    best = [_ways(image) if after_moves else [image] for image in images]
+    seen, identified = (sum(any(test(w) for w in ways) for ways in best) for test in (visible, lambda w: w.rank == 1))
+    chances = [min(1.0, (1 + after_moves) * _chance(image)) for image in images]
+    p = min(1.0, (1 + after_moves) * _at_least(identified, chances))
+    recovered = seen > 0 and (p <= SURE or any(unmistakable(w) for ways in best for w in ways))
+    moves = " after the best shift and flip" if after_moves else ""
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
     low, high = proportion(counted, n)
     evidence = Evidence(
-        what=f"images {what}",
+        what=f"images {what}{moves}",
         value=counted / n,
         low=low,
         high=high,
         n=n,
         of="images",
-        by_guessing=None if recovered else sum(map(_chance, images)) / n,
+        by_guessing=None if recovered else sum(chances) / n,
         p_value=None if recovered else p,
         method="exact binomial interval (Clopper-Pearson)"
         + ("" if recovered else "; one-sided exact binomial test against naming candidates of the class at random"),
     )
     candidates = fewest_candidates(images)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
-    text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly; {which}"
+    text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly{moves}; {which}"
     if recovered:
-        headline = f"{{who}} can reconstruct training {{things}}: {seen} of {n} came out visibly."
+        moved = ", shifted or mirrored ones included" if after_moves else ""
+        headline = f"{{who}} can reconstruct training {{things}}: {seen} of {n} came out visibly{moved}."
         return Judgement("recovered", text, evidence, headline)
     if identified and p <= SURE:
         headline = (
             f"{{who}} can tell which {{things}} a client trained on, out of {candidates} candidates, though none came "
-            f"out visibly: {identified} of {n} were singled out."
+            f"out visibly: {identified} of {n} were singled out{moves}."
         )
         return Judgement("identifiable", text, evidence, headline)
     if seen or (identified and (p <= DOUBT or identified == n)):
@@ -267,6 +335,11 @@ def verdict_of(images: Sequence[ImageResult]) -> Judgement:
         advice = f"{more}: {n} among {candidates} candidates are too few to exclude luck"
         return Judgement("inconclusive", text, evidence, advice=advice)
     return Judgement("not demonstrated", text, evidence)
+
+
+def _ways(image: ImageResult) -> list[ImageResult | RegisteredResult]:
+    """Return the image as it is and, where a move helps, as it then is."""
+    return [image, image.registered] if image.registered and image.registered.rank else [image]
 
 
 def fewest_candidates(images: Sequence[ImageResult]) -> int:
@@ -280,9 +353,11 @@ def guessing(images: Sequence[ImageResult]) -> float:
     Candidates that are equal are one: an image among 20 equal ones is identified by anything. Where chances differ,
     their mean stands for all, which makes the tail no smaller (Hoeffding 1956).
     """
-    identified = sum(i.rank == 1 for i in images)
-    chance = sum(map(_chance, images)) / len(images)
-    return float(binomtest(identified, len(images), chance, alternative="greater").pvalue)
+    return _at_least(sum(i.rank == 1 for i in images), [_chance(image) for image in images])
+
+
+def _at_least(identified: int, chances: Sequence[float]) -> float:
+    return float(binomtest(identified, len(chances), sum(chances) / len(chances), alternative="greater").pvalue)
 
 
 def _chance(image: ImageResult) -> float:
@@ -295,6 +370,11 @@ FINDING_TYPES["images"] = FindingType(
         "An image came out visibly when its reconstruction is nearer (mean squared error) to it than to any other "
         f"candidate and nearer than the mean image of all candidates, and its SSIM is at least {VISIBLE_SSIM}. The "
         "candidates are the victims and every held-out example of the data set.",
+        "A network hardly tells where in an image a thing stands, so a picture may come out in another place or "
+        "mirrored, and is a leak all the same: images are judged once more after the shift (by up to a quarter of the "
+        "side) and flip that bring them nearest, every other candidate and the mean image after their own best ones. "
+        "What an even image would gain by the shift is taken off. The second judgement counts where it is the worse "
+        "one; the chance of each image and the probability are doubled in it, because it is a second try.",
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many are nearest to "
         "their own reconstruction that naming candidates at random would do as well with a probability of at most "
         f"{100 * SURE:g} % (one-sided exact binomial test), or one is nearer than any other candidate by {NEARER_DB:g} "

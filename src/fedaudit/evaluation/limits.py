@@ -18,7 +18,8 @@ from fedaudit.utils.errors import BadInput, unknown_name
 POLICY_FILE = "fedaudit.yaml"
 
 # Scores of images that a user may set a limit for; for each, higher means more leakage.
-_IMAGE_LIMITS = ("psnr", "ssim", "identification_rate", "label_accuracy")
+_SCORES = ("psnr", "ssim", "psnr_registered", "ssim_registered")
+_IMAGE_LIMITS = (*_SCORES, "identification_rate", "label_accuracy")
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,12 @@ def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries
     by_federation = {f: {a for _, g, a in measured if g == f} for f in dict.fromkeys(s.federation for s in summaries)}
     for federation, attacks in by_federation.items():
         own = [s for s in summaries if s.federation == federation and s.attack in attacks]
-        reason = _untested(own) or (_too_little(own) if name in ("psnr", "ssim") else "")
+        reason = _untested(own) or (_too_little(own) if name in _SCORES else "")
         if reason:
             return Threshold(**row, reason=f"{federation}: {reason}")
     if not by_federation:
         return Threshold(**row, reason="nothing was attacked")
-    visible = [s for s in summaries if s.verdict == "recovered" and name in ("psnr", "ssim")]
+    visible = [s for s in summaries if s.verdict == "recovered" and name in _SCORES]
     note = f"kept, though {visible[0].attack} on {visible[0].federation} recovered visibly" if visible else None
     return Threshold(**row, outcome="pass", reason=note)
 
@@ -167,8 +168,9 @@ def _measured(
     Labels that the adversary was given weren't recovered by anything.
     """
     values = [(m.value, f.federation, f.attack) for f in findings for m in f.metrics if m.name == name]
-    if name in ("psnr", "ssim"):
-        values += [(getattr(i, name), f.federation, f.attack) for f in findings for i in f.images]
+    if name in _SCORES:
+        pairs = [(i, f) for f in findings for i in f.images]
+        values += [(score, f.federation, f.attack) for i, f in pairs if (score := i.score(name)) is not None]
     elif name == "identification_rate":
         rates = [(s.identification_rate, s.federation, s.attack) for s in summaries]
         values += [(rate, federation, attack) for rate, federation, attack in rates if rate is not None]

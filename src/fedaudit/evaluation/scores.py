@@ -94,12 +94,16 @@ def _filled(text: str, words: dict[str, str]) -> str:
 
 def _over_images(images: Sequence[ImageResult], done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
     labels = [f.label_accuracy for f in done if f.label_accuracy is not None]
+    moved = [i.registered for i in images if i.registered is not None]
     same_class = [i.psnr_same_class for i in images if i.psnr_same_class is not None]
     return {
         "psnr": over([i.psnr for i in images]),
         "mse": over([i.mse for i in images]),
         "ssim": over([i.ssim for i in images]),
         "lpips": over([i.lpips for i in images if i.lpips is not None]),
+        "psnr_registered": over([m.psnr for m in moved]),
+        "ssim_registered": over([m.ssim for m in moved]),
+        "psnr_mean_image_registered": float(np.mean([m.psnr_mean_image for m in moved])) if moved else None,
         "identification_rate": sum(i.rank == 1 for i in images) / len(images),
         "label_accuracy": sum(labels) / len(labels) if labels else None,
         "psnr_mean_image": float(np.mean([i.psnr_mean_image for i in images])),

@@ -38,6 +38,7 @@ from fedaudit.results import (
     FederationRecord,
     FindingResult,
     ImageResult,
+    RegisteredResult,
     Threshold,
     Verdict,
     overall,
@@ -184,6 +185,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         copies=any(v.image.uri.startswith("data:image/jpeg") for c in chapters for v in c.victims),
         measured=any(s.psnr for s in result.summaries),
         identified=identified,
+        after_move=after_move,
         rounds_of=rounds_of,
         client_of=client_of,
         with_images=with_images(result.summaries)[0],
@@ -339,6 +341,15 @@ def _victims(
                 finding.attack, images[image.reconstruction], image, alt
             )
     return list(victims.values())
+
+
+def after_move(image: RegisteredResult) -> str:
+    """Return what a reconstruction that stands elsewhere scores once it is put right, in words."""
+    shifted = f"{abs(image.right)} across and {abs(image.down)} down or up from its place"
+    shifted = shifted if image.right or image.down else ""
+    how = " and ".join(part for part in ("mirrored" if image.flipped else "", shifted) if part)
+    hit = ", identified" if image.rank == 1 else ""
+    return f"{how}: {number(image.psnr, 1)} dB once put right{hit}"
 
 
 def identified(image: ImageResult) -> str:

@@ -27,6 +27,23 @@ VERDICTS: dict[Verdict, str] = {
 LEAKS: tuple[Verdict, ...] = ("recovered", "identifiable", "inferred")
 
 
+class RegisteredResult(Record):
+    """Scores of a reconstruction after the shift (up to a quarter of the side) and flip that bring it nearest."""
+
+    psnr: float = Field(
+        description="dB where the moved reconstruction covers the victim; what an even image would gain is taken off"
+    )
+    ssim: float = Field(description="on the same part")
+    flipped: bool = Field(description="mirrored from left to right, before the shift")
+    down: int = Field(description="pixels that the reconstruction is shifted down; negative: up")
+    right: int = Field(description="pixels that it is shifted to the right; negative: left")
+    rank: int | None = Field(
+        description="as the image's, with every candidate after its own best move; null where none helps"
+    )
+    psnr_nearest_other: float | None = Field(description="as the image's, alike; null where no move helps")
+    psnr_mean_image: float = Field(description="baseline: the mean image of the candidates after its own best move")
+
+
 class ImageResult(Record):
     """One victim image against its reconstruction. Paths are relative to the folder of results.json."""
 
@@ -53,6 +70,16 @@ class ImageResult(Record):
     rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
     psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
+    registered: RegisteredResult | None = Field(
+        default=None, description="after the best shift and flip; null: evaluated before that was"
+    )
+
+    def score(self, name: str) -> float | None:
+        """Return the score of that name; ``psnr_registered`` is the registered one's ``psnr``."""
+        own = name.removesuffix("_registered")
+        holder = self if own == name else self.registered
+        value: float | None = None if holder is None else getattr(holder, own)
+        return value
 
 
 class Curve(Record):
@@ -198,6 +225,9 @@ class AttackSummary(Record):
     mse: Interval | None = None
     ssim: Interval | None = None
     lpips: Interval | None = None
+    psnr_registered: Interval | None = Field(default=None, description="PSNR after each image's best shift and flip")
+    ssim_registered: Interval | None = Field(default=None, description="SSIM after it")
+    psnr_mean_image_registered: float | None = Field(default=None, description="baseline: the mean image, alike")
     identification_rate: float | None = Field(default=None, description="share of images whose rank is 1")
     label_accuracy: float | None = None
     psnr_mean_image: float | None = None

@@ -18,10 +18,17 @@ from fedaudit.studies.analysis import Analysis, Cell, Outcome
 from fedaudit.studies.spec import IMAGE_METRICS, builtin_studies, measure
 from fedaudit.utils.errors import BadInput
 
-_UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"}
-_DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0} | {
+_UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"} | {
+    "psnr_registered": "PSNR after shift and flip, dB",
+    "ssim_registered": "SSIM after shift and flip",
+    "success": "share above 25 dB",
+}
+_DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_seconds": 0, "memory": 0} | {
     "parameters_sent": 0,
     "bytes_sent": 0,
+    "psnr_registered": 1,
+    "ssim_registered": 2,
+    "success": 2,
 }
 _ROW = 70  # characters that fit under a figure side by side
 _LEVEL: dict[Outcome, int] = {"holds": 1, "undecided": 2, "doesn't hold": 3, "not measured": 0}  # colours of the page

@@ -23,7 +23,7 @@ from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, apply_override, scenario_from
 from fedaudit.studies.backends import Backend
-from fedaudit.studies.spec import IMAGE_METRICS, StudySpec, StudyTrial, trial_key
+from fedaudit.studies.spec import IMAGE_METRICS, SUCCESS_DB, StudySpec, StudyTrial, trial_key
 from fedaudit.studies.store import Store
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
@@ -33,7 +33,7 @@ from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
 from fedaudit.utils.registry import Registry
 
-_METRICS = (*IMAGE_METRICS, "rank")
+_METRICS = (*(name for name in IMAGE_METRICS if name != "success"), "rank")
 _MOST_PROBED = 24
 _LONG_ENOUGH = 60.0  # seconds of probing
 _PROBES = (20, 60)  # iterations: enough for the engine that a long run would have
@@ -180,13 +180,14 @@ def run_study(
 def run_trial(task: Task) -> Played:
     """Run one trial, in a worker, which writes nothing."""
     own_process()  # Ray's workers, too
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
     before = start_measuring_memory()
     with one_thread():
         audit = run_audit(_without_controls(scenario), data_dir=Path(task.data_dir) if task.data_dir else None)
     result = audit.result
-    return Played(_outcome(audit, peak_memory(before)), time.perf_counter() - began, _versions(result), _files(audit))
+    outcome = _outcome(audit, peak_memory(before), time.process_time() - cpu_began)
+    return Played(outcome, time.perf_counter() - began, _versions(result), _files(audit))
 
 
 def _without_controls(scenario: Scenario) -> Scenario:
@@ -259,7 +260,7 @@ def _given(**values: float | None) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _outcome(audit: Audit, memory: float | None) -> dict[str, Any]:
+def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None = None) -> dict[str, Any]:
     """Return the values of every update: images and metrics, or the reason why the attack couldn't be run.
 
     ``victim`` is a hash of the true image: equal ones in several trials are one image.
@@ -275,7 +276,11 @@ def _outcome(audit: Audit, memory: float | None) -> dict[str, Any]:
             "label_accuracy": f.label_accuracy,
             "seconds": f.timing.seconds if f.timing else None,
             "images": [
-                {metric: getattr(image, metric) for metric in _METRICS} | {"victim": victims.get(image.true_image)}
+                {
+                    **{metric: image.score(metric) for metric in _METRICS},
+                    "success": float(image.psnr > SUCCESS_DB),
+                    "victim": victims.get(image.true_image),
+                }
                 for image in f.images
             ],
             "metrics": {
@@ -285,6 +290,7 @@ def _outcome(audit: Audit, memory: float | None) -> dict[str, Any]:
                     label_accuracy=f.label_accuracy,
                     seconds=f.timing.seconds if f.timing else None,
                     memory=memory,
+                    cpu_seconds=cpu_seconds,
                 ),
             },
         }

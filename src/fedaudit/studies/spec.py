@@ -21,13 +21,23 @@ from fedaudit.utils.validation import Count, Number, Spec, Whole, explain, no_bo
 
 SCALES = ("smoke", "cpu", "paper")
 # Metrics of images, each with whether a higher value is the attack's success.
-IMAGE_METRICS = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
+IMAGE_METRICS = {
+    "psnr": True,
+    "ssim": True,
+    "mse": False,
+    "lpips": False,
+    "psnr_registered": True,
+    "ssim_registered": True,
+    "success": True,
+}
+SUCCESS_DB = 25.0  # the PSNR above which an image is a success
 # What is measured beside the findings' own metrics.
 MEASURES = {
     m.name: m
     for m in (
         Metric("matching", "share of images rightly tied to the updates of several rounds"),
         Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
+        Metric("cpu_seconds", "CPU time of the whole trial, its simulation included", unit="s", higher_is_better=False),
         Metric("model_accuracy", "held-out accuracy of the global model at the end"),
         Metric("parameters_sent", "elements of an update as it was sent", higher_is_better=False),
         Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
@@ -113,7 +123,7 @@ class StudySpec(Spec):
     scenario: dict[str, Any]
     axes: dict[str, dict[str, Changes]] = Field(min_length=1)
     scales: dict[ScaleName, ScaleSpec]
-    metric: str = Field(default="psnr", description="psnr, ssim, mse, lpips, or one of another finding type")
+    metric: str = Field(default="psnr", description="psnr, ssim, mse, lpips, success, or one of another finding type")
     also: list[str] = Field(default=[], description="other metrics, shown small in every cell")
     columns: str = Field(description="the axis that is drawn across; the others go down")
     kind: Literal["table", "figure"] = "table"

@@ -320,19 +320,10 @@ class GradientInversion(Attack):
             NotApplicable: the optimisation diverged.
         """
         best: tuple[list[Tensor], Trace] | None = None
-        device = prepared.labels.device
         whole = self.side_by_side(objective, count)
         for restart in range(self.restarts):
-            initial = [v.to(device) for v in self.initial(prepared, count, generator)]
             with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
-                run = reconstruct(
-                    whole,
-                    initial,
-                    prepared.pixel_range,
-                    generator,
-                    _shifted(progress, restart, self.restarts),
-                    **self.optimisation(),
-                )
+                run = self.search(whole, prepared, count, generator, _shifted(progress, restart, self.restarts))
             if math.isfinite(run[1].objective[-1]) and (best is None or run[1].objective[-1] < best[1].objective[-1]):
                 best = run
         if best is None or not bool(torch.isfinite(best[1].snapshots).all()):
@@ -340,6 +331,13 @@ class GradientInversion(Attack):
         variables, trace = best
         rows = self.choose(variables[0], objective, count)
         return [variables[0][rows], *variables[1:]], dataclasses.replace(trace, snapshots=trace.snapshots[:, rows])
+
+    def search(
+        self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress
+    ) -> tuple[list[Tensor], Trace]:
+        """Return what one restart finds, of all batches that are optimised side by side, and its trace."""
+        initial = [v.to(prepared.labels.device) for v in self.initial(prepared, count, generator)]
+        return reconstruct(objective, initial, prepared.pixel_range, generator, progress, **self.optimisation())
 
     def prepare(self, observation: Observation, device: str) -> Prepared:
         """Make the one update of ``observation`` ready; see :func:`prepare`."""
