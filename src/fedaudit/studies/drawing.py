@@ -18,8 +18,13 @@ from fedaudit.studies.analysis import Analysis, Cell, Outcome
 from fedaudit.studies.spec import IMAGE_METRICS, builtin_studies, measure
 from fedaudit.utils.errors import BadInput
 
-_UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"}
+_UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"} | {
+    "psnr_normalised": "PSNR of normalised pixels, dB",
+    "mse_normalised": "MSE of normalised pixels",
+}
 _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0} | {
+    "psnr_normalised": 1,
+    "mse_normalised": 3,
     "parameters_sent": 0,
     "bytes_sent": 0,
 }

@@ -21,7 +21,14 @@ from fedaudit.utils.validation import Count, Number, Spec, Whole, explain, no_bo
 
 SCALES = ("smoke", "cpu", "paper")
 # Metrics of images, each with whether a higher value is the attack's success.
-IMAGE_METRICS = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
+IMAGE_METRICS = {
+    "psnr": True,
+    "ssim": True,
+    "mse": False,
+    "lpips": False,
+    "psnr_normalised": True,
+    "mse_normalised": False,
+}
 # What is measured beside the findings' own metrics.
 MEASURES = {
     m.name: m
@@ -88,11 +95,15 @@ class PublishedSpec(Spec):
 
 
 class ClaimSpec(Spec):
-    """Something that the table is meant to show: by the metric, the attack does better at ``better``."""
+    """Something that the table is meant to show: by the metric, ``better`` has the better value.
+
+    With a margin: ``better`` falls behind ``worse`` by less than that.
+    """
 
     text: str
     better: Point
     worse: Point
+    margin: Annotated[Number, Field(ge=0)] = Field(default=0.0, description="in units of the metric")
     metric: str | None = Field(default=None, description="the study's own if null")
 
 
