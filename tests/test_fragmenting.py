@@ -169,3 +169,20 @@ def test_the_recipe_of_the_paper_is_what_the_simulator_does():
             torch.testing.assert_close(after, sum(end[name] for end in ends) / 3, rtol=1e-4, atol=1e-6)
         elif senders := [u.tensors[name] for u in first.updates if name in u.tensors]:
             torch.testing.assert_close(after - first.weights[name], sum(senders) / len(senders), rtol=1e-4, atol=1e-6)
+
+
+def test_federations_of_one_audit_may_run_batch_norm_in_different_modes():
+    federation = {"algorithm": "fedsgd", "clients": 1, "examples": 4, "batch_size": 4}
+    made = resolve(
+        scenario_from(
+            {
+                "data": {"name": "digits"},
+                "model": {"name": "convnet-small", "width": 4, "batch_norm": "train"},
+                "federations": [federation | {"name": "a"}, federation | {"name": "b", "batch_norm": "eval"}],
+                "attacks": [{"name": "invg", "iterations": 1}],
+            }
+        )
+    ).federations
+    assert [one.task_info.batch_norm for one in made] == ["train", "eval"]
+    sent = [simulate(one).transcript.rounds[0].updates[0] for one in made]
+    assert [bool(update.buffers) for update in sent] == [True, False]

@@ -60,6 +60,9 @@ class FederationSpec(Spec):
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     proximal_mu: NonNegative = 0.0
+    batch_norm: Literal["eval", "train"] | None = Field(
+        default=None, description="BatchNorm's mode in this federation's training; model.batch_norm if null"
+    )
     partition: PartitionSpec = PartitionSpec()
     malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
         default=None, description="who of the clients isn't honest; nobody if null"

@@ -150,7 +150,7 @@ def values(metric: str, rows: Sequence[Row]) -> dict[Unit, float]:
         if key := OF_FEDERATIONS.get(metric):
             histories = (row.outcome or {}).get("courses", [])
             for history in [h for h in histories if not h["attacked"]] or histories:
-                if history[key] is not None:
+                if history.get(key) is not None:
                     found[row.repetition, history["federation"], -1, -1] = history[key]
             continue
         for update in (row.outcome or {}).get("updates", []):

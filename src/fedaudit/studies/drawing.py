@@ -26,6 +26,7 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "memory": 0
     "psnr_normalised": 1,
     "mse_normalised": 3,
     "parameters_sent": 0,
+    "share_sent": 3,
     "bytes_sent": 0,
 }
 _ROW = 70  # characters that fit under a figure side by side

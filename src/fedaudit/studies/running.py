@@ -298,6 +298,7 @@ def _outcome(audit: Audit, memory: float | None) -> dict[str, Any]:
             "attacked": any(u["federation"] == f.name for u in updates),
             "accuracy": f.course.accuracy[-1] if f.course.accuracy else None,
             "parameters": f.course.parameters,
+            "share": f.course.parameters / result.model.parameters,
             "bytes": f.course.bytes,
             "training": f.course.timing.training,
             "sanitising": f.course.timing.sanitising,

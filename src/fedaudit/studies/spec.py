@@ -37,6 +37,7 @@ MEASURES = {
         Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
         Metric("model_accuracy", "held-out accuracy of the global model at the end"),
         Metric("parameters_sent", "elements of an update as it was sent", higher_is_better=False),
+        Metric("share_sent", "share of the model's elements that an update carries", higher_is_better=False),
         Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
         Metric("training_seconds", "local training of an update", unit="s", higher_is_better=False),
         Metric("sanitising_seconds", "a client's defence, an update", unit="s", higher_is_better=False),
@@ -51,6 +52,7 @@ MEASURES = {
 OF_FEDERATIONS = {
     "model_accuracy": "accuracy",
     "parameters_sent": "parameters",
+    "share_sent": "share",
     "bytes_sent": "bytes",
     "training_seconds": "training",
     "sanitising_seconds": "sanitising",
@@ -294,6 +296,9 @@ def trial_key(scenario: Scenario) -> str:
     model["batch_norm"] = model["batch_norm"] or "eval"
     if model["dropout"] is None:
         del model["dropout"]
+    for federation in values["federations"]:
+        if federation["batch_norm"] is None:
+            del federation["batch_norm"]
     del values["evaluation"]["controls"]  # studies run none
     return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
 
