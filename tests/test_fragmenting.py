@@ -75,8 +75,8 @@ def test_the_choice_is_numpys(seed):
     first, then, gradient = ({name: draw.normal(size=(7, 3)) for name in names} for _ in range(3))
     cosines = {}
     for name in names:
-        moved, own = (then[name] - first[name]).ravel(), gradient[name].ravel()
-        cosines[name] = np.dot(moved, own) / np.linalg.norm(moved) / np.linalg.norm(own)
+        moved, slope = (then[name] - first[name]).ravel(), gradient[name].ravel()
+        cosines[name] = np.dot(moved, slope) / np.linalg.norm(moved) / np.linalg.norm(slope)
     sanitiser = make(SANITISERS, "ffl", {"ratio": 0.4})
     own = update({name: torch.tensor(value) for name, value in gradient.items()})
     for weights in (first, then):
