@@ -19,6 +19,7 @@ from fedaudit.scenario import load_scenario, scenario_from
 from fedaudit.studies.analysis import analyse
 from fedaudit.studies.drawing import frontier as study_frontier
 from fedaudit.studies.drawing import markdown
+from fedaudit.studies.running import Task, run_trial
 from fedaudit.studies.spec import load_study
 from fedaudit.studies.store import Row
 from fedaudit.utils.errors import BadInput
@@ -209,6 +210,21 @@ def test_a_study_tells_accuracy_and_bytes_of_the_federation_that_trains():
     (cell,) = table.cells
     assert cell.value is not None
     assert (cell.value.mean, cell.published) == (0.3, 0.8442)
+
+
+def test_what_a_trial_keeps_of_a_federation_is_its_share_and_its_late_accuracy():
+    """Of ten measurements the last two; of what was sent the part of the model's elements."""
+    federation = {**FEDERATION, "rounds": 10, "record": [0]}
+    evaluation = {"updates": 1, "accuracy_every": 1, "controls": False}
+    defences = {"sanitiser": {"name": "ffl", "ratio": 0.4}}
+    made = scenario_from({**VALUES, "federations": [federation], "defences": defences, "evaluation": evaluation})
+    (kept,) = run_trial(Task("key", made.to_yaml(), None)).outcome["courses"]
+    result = run_audit(made).result
+    (course,) = [f.course for f in result.federations]
+    assert course is not None
+    assert kept["late_accuracy"] == pytest.approx(sum(course.accuracy[-2:]) / 2)
+    assert kept["share"] == pytest.approx(course.parameters / result.model.parameters)
+    assert 0 < kept["share"] < 1
 
 
 def test_the_studies_of_the_ffl_paper_quote_it_rightly():

@@ -36,6 +36,7 @@ MEASURES = {
         Metric("matching", "share of images rightly tied to the updates of several rounds"),
         Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
         Metric("model_accuracy", "held-out accuracy of the global model at the end"),
+        Metric("late_accuracy", "its mean over the last fifth of the measurements, which single rounds move less"),
         Metric("parameters_sent", "elements of an update as it was sent", higher_is_better=False),
         Metric("share_sent", "share of the model's elements that an update carries", higher_is_better=False),
         Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
@@ -51,6 +52,7 @@ MEASURES = {
 # Of these, what is known of a whole federation, and what it is called there.
 OF_FEDERATIONS = {
     "model_accuracy": "accuracy",
+    "late_accuracy": "late_accuracy",
     "parameters_sent": "parameters",
     "share_sent": "share",
     "bytes_sent": "bytes",
