@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -162,6 +163,25 @@ def test_a_copy_of_the_victim_among_the_candidates_does_not_count_against_it():
 )
 def test_labels_are_compared_as_multisets(inferred, true, share):
     assert label_accuracy(torch.tensor(inferred), torch.tensor(true)) == share
+
+
+def test_errors_of_normalised_pixels_are_weighted_by_the_channels_deviations():
+    """An error of eₖ in channel k is (eₖ/σₖ)² there; the PSNR of a peak of 1 is negative where the mean exceeds 1."""
+    std, shift = (0.5, 0.25, 0.2), (0.1, 0.25, 0.4)
+    true = image_files(1) * 0.5
+    recovered = true + torch.tensor(shift).view(1, 3, 1, 1)
+    observation = seen([0], examples=1)
+    task_info = dataclasses.replace(observation.task_info, mean=(0.4, 0.5, 0.6), std=std)
+    truth = Truth({(0, 0): true}, {(0, 0): torch.tensor([0])}, true, torch.tensor([0]), {})
+    found = ImageFinding(
+        attack="invg", images=recovered, labels=torch.tensor([0]), label_source="given", objective=0.0, iterations=1
+    )
+    (recovery,) = evaluate(found, dataclasses.replace(observation, task_info=task_info), truth, seed=0).result.images
+    error = (0.2**2 + 1.0**2 + 2.0**2) / 3
+    assert recovery.mse_normalised == pytest.approx(error, rel=1e-5)
+    assert recovery.psnr_normalised == pytest.approx(-10 * math.log10(error), rel=1e-5)
+    assert recovery.psnr_normalised == pytest.approx(-2.253, abs=0.001)
+    assert recovery.mse == pytest.approx((0.1**2 + 0.25**2 + 0.4**2) / 3, rel=1e-5)
 
 
 def test_evaluation_pairs_scores_and_takes_the_psnr_of_snapshots():

@@ -76,6 +76,17 @@ def test_classes_per_client_gives_exactly_k(targets: torch.Tensor, clients: int,
     assert max(holders) - min(holders) <= 1
 
 
+def test_classes_per_client_are_random_classes_not_a_few_sets_that_many_share():
+    """Five of ten classes for 40 clients: 252 sets, of which turns through one list would use two."""
+    targets = torch.arange(10).repeat(200)
+    parts = partition("classes-per-client", targets, 40, seeded(0), k=5)
+    held = [frozenset(targets[part].tolist()) for part in parts]
+    assert len(set(held)) > 25
+    shared = [len(one & other) for i, one in enumerate(held) for other in held[:i]]
+    assert sum(shared) / len(shared) == pytest.approx(25 / 10, abs=0.15)  # of two random sets
+    assert sorted(map(len, parts)) == [50] * 40
+
+
 @given(targets=targets_strategy, clients=st.integers(2, 6), data=st.data(), seed=st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_every_label_lives_on_m_clients(targets: torch.Tensor, clients: int, data: st.DataObject, seed: int) -> None:

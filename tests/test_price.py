@@ -19,6 +19,7 @@ from fedaudit.scenario import load_scenario, scenario_from
 from fedaudit.studies.analysis import analyse
 from fedaudit.studies.drawing import frontier as study_frontier
 from fedaudit.studies.drawing import markdown
+from fedaudit.studies.running import Task, run_trial
 from fedaudit.studies.spec import load_study
 from fedaudit.studies.store import Row
 from fedaudit.utils.errors import BadInput
@@ -211,11 +212,27 @@ def test_a_study_tells_accuracy_and_bytes_of_the_federation_that_trains():
     assert (cell.value.mean, cell.published) == (0.3, 0.8442)
 
 
+def test_what_a_trial_keeps_of_a_federation_is_its_share_and_its_late_accuracy():
+    """Of ten measurements the last two; of what was sent the part of the model's elements."""
+    federation = {**FEDERATION, "rounds": 10, "record": [0]}
+    evaluation = {"updates": 1, "accuracy_every": 1, "controls": False}
+    defences = {"sanitiser": {"name": "ffl", "ratio": 0.4}}
+    made = scenario_from({**VALUES, "federations": [federation], "defences": defences, "evaluation": evaluation})
+    (kept,) = run_trial(Task("key", made.to_yaml(), None)).outcome["courses"]
+    result = run_audit(made).result
+    (course,) = [f.course for f in result.federations]
+    assert course is not None
+    assert kept["late_accuracy"] == pytest.approx(sum(course.accuracy[-2:]) / 2)
+    assert kept["share"] == pytest.approx(course.parameters / result.model.parameters)
+    assert 0 < kept["share"] < 1
+
+
 def test_the_studies_of_the_ffl_paper_quote_it_rightly():
     """Table 2's ResNet column: the model has a quarter of the parameters that the table gives it."""
     study = load_study("ffl/table-2")
     quoted = {(p.at["model"], p.metric): p.value for p in study.published if p.at["ratio"] == "1.0"}
-    assert quoted["convnet", None] == pytest.approx(3_495_562, rel=0.01)
+    assert quoted["convnet", "parameters_sent"] == pytest.approx(3_495_562, rel=0.01)
     assert quoted["convnet", "bytes_sent"] == pytest.approx(4 * 3_495_562, rel=0.01)
-    assert quoted["resnet18", None] == pytest.approx(4 * 11_173_962, rel=0.01)
+    assert quoted["resnet18", "parameters_sent"] == pytest.approx(4 * 11_173_962, rel=0.01)
     assert quoted["resnet18", "bytes_sent"] == pytest.approx(16 * 11_173_962, rel=0.01)
+    assert quoted["convnet", None] == quoted["resnet18", None] == 1.0  # shares, which no unit moves

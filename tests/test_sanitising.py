@@ -117,42 +117,6 @@ def test_dgc_is_algorithm_4():
                 u[name][i] = v[name][i] = 0.0
 
 
-@pytest.mark.parametrize(("kind", "pseudo_gradient"), [("weights", 1), ("gradient", -1)])
-@pytest.mark.parametrize(("direction", "sign"), [("aligned", 1), ("literal", -1)])
-def test_ffl_sends_the_layers_that_point_where_the_model_went(kind, pseudo_gradient, direction, sign):
-    sanitiser = make(SANITISERS, "ffl", {"ratio": 0.5, "direction": direction})
-    first, then, own = tensors(1), tensors(2), update(3, kind)
-    assert len(sanitiser(update(5, kind), context(first), rng()).tensors) in (2, 3, 4)  # two layers at random
-    found = sanitiser(own, context(then), rng())
-    scores = []
-    for layer in LAYERS:
-        g = [x for name in layer for x in own.tensors[name].flatten().tolist()]
-        moved = [x for name in layer for x in (then[name] - first[name]).flatten().tolist()]
-        cosine = sum(a * b for a, b in zip(g, moved, strict=True)) / math.hypot(*g) / math.hypot(*moved)
-        scores.append(sign * pseudo_gradient * cosine)
-    best = sorted(range(3), key=lambda i: -scores[i])[:2]  # ⌈0.5 · 3⌉
-    assert set(found.tensors) == {name for i in best for name in LAYERS[i]}
-    assert all(found.tensors[name].equal(own.tensors[name]) for name in found.tensors)
-
-
-def test_ffl_takes_layers_at_random_where_nothing_has_moved():
-    sanitiser = make(SANITISERS, "ffl", {"ratio": 0.3})
-    choices = [tuple(sanitiser(update(i), context(tensors(1)), rng(i)).tensors) for i in range(12)]
-    assert len(set(choices)) == 3
-
-
-def test_random_layers_come_from_the_generator_and_bring_their_statistics():
-    moved = {"b.running": torch.ones(2), "a.running": torch.ones(2)}
-    layers = (("a.weight", "a.bias", "a.running"), ("b.weight", "b.running"), ("c.weight", "c.bias"))
-    for seed in range(8):
-        sanitiser = make(SANITISERS, "ffl-random", {"ratio": 0.3})
-        found = sanitiser(update(0, buffers=moved), ClientContext(tensors(1), layers, 4), rng(seed))
-        again = sanitiser(update(0, buffers=moved), ClientContext(tensors(1), layers, 4), rng(seed))
-        assert found.tensors.keys() == again.tensors.keys()
-        (layer,) = {name.split(".")[0] for name in found.tensors}
-        assert set(found.buffers) == ({f"{layer}.running"} & set(moved))
-
-
 @pytest.mark.parametrize("name", sorted(SANITISERS.names()))
 def test_the_client_s_own_update_is_not_changed(name):
     original, before = update(1), tensors(1)

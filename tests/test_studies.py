@@ -285,6 +285,16 @@ def test_claims_are_decided_by_paired_differences(agic, invg, outcome):
     assert analyse(tiny(), "smoke", rows_of(agic, invg)).claims == []
 
 
+@pytest.mark.parametrize(("behind", "outcome"), [(1.0, "holds"), (3.0, "doesn't hold"), (2.0, "undecided")])
+def test_a_claim_may_have_a_margin(behind, outcome):
+    study = tiny()
+    claim = study.claims[0].model_copy(update={"margin": 2.0})
+    invg = [20.0, 21.0, 22.5, 20.5]
+    agic = [value - behind + noise for value, noise in zip(invg, (0.1, -0.1, 0.2, -0.2), strict=True)]
+    (found,) = analyse(study.model_copy(update={"claims": [claim]}), "cpu", rows_of(agic, invg)).claims
+    assert found.outcome == outcome
+
+
 def test_a_joint_attack_is_paired_with_what_it_was_played_beside_in_the_same_repetition():
     """Where one attack looks at single updates and the other at all of them together, no update is in both."""
     joint = rows_of([30.0, 32.0, 31.5], [20.0, 21.0, 20.5])

@@ -106,24 +106,36 @@ def dirichlet(targets: Tensor, clients: int, generator: Generator, alpha: float 
 
 @PARTITIONS.register(
     "classes-per-client",
-    "every client has exactly k classes; a class that no client has is left out",
+    "every client has exactly k random classes; a class that no client has is left out",
     options={"k": 2},
 )
 def classes_per_client(targets: Tensor, clients: int, generator: Generator, k: int = 2) -> list[Tensor]:
-    """Give every client k classes, in turn from a shuffled list of them, and split each class among its clients.
+    """Give every client k random classes, and split each class among its clients.
 
-    Where clients * k is less than the number of classes, the last of the list are left out; otherwise all examples
-    are given out. The numbers of clients that two classes have differ by one at most.
+    As in Liang et al., Think Locally, Act Globally (LG-FedAvg), 2020: every class is cut into equal shards, and each
+    client draws k shards of different classes. The numbers of clients that two classes have differ by one at most.
+    Where clients * k is less than the number of classes, some classes are left out; otherwise all examples are given
+    out.
 
     Raises:
         BadInput: k is not in 1..classes, or a class has fewer examples than clients.
     """
     groups = _by_class(targets)
     _whole("classes-per-client", "k", k, len(groups), "classes")
-    order = torch.randperm(len(groups), generator=generator).tolist()
-    holders: dict[int, list[int]] = {c: [] for c in order}
-    for i in range(clients * k):
-        holders[order[i % len(order)]].append(i // k)
+    shards, rest = divmod(clients * k, len(groups))
+    left = torch.full((len(groups),), float(shards))
+    left[torch.randperm(len(groups), generator=generator)[:rest]] += 1
+    holders: dict[int, list[int]] = {c: [] for c in range(len(groups))}
+    for client in range(clients):
+        # a class with a shard for every client to come must be taken now, or one of them would get two of it
+        drawn = torch.nonzero(left >= clients - client).flatten().tolist()
+        while len(drawn) < k:
+            free = left.clone()
+            free[drawn] = 0
+            drawn.append(int(torch.multinomial(free, 1, generator=generator)))
+        for c in drawn:
+            holders[c].append(client)
+            left[c] -= 1
     return _give("classes-per-client", groups, holders, clients, generator)
 
 

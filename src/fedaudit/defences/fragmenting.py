@@ -13,47 +13,57 @@ from fedaudit.defences.sanitising import ClientContext, Sanitiser
 from fedaudit.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 
+Layer = tuple[str, ...]
+Meaning = Literal["tensors", "modules"]
+
 
 @register(frozen=False)
 class Fragmented(Sanitiser):
     """Sends the ⌈r·L⌉ layers of highest cosine to the estimated global gradient (Na et al. 2022, Algorithm 1).
 
-    Not the other "Fragmented Federated Learning" of that year. The global gradient is estimated by θᵏ − θᵏ⁻¹, the
-    difference of the last two models that this client received.
+    Not the other "Fragmented Federated Learning" of that year. The global gradient is estimated by θᵏ − θᵏ⁻¹ (Eq. 4),
+    the difference of the last two models that this client received, and a layer l has the score
 
-    Algorithm 1 takes the cosine of that difference with ∇L, highest first, and flips no sign. As a gradient ascends and
-    the model descends, this sends what corrects the last move: ``direction: literal``. The default, ``aligned``, is a
-    departure: it flips the sign, so that layers which go on as before are sent. That feeds back on itself and trains
-    badly; what it gives says nothing about the paper's rule. Another departure: a layer is a module with
-    parameters of its own, whose weight, bias and statistics travel together, where the elements that the paper sends
-    (its Table 2) fit single tensors.
+        s[l] = ⟨∇L[l], (θᵏ − θᵏ⁻¹)[l]⟩ / (‖∇L[l]‖ ‖(θᵏ − θᵏ⁻¹)[l]‖).
 
-    In a client's first round there is no θᵏ⁻¹, which the paper leaves open: random layers are sent, as well as where
-    the model has not moved. (If nothing was sent, the model would never begin to move.)
+    The layers of greatest s are sent. ∇L is the client's gradient, or −ΔW after local training (the positive factor
+    between them doesn't change a cosine). A gradient ascends and the model descends: so taken, Algorithm 1 sends what
+    corrects the last move. Where either vector is zero, s is 0.
+
+    ``direction: aligned`` is ours: it turns the sign, as if Eq. 4, which has no minus, meant the server's step. It
+    sends what goes on as before.
+
+    What the paper leaves open: a layer is a single parameter tensor, or with ``layers: modules`` a module with all of
+    its parameters. In a client's first round, or where the model hasn't moved, there is no direction, and random
+    layers are sent (if nothing was sent, the model would never begin to move). BatchNorm's statistics have no gradient
+    and so are no layers: they travel with every update, whatever is held back, as in the recipe that the paper takes
+    over (LG-FedAvg averages the whole state). They aren't protected.
 
     Args:
         ratio: r, the share of layers.
-        direction: ``literal``, as published, or ``aligned``, with the sign flipped.
+        direction: ``literal``, Algorithm 1 as it stands, or ``aligned``, ours, with the sign turned.
+        layers: what a layer is: ``tensors``, a weight and its bias apart, or ``modules``.
     """
 
     name = "ffl"
     summary = "sends the layers chosen by cosine to the global model's last move"
-    paper = "Na et al. 2022 (FFL)"
+    paper = "Na et al. 2022 (FFL), Algorithm 1"
 
     ratio: Ratio = 0.6
-    direction: Literal["aligned", "literal"] = "aligned"
+    direction: Literal["literal", "aligned"] = "literal"
+    layers: Meaning = "tensors"
 
     previous: dict[str, Tensor] | None = field(default=None, init=False)  # the model received last
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
-        """Return the chosen layers."""
+        """Return the chosen layers, and all statistics."""
         previous, self.previous = self.previous, context.weights
-        layers = [layer for layer in context.layers if any(name in update.tensors for name in layer)]
+        layers = layers_of(update, context, self.layers)
         if previous is not None:
             moved = {name: context.weights[name] - previous[name] for name in update.tensors}
             if any(bool(tensor.any()) for tensor in moved.values()):
-                pseudo_gradient = 1.0 if update.kind == "weights" else -1.0
-                sign = pseudo_gradient if self.direction == "aligned" else -pseudo_gradient
+                gradient = 1.0 if update.kind == "gradient" else -1.0  # ΔW descends
+                sign = gradient if self.direction == "literal" else -gradient
                 scores = [sign * _cosine(layer, update.tensors, moved) for layer in layers]
                 return _only(update, _best(layers, scores, self.ratio), "ffl")
         return _only(update, _random(layers, self.ratio, generator), "ffl")
@@ -61,50 +71,53 @@ class Fragmented(Sanitiser):
 
 @register
 class FragmentedAtRandom(Sanitiser):
-    """Sends ⌈r·L⌉ random layers (Na et al. 2022, Section 5).
+    """Sends ⌈r·L⌉ random layers and all of BatchNorm's statistics (Na et al. 2022, Section 5.2).
 
     Args:
         ratio: r, the share of layers.
+        layers: what a layer is: ``tensors``, a weight and its bias apart, or ``modules``.
     """
 
     name = "ffl-random"
     summary = "sends random layers: the baseline of FFL"
-    paper = "Na et al. 2022 (FFL), Section 5"
+    paper = "Na et al. 2022 (FFL), Section 5.2"
 
     ratio: Ratio = 0.6
+    layers: Meaning = "tensors"
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
-        """Return the chosen layers."""
-        layers = [layer for layer in context.layers if any(name in update.tensors for name in layer)]
+        """Return the chosen layers, and all statistics."""
+        layers = layers_of(update, context, self.layers)
         return _only(update, _random(layers, self.ratio, generator), "ffl-random")
 
 
-Layers = list[tuple[str, ...]]
+def layers_of(update: Update, context: ClientContext, meaning: Meaning) -> list[Layer]:
+    """Return the names of the parameters of each layer of ``update``."""
+    if meaning == "tensors":
+        return [(name,) for name in update.tensors]
+    modules = [tuple(name for name in module if name in update.tensors) for module in context.layers]
+    return [module for module in modules if module]
 
 
-def _cosine(layer: tuple[str, ...], tensors: dict[str, Tensor], moved: dict[str, Tensor]) -> float:
-    own: Tensor = torch.cat([tensors[name].double().reshape(-1) for name in layer if name in tensors])
-    other = torch.cat([moved[name].double().reshape(-1) for name in layer if name in tensors])
+def _cosine(layer: Layer, tensors: dict[str, Tensor], moved: dict[str, Tensor]) -> float:
+    own: Tensor = torch.cat([tensors[name].double().reshape(-1) for name in layer])
+    other = torch.cat([moved[name].double().reshape(-1) for name in layer])
     lengths = float(own.norm() * other.norm())
     return float(own @ other) / lengths if lengths else 0.0
 
 
-def _best(layers: Layers, scores: list[float], ratio: float) -> Layers:
+def _best(layers: list[Layer], scores: list[float], ratio: float) -> list[Layer]:
     order = sorted(range(len(layers)), key=lambda i: -scores[i])
     return [layers[i] for i in order[: share(ratio, len(layers))]]
 
 
-def _random(layers: Layers, ratio: float, generator: torch.Generator) -> Layers:
+def _random(layers: list[Layer], ratio: float, generator: torch.Generator) -> list[Layer]:
     order = torch.randperm(len(layers), generator=generator).tolist()
     return [layers[i] for i in order[: share(ratio, len(layers))]]
 
 
-def _only(update: Update, layers: Layers, name: str) -> Update:
-    """Return ``update`` with the tensors and statistics of ``layers`` alone."""
+def _only(update: Update, layers: list[Layer], name: str) -> Update:
+    """Return ``update`` with the tensors of ``layers`` alone."""
     chosen = {parameter for layer in layers for parameter in layer}
-    return replace(
-        update,
-        tensors={n: t for n, t in update.tensors.items() if n in chosen},
-        buffers={n: t for n, t in update.buffers.items() if n in chosen},
-        sanitised=SanitiserInfo(name),
-    )
+    tensors = {n: t for n, t in update.tensors.items() if n in chosen}
+    return replace(update, tensors=tensors, sanitised=SanitiserInfo(name))

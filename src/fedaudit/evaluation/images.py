@@ -55,6 +55,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     images, labels = finding.images[order], finding.labels[order]
     errors = mse(images, true)
     values = psnr(errors)
+    seen = observation.task_info.normalise
+    normalised = mse(seen(images), seen(true))
     structure = ssim(images, true)
     perceptual = lpips(images, true)
     different = _different(truth.candidates)
@@ -88,6 +90,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 mse=float(errors[i]),
                 psnr=float(values[i]),
                 ssim=float(structure[i]),
+                mse_normalised=float(normalised[i]),
+                psnr_normalised=float(psnr(normalised[i])),
                 lpips=None if perceptual is None else float(perceptual[i]),
                 rank=place,
                 candidates=len(truth.candidates),

@@ -51,8 +51,10 @@ class Server:
         clients sent are aggregated together, over these clients; where they are too few for the rule, the tensors stay
         as they are. The aggregate is then that of the tensors that most clients sent.
 
-        BatchNorm's running statistics are averaged with the weights that it gives the clients, or by the rule itself
-        where it treats every coordinate on its own; counters are the largest of those who weren't left out.
+        BatchNorm's running statistics are averaged with the weights that it gives the clients (where some held tensors
+        back: the mean of those that it gives them among the senders of one tensor and another, each times how many
+        these are), or by the rule itself where it treats every coordinate on its own; counters are the largest of those
+        who weren't left out.
 
         Args:
             weights: the global model's state that the clients started from.
@@ -91,7 +93,7 @@ class Server:
             rejected = {senders[row]: reason for row, reason in whole.rejected.items()}
             fallback = whole.fallback or (f"some layers stayed as they were: {too_few[0]}" if too_few else None)
             whole = replace(whole, weights=of_all, rejected=rejected, fallback=fallback)
-        state |= self._statistics(weights, updates, whole)
+        state |= self._statistics(weights, updates, whole, _shares(len(updates), parts))
         return state, whole
 
     def _part(self, names: list[str], updates: list[Update], root: dict[str, Tensor] | None) -> Aggregate:
@@ -107,7 +109,9 @@ class Server:
                 raise BadInput(f"client {update.client} sent NaN or infinite values")
         return self.aggregator(matrix, cohort)
 
-    def _statistics(self, weights: dict[str, Tensor], updates: list[Update], aggregate: Aggregate) -> dict[str, Tensor]:
+    def _statistics(
+        self, weights: dict[str, Tensor], updates: list[Update], aggregate: Aggregate, shares: Tensor
+    ) -> dict[str, Tensor]:
         """Return the buffers that local training has changed."""
         state = {}
         for name in dict.fromkeys(name for update in updates for name in update.buffers):
@@ -119,7 +123,7 @@ class Server:
                 state[name] = stack.amax(dim=0)
                 continue
             matrix = stack.flatten(1)
-            given = aggregate.weights[rows].to(matrix)
+            given = shares[rows].to(matrix)
             if self.aggregator.coordinatewise:
                 try:
                     vector = self.aggregator.anew()(matrix).vector
@@ -130,6 +134,20 @@ class Server:
                 vector = (given / given.sum() if bool(given.sum() > 0) else equal) @ matrix
             state[name] = vector.view_as(weights[name])
         return state
+
+
+def _shares(clients: int, parts: dict[tuple[int, ...], Aggregate]) -> Tensor:
+    """Return the (clients,) weights of whole clients, of those in each part: equal in all parts, equal here."""
+    if len(parts) == 1:
+        ((senders, part),) = parts.items()
+        shares = torch.zeros(clients, dtype=part.weights.dtype)
+        shares[list(senders)] = part.weights.cpu()
+        return shares
+    given, times = torch.zeros(clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.float64)
+    for senders, part in parts.items():
+        given[list(senders)] += len(senders) * part.weights.double().cpu()
+        times[list(senders)] += 1
+    return given / times.clamp(min=1)
 
 
 def _flat(rows: list[dict[str, Tensor]], names: list[str]) -> Tensor:

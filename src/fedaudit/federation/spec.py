@@ -65,6 +65,9 @@ class FederationSpec(Spec):
         description="of local training; fast: channels last, 3x3 convolutions by Winograd (native code): the "
         "same numbers to rounding; torch's where the model or differential privacy of examples doesn't allow it",
     )
+    batch_norm: Literal["eval", "train"] | None = Field(
+        default=None, description="BatchNorm's mode in this federation's training; model.batch_norm if null"
+    )
     partition: PartitionSpec = PartitionSpec()
     malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
         default=None, description="who of the clients isn't honest; nobody if null"

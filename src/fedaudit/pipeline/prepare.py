@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +291,7 @@ def _federations(
                 seed=seed,
                 dataset=dataset,
                 split=split,
-                task_info=task_info,
+                task_info=replace(task_info, batch_norm=spec.batch_norm or task_info.batch_norm),
                 model=model,
                 loss=loss,
                 reveal_labels=threat.knows_labels,

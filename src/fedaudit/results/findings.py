@@ -54,6 +54,12 @@ class ImageResult(Record):
     mse: float = Field(description="mean squared error on [0, 1] pixels")
     psnr: float = Field(description="dB on [0, 1] pixels, capped at 100")
     ssim: float
+    mse_normalised: float | None = Field(
+        default=None, description="mean squared error on pixels as the model sees them: (x - mean) / std"
+    )
+    psnr_normalised: float | None = Field(
+        default=None, description="dB, -10 log10 of mse_normalised: the peak is taken for 1, so it may be negative"
+    )
     lpips: float | None = Field(default=None, description="null where the weights could not be had: see lpips_missing")
     rank: int = Field(
         description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified"

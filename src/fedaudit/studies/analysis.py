@@ -150,7 +150,7 @@ def values(metric: str, rows: Sequence[Row]) -> dict[Unit, float]:
         if key := OF_FEDERATIONS.get(metric):
             histories = (row.outcome or {}).get("courses", [])
             for history in [h for h in histories if not h["attacked"]] or histories:
-                if history[key] is not None:
+                if history.get(key) is not None:
                     found[row.repetition, history["federation"], -1, -1] = history[key]
             continue
         for update in (row.outcome or {}).get("updates", []):
@@ -212,7 +212,7 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
                 claims.append(Claim(text, where, None, "not measured", name))
             continue
         difference = paired_interval([sign * (sides[0][unit] - sides[1][unit]) for unit in shared])
-        claims.append(Claim(text, where, difference, _outcome(difference), name))
+        claims.append(Claim(text, where, difference, _outcome(difference, claim.margin), name))
     return claims
 
 
@@ -228,7 +228,7 @@ def _at(point: Point, wanted: Point) -> bool:
     return all(point.get(axis) == level for axis, level in wanted.items())
 
 
-def _outcome(difference: Interval) -> Outcome:
-    if difference.n < 2 or difference.low <= 0 <= difference.high:
+def _outcome(difference: Interval, margin: float) -> Outcome:
+    if difference.n < 2 or difference.low <= -margin <= difference.high:
         return "undecided"
-    return "holds" if difference.low > 0 else "doesn't hold"
+    return "holds" if difference.low > -margin else "doesn't hold"

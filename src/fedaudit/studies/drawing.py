@@ -22,9 +22,14 @@ _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"} | 
     "psnr_registered": "PSNR after shift and flip, dB",
     "ssim_registered": "SSIM after shift and flip",
     "success": "share above 25 dB",
+    "psnr_normalised": "PSNR of normalised pixels, dB",
+    "mse_normalised": "MSE of normalised pixels",
 }
 _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_seconds": 0, "memory": 0} | {
+    "psnr_normalised": 1,
+    "mse_normalised": 3,
     "parameters_sent": 0,
+    "share_sent": 3,
     "bytes_sent": 0,
     "psnr_registered": 1,
     "ssim_registered": 2,

@@ -256,6 +256,12 @@ def _since(accepted: Sequence[float | None], start: int) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def _late(values: Sequence[float]) -> float | None:
+    """Return the mean of the last fifth, and of the last one where there are fewer than ten."""
+    last = values[-max(1, len(values) // 5) :]
+    return sum(last) / len(last) if last else None
+
+
 def _given(**values: float | None) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
@@ -303,7 +309,9 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None = Non
             "federation": f.name,
             "attacked": any(u["federation"] == f.name for u in updates),
             "accuracy": f.course.accuracy[-1] if f.course.accuracy else None,
+            "late_accuracy": _late(f.course.accuracy),
             "parameters": f.course.parameters,
+            "share": f.course.parameters / result.model.parameters,
             "bytes": f.course.bytes,
             "training": f.course.timing.training,
             "sanitising": f.course.timing.sanitising,

@@ -29,6 +29,8 @@ IMAGE_METRICS = {
     "psnr_registered": True,
     "ssim_registered": True,
     "success": True,
+    "psnr_normalised": True,
+    "mse_normalised": False,
 }
 SUCCESS_DB = 25.0  # the PSNR above which an image is a success
 # What is measured beside the findings' own metrics.
@@ -39,7 +41,9 @@ MEASURES = {
         Metric("seconds", "wall time of the attack", unit="s", higher_is_better=False),
         Metric("cpu_seconds", "CPU time of the whole trial, its simulation included", unit="s", higher_is_better=False),
         Metric("model_accuracy", "held-out accuracy of the global model at the end"),
+        Metric("late_accuracy", "its mean over the last fifth of the measurements, which single rounds move less"),
         Metric("parameters_sent", "elements of an update as it was sent", higher_is_better=False),
+        Metric("share_sent", "share of the model's elements that an update carries", higher_is_better=False),
         Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
         Metric("training_seconds", "local training of an update", unit="s", higher_is_better=False),
         Metric("sanitising_seconds", "a client's defence, an update", unit="s", higher_is_better=False),
@@ -53,7 +57,9 @@ MEASURES = {
 # Of these, what is known of a whole federation, and what it is called there.
 OF_FEDERATIONS = {
     "model_accuracy": "accuracy",
+    "late_accuracy": "late_accuracy",
     "parameters_sent": "parameters",
+    "share_sent": "share",
     "bytes_sent": "bytes",
     "training_seconds": "training",
     "sanitising_seconds": "sanitising",
@@ -98,11 +104,15 @@ class PublishedSpec(Spec):
 
 
 class ClaimSpec(Spec):
-    """Something that the table is meant to show: by the metric, the attack does better at ``better``."""
+    """Something that the table is meant to show: by the metric, ``better`` has the better value.
+
+    With a margin: ``better`` falls behind ``worse`` by less than that.
+    """
 
     text: str
     better: Point
     worse: Point
+    margin: Annotated[Number, Field(ge=0)] = Field(default=0.0, description="in units of the metric")
     metric: str | None = Field(default=None, description="the study's own if null")
 
 
@@ -296,6 +306,9 @@ def trial_key(scenario: Scenario) -> str:
     model["batch_norm"] = model["batch_norm"] or "eval"
     if model["dropout"] is None:
         del model["dropout"]
+    for federation in values["federations"]:
+        if federation["batch_norm"] is None:
+            del federation["batch_norm"]
     del values["evaluation"]["controls"]  # studies run none
     return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
 

@@ -32,7 +32,6 @@ log = logging.getLogger("flwr")
 
 _MOD_FAILED_PRECONDITION = 6  # Flower's error code
 _LOUD = 10  # noise so many times as long as the clip
-_WHOLE_LAYERS = ("ffl", "ffl-random")  # they need to know which tensors make a layer
 
 
 class SanitiserMod:
@@ -60,7 +59,8 @@ class SanitiserMod:
         settings: of the sanitiser.
         parameters: the module, or the names of its parameters; everything else counts as statistics. None: every
             floating-point tensor but BatchNorm's running statistics.
-        layers: names of the tensors of each layer, for ``ffl``. None: tensors that share the name before the last dot.
+        layers: names of the tensors of each layer, for ``ffl`` with ``layers: modules``. None: tensors that share the
+            name before the last dot.
         clients: that take part in a round, for ``dgc``'s ``clip``.
         seed: None takes noise and choices from the operating system, anew each round, so that nobody else knows them. A
             number makes them repeat, for tests only: whoever knows it takes the noise off.
@@ -141,7 +141,7 @@ class SanitiserMod:
         if not all(bool(torch.isfinite(tensor).all()) for tensor in after.values()):
             raise BadInput(f"{self.name}: the update has NaN or infinite values; it isn't sent")
         layers = self._layers or layers_in(before)
-        if self.name in _WHOLE_LAYERS and len(layers) < 2:
+        if self.settings.get("layers") == "modules" and len(layers) < 2:
             raise BadInput(f"{self.name}: names like '{next(iter(before))}' don't tell the layers; give layers=")
         names = parameters_in(before, self._given)
         update = Update(
