@@ -227,6 +227,8 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
         options = spec.partition.model_dump(exclude={"scheme"}, exclude_none=True)
+        if spec.malicious:
+            options["lacking"] = dict.fromkeys(range(spec.honest, spec.clients), spec.malicious.lacks)
         rows = partition(spec.partition.scheme, held.targets, spec.clients, rng, groups=held.groups, **options)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
