@@ -90,6 +90,7 @@ def simulate(
     clients = [Client(number, data, own_copies, layers) for number, data in enumerate(client_data)]
     root = _root(federation)
     history = History(federation.accuracy_every, federation.accuracy_examples)
+    history.at_end = behaviour is not None and behaviour.trained
     per_round = spec.clients_per_round or spec.clients
     budget = PrivacyBudget(federation, history)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0

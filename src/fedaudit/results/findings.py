@@ -194,6 +194,10 @@ class AttackSummary(Record):
     control: int | None = Field(default=None, description="which of the result's controls belongs to it, from 0")
     cautions: list[str] = Field(default=[], description="what weakens a verdict without a leak")
     advice: list[str] = Field(default=[], description="what to change so that an inconclusive audit can conclude")
+    hardly_trained: float | None = Field(
+        default=None,
+        description="the federation's held-out accuracy at the end, where it is too low for a verdict on this attack",
+    )
     psnr: Interval | None = None
     mse: Interval | None = None
     ssim: Interval | None = None

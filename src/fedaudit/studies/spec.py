@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedaudit.attacks import make_attack
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Metric, metric
-from fedaudit.scenario import Scenario, apply_override, scenario_from
+from fedaudit.scenario import EvaluationSpec, Scenario, apply_override, scenario_from
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import Count, Number, Spec, Whole, explain, no_boolean
@@ -283,7 +283,11 @@ def trial_key(scenario: Scenario) -> str:
     model["batch_norm"] = model["batch_norm"] or "eval"
     if model["dropout"] is None:
         del model["dropout"]
+    if not model["spare_outputs"]:
+        del model["spare_outputs"]
     del values["evaluation"]["controls"]  # studies run none
+    if values["evaluation"]["least_accuracy"] == EvaluationSpec().least_accuracy:
+        del values["evaluation"]["least_accuracy"]
     return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
 
 
