@@ -19,7 +19,7 @@ VERDICTS: dict[Verdict, str] = {
     "inferred": "Something about the training data was told better than by guessing: membership, attributes, labels, a "
     "client's own model.",
     "inconclusive": "This audit can't tell: the attack lost its positive control, or none was run, or there is too "
-    "little to test.",
+    "little to test, or the federation was hardly trained.",
     "not demonstrated": "The attack found nothing, although it won its positive control. Another attack might find "
     "more: this never means safe.",
     "not applicable": "The attack could not be run under this threat model; the reason is given.",
