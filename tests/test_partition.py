@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedaudit.data.owners import draw_owners
 from fedaudit.data.partition import PARTITIONS, partition
 from fedaudit.utils.errors import BadInput
 
@@ -99,6 +100,62 @@ def test_every_label_lives_on_m_clients(targets: torch.Tensor, clients: int, dat
         assert len(split) == m
         assert sum(split) == int((targets == label).sum())
         assert max(split) - min(split) <= 1
+
+
+def hands(owners: dict[int, list[int]], clients: int) -> list[set[int]]:
+    return [{label for label, own in owners.items() if client in own} for client in range(clients)]
+
+
+def reached(owners: dict[int, list[int]], clients: int) -> int:
+    """How many clients a rumour reaches that client 0 tells all with whom it shares a label, and these go on."""
+    held, told = hands(owners, clients), {0}
+    for _ in range(clients):
+        told |= {c for c in range(clients) if any(held[c] & held[other] for other in told)}
+    return len(told)
+
+
+@given(labels=st.integers(1, 12), clients=st.integers(1, 12), data=st.data(), seed=st.integers(0, 2**31))
+@settings(max_examples=150, deadline=None)
+def test_owners_are_m_and_distinct_balanced_and_hang_together(
+    labels: int, clients: int, data: st.DataObject, seed: int
+) -> None:
+    m = data.draw(st.integers(-(-clients // labels), clients))
+    owners = draw_owners(labels, clients, m, seeded(seed))
+    assert sorted(owners) == list(range(labels))
+    assert all(len(set(own)) == len(own) == m and set(own) <= set(range(clients)) for own in owners.values())
+    sizes = [len(hand) for hand in hands(owners, clients)]
+    assert max(sizes) - min(sizes) <= 1
+    if labels * m >= labels + clients - 1:  # a tree over labels and clients has so many edges, fewer join nothing
+        assert reached(owners, clients) == clients
+    assert owners == draw_owners(labels, clients, m, seeded(seed))
+
+
+def test_the_papers_ten_clients_have_ten_different_hands_and_every_choice_of_owners_is_as_likely() -> None:
+    """Ten labels on five of ten clients: 252 choices of owners; two labels share 5·5/10 = 2.5 owners on average."""
+    draws = [draw_owners(10, 10, 5, seeded(seed)) for seed in range(400)]
+    assert all(len(set(map(frozenset, hands(owners, 10)))) == 10 for owners in draws)
+    assert len({tuple(map(tuple, owners.values())) for owners in draws}) == 400
+    first = [tuple(owners[0]) for owners in draws]
+    assert len(set(first)) > 180  # of 252 equally likely ones, 400 draws are expected to hit 200
+    owns = torch.tensor([[client in own for client in range(10)] for own in first]).double().mean(dim=0)
+    assert float((owns - 0.5).abs().max()) < 0.1  # four standard errors
+    shared = [len(set(owners[a]) & set(owners[b])) for owners in draws for a in range(10) for b in range(a)]
+    # Σ over clients of C(5, 2) pairs of labels in one hand, over the 45 pairs: 10·10/45
+    assert sum(shared) / len(shared) == pytest.approx(100 / 45)
+    counts = torch.bincount(torch.tensor(shared), minlength=6) / len(shared)
+    assert counts[0] + counts[5] < 0.03, "labels come neither in twins nor in opposites"
+
+
+def test_a_label_that_a_client_must_not_have_goes_to_others() -> None:
+    targets = torch.arange(10).repeat_interleave(20)
+    for seed in range(20):
+        parts = partition("label-to-clients", targets, 10, seeded(seed), m=5, lacking={9: [3]})
+        held = [set(targets[part].tolist()) for part in parts]
+        assert 3 not in held[9]
+        assert sum(3 in labels for labels in held) == 5
+        assert {len(labels) for labels in held} == {5}
+    everybody = partition("label-to-clients", targets, 10, seeded(), m=10, lacking={9: [3]})
+    assert all(len(targets[part].unique()) == 10 for part in everybody), "where all must have it, so must that client"
 
 
 @given(targets=targets_strategy, clients=st.integers(2, 6), each=st.integers(1, 3), seed=st.integers(0, 2**31))

@@ -52,6 +52,9 @@ class ModelSpec(Spec):
 
     name: str = "convnet-small"
     width: Annotated[Count, Field(le=65_536)] | None = None
+    spare_outputs: Annotated[Whole, Field(le=1000)] = Field(
+        default=0, description="outputs beyond one a class, for a label that no example has: an eleventh of ten classes"
+    )
     initialisation: Literal["default", "he", "uniform", "given"] = "default"
     batch_norm: Literal["eval", "train"] | None = Field(
         default=None, description="BatchNorm's mode in local training; null: that of a module of your own, else eval"
@@ -90,6 +93,11 @@ class EvaluationSpec(Spec):
     )
     accuracy_every: Count | None = Field(
         default=None, description="measure held-out accuracy every so many rounds and after the last; never if null"
+    )
+    least_accuracy: Fraction = Field(
+        default=0.5,
+        description="whatever a malicious client drew of a class is inconclusive where the federation's global model "
+        "classified fewer of the held-out examples correctly at the end: it was hardly trained",
     )
     accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
     sort_by: Literal["leakage", "accuracy", "worst client", "bytes", "time", "epsilon"] = Field(

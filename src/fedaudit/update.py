@@ -113,6 +113,7 @@ class TaskInfo:
         mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
         dropout: whether clients train with the model's dropout on, if it has any.
         label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``.
+        spare_outputs: of the model, beyond one a class: for labels that no example of the data set has.
 
     Raises:
         BadInput: these don't fit together, or there is no such kind.
@@ -132,6 +133,7 @@ class TaskInfo:
     dropout: bool = True
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
+    spare_outputs: int = 0
 
     def __post_init__(self) -> None:
         self._check_loss_options()
@@ -165,6 +167,8 @@ class TaskInfo:
         if not (math.isfinite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):
             raise BadInput(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1]")
         weights = self.class_weights
+        if self.spare_outputs and (self.loss == BCE or self.num_classes is None or weights is not None):
+            raise BadInput("spare_outputs are for cross-entropy over classes, without class_weights; set it to 0")
         if weights is not None and (
             len(weights) != self.num_classes or not all(math.isfinite(w) and w >= 0 for w in weights)
         ):
@@ -183,8 +187,8 @@ class TaskInfo:
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of the model: one per class; one for regression, or with binary cross-entropy."""
-        return 1 if self.loss == BCE else self.num_classes or 1
+        """Outputs of the model: one per class, and spare ones; one for regression, or with binary cross-entropy."""
+        return 1 if self.loss == BCE or self.num_classes is None else self.num_classes + self.spare_outputs
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Turn examples (n, ...), as they stand in a data set, into what the model sees."""

@@ -14,7 +14,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.federation.local_training import local_randomness
-from fedaudit.models.generator import Generator, GeneratorSpec
+from fedaudit.models.generator import DCGenerator, GeneratorSpec
 from fedaudit.threat import Observation, Scope
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -47,19 +47,20 @@ class GANClient(Behaviour):
     From round ``start`` on, each round: a generator is trained with the global model as its discriminator, to
     generate what the model takes for ``target``; as many images as ``images`` says then join the client's own batches
     under another ``label``, so that the clients who have the class must tell it apart the better. Departures: the
-    generator is the project's (no batch normalisation), and goes on from round to round; several malicious clients
-    share one.
+    generator is DCGAN's, trained by Adam, and goes on from round to round; several malicious clients share one. What it
+    draws depends on the model: against strides and LeakyReLU (``strided-cnn``) drawings become clear.
 
     Args:
         target: the class to steal.
-        label: under which the generated images are trained on; the class after the target if None.
+        label: under which the generated images are trained on; the class after the target if None. With
+            ``model.spare_outputs`` it may be one that no example has: 10, the eleventh of ten.
         start: first round of the attack, from 0; before, the client is honest.
         images: generated and trained on in each round.
         steps: of the generator's optimiser a round.
         batch_size: images in each of these steps.
         learning_rate: of the generator, by Adam.
         latent: elements of a latent code.
-        width: channels of the generator at the image's own size.
+        width: channels of the generator at half the image's size.
         keep: images that are kept of a round.
         every: rounds from one kept set to the next; the last is always kept.
         limit: τ of ‖w − w_global‖_∞ ≤ τ, by projection after each local step; None: no limit.
@@ -69,21 +70,22 @@ class GANClient(Behaviour):
     summary = "generates images of a class that it lacks, and trains on them under another label"
     paper = _PAPER
     examples: ClassVar[tuple[str, ...]] = ("image",)
+    trained = True
 
     target: Whole = 3
     label: Whole | None = None
     start: Whole = 50
-    images: Count = 100
-    steps: Count = 50
+    images: Count = 256
+    steps: Count = 80
     batch_size: Count = 64
-    learning_rate: Positive = 2e-3
-    latent: Count = 64
-    width: Count = 16
-    keep: Count = 8
+    learning_rate: Positive = 1e-3
+    latent: Count = 100
+    width: Count = 32
+    keep: Count = 16
     every: Count = 10
     limit: Positive | None = None
 
-    generator: Generator | None = field(default=None, init=False)
+    generator: DCGenerator | None = field(default=None, init=False)
     optimiser: torch.optim.Optimizer | None = field(default=None, init=False)
     codes: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
     last: int = field(default=-1, init=False)  # round in which the generator was trained
@@ -99,9 +101,8 @@ class GANClient(Behaviour):
             self._keep(step.round)
             self.last = step.round
         assert self.generator is not None
-        with torch.no_grad():
-            generated = step.task_info.normalise(self.generator(_codes(self.images, self.latent, step.generator)))
-        label = (self.target + 1) % step.task_info.outputs if self.label is None else self.label
+        generated = step.task_info.normalise(self._draw(_codes(self.images, self.latent, step.generator)))
+        label = (self.target + 1) % (step.task_info.num_classes or 1) if self.label is None else self.label
         parts = generated.tensor_split(len(step.batches))
         poisoned = [
             (torch.cat([inputs, part]), torch.cat([targets, targets.new_full((len(part),), label)]))
@@ -119,11 +120,15 @@ class GANClient(Behaviour):
             raise BadInput("the behaviour 'gan' generates images of a class; these clients train no image classifier")
         if task_info.outputs == 1:
             raise BadInput("the behaviour 'gan' needs one logit a class; give the model two outputs, and cross-entropy")
-        for name, value in (("target", self.target), ("label", self.label or 0)):
-            if value >= task_info.num_classes:
-                raise BadInput(
-                    f"the behaviour 'gan': {name} is {value}, but classes are 0 to {task_info.num_classes - 1}"
-                )
+        classes = task_info.num_classes
+        if self.target >= classes:
+            raise BadInput(f"the behaviour 'gan': target is {self.target}, but classes are 0 to {classes - 1}")
+        if self.label is not None and self.label >= task_info.outputs:
+            raise BadInput(
+                f"the behaviour 'gan': label is {self.label}, but the model's outputs are 0 to "
+                f"{task_info.outputs - 1}; for a label that no example has, model.spare_outputs is to be "
+                f"{self.label + 1 - classes}"
+            )
 
     def _train(self, step: ClientStep) -> None:
         """Train the generator to generate what the model of the round takes for the target."""
@@ -132,7 +137,7 @@ class GANClient(Behaviour):
         step.model.eval()
         targets = torch.full((self.batch_size,), self.target)
         for _ in range(self.steps):
-            generated = generator(_codes(self.batch_size, self.latent, step.generator))
+            generated = generator.train()(_codes(self.batch_size, self.latent, step.generator))
             value = nn.functional.cross_entropy(step.model(step.task_info.normalise(generated)), targets)
             parameters = list(generator.parameters())
             for parameter, grad in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
@@ -141,7 +146,7 @@ class GANClient(Behaviour):
         for part, mode in modes.items():
             part.training = mode
 
-    def _ready(self, task_info: TaskInfo, rng: torch.Generator) -> tuple[Generator, torch.optim.Optimizer]:
+    def _ready(self, task_info: TaskInfo, rng: torch.Generator) -> tuple[DCGenerator, torch.optim.Optimizer]:
         if self.generator is None or self.optimiser is None:
             self._build(task_info.input_shape, int(torch.randint(2**31, (1,), generator=rng)))
             self.codes = _codes(self.keep, self.latent, rng)
@@ -152,15 +157,20 @@ class GANClient(Behaviour):
     def _build(self, shape: tuple[int, ...], seed: int) -> None:
         channels, height, width = shape
         with local_randomness(seed):
-            self.generator = Generator(GeneratorSpec((channels, height, width), self.latent, self.width))
+            self.generator = DCGenerator(GeneratorSpec((channels, height, width), self.latent, self.width))
         self.optimiser = torch.optim.Adam(self.generator.parameters(), lr=self.learning_rate, betas=(0.5, 0.999))
 
     def _keep(self, index: int) -> None:
-        assert self.generator is not None
         if (self.last - self.start) % self.every:
             self.kept.pop(self.last, None)
+        self.kept[index] = self._draw(self.codes)
+
+    def _draw(self, codes: Tensor) -> Tensor:
+        """Return the images of ``codes``, none of which depends on the others."""
+        assert self.generator is not None
         with torch.no_grad():
-            self.kept[index] = self.generator(self.codes)
+            images: Tensor = self.generator.eval()(codes)
+        return images
 
     def adversary_log(self) -> dict[str, Tensor]:
         """Return the images that were kept, by round, and the target."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedaudit.studies.analysis import Analysis, analyse, label
 from fedaudit.studies.backends import processes, ray
 from fedaudit.studies.drawing import cell_text, difference_text, grid, write
+from fedaudit.studies.pictures import write_pictures
 from fedaudit.studies.running import check_versions, estimate, run_study
 from fedaudit.studies.spec import ScaleName, StudySpec, check_metric, expand, load_study, study_from
 from fedaudit.studies.store import FILE, Store
@@ -164,7 +165,10 @@ def _open(folder: Path) -> Store:
 def _conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
     analysis = analyse(study, scale, store.rows())
     paths = write(analysis, store.folder, suffix)
+    pictures = write_pictures(study, store.rows(), store.folder)
     _print(analysis)
+    if pictures:
+        print(f"pictures: {pictures}")
     print(f"result: {next(path for path in paths if path.suffix == '.html')}")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from fedaudit.data.owners import draw_owners
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.registry import Registry
 
@@ -26,6 +27,7 @@ def partition(
     generator: Generator,
     *,
     groups: Tensor | None = None,
+    lacking: Mapping[int, Collection[int]] | None = None,
     **options: Any,
 ) -> list[Tensor]:
     """Share examples out among clients.
@@ -36,6 +38,7 @@ def partition(
         clients: how many clients, each of which gets at least one example.
         generator: the source of all randomness.
         groups: int64 (n,) whose example each is, where the data set says so; for ``natural``.
+        lacking: client to labels that it shouldn't have; for ``label-to-clients``, the others don't look at it.
         options: those of the scheme: ``alpha``, ``k``, ``shards_per_client`` or ``m``.
 
     Returns:
@@ -46,12 +49,14 @@ def partition(
     """
     share_out = PARTITIONS[scheme].value
     takes = inspect.signature(share_out).parameters
-    known = [name for name in takes if name not in ("targets", "clients", "generator", "groups")]
+    known = [name for name in takes if name not in ("targets", "clients", "generator", "groups", "lacking")]
     for option in options:
         if option not in known:
             allowed = unknown_name("option", option, known) if known else f"it has no option '{option}'"
             raise BadInput(f"partition '{scheme}': {allowed}")
     _whole(scheme, "clients", clients, len(targets), "examples")
+    if "lacking" in takes:
+        options["lacking"] = lacking
     if "groups" in takes:
         options["groups"] = groups
     elif targets.is_floating_point() and scheme != "iid":
@@ -162,29 +167,41 @@ def shards(targets: Tensor, clients: int, generator: Generator, shards_per_clien
 
 @PARTITIONS.register(
     "label-to-clients",
-    "every label lives on exactly m clients, among whom its examples are split; covers everything",
+    "every label lives on m clients drawn at random, among whom its examples are split; covers everything",
     options={"m": 2},
 )
-def label_to_clients(targets: Tensor, clients: int, generator: Generator, m: int = 2) -> list[Tensor]:
-    """Give every label to m clients, in turn from a shuffled list of them, and split its examples among these.
+def label_to_clients(
+    targets: Tensor,
+    clients: int,
+    generator: Generator,
+    m: int = 2,
+    lacking: Mapping[int, Collection[int]] | None = None,
+) -> list[Tensor]:
+    """Give every label to m clients drawn at random, and split its examples among these.
 
-    Where m divides the number of clients, they fall into groups of m with the same labels and none in common with
-    another group: m=5 of ten clients makes two cliques, not ten distributions that differ. The numbers of labels that
-    two clients have differ by one at most.
+    The numbers of labels that two clients have differ by one at most. Apart from that any choice of owners is as
+    likely as another; then, where the numbers allow it, no two clients have the same labels, and clients and labels
+    hang together: no group of clients has labels that nobody outside of it knows.
+
+    Args:
+        targets: int64 (n,) labels.
+        clients: how many.
+        generator: the source of all randomness.
+        m: clients a label.
+        lacking: client to labels that it isn't given, as far as the numbers allow it.
 
     Raises:
         BadInput: m is not in 1..clients, m * labels leaves a client empty, or a label has fewer than m examples.
     """
-    groups = _by_class(targets)
+    labels = torch.unique(targets).tolist()
     _whole("label-to-clients", "m", m, clients, "clients")
-    if m * len(groups) < clients:
-        enough = math.ceil(clients / len(groups))
-        many = f"{len(groups)} labels on m={m} clients each leave some of {clients} clients without any"
+    if m * len(labels) < clients:
+        enough = math.ceil(clients / len(labels))
+        many = f"{len(labels)} labels on m={m} clients each leave some of {clients} clients without any"
         raise BadInput(f"partition 'label-to-clients': {many}; give m of at least {enough}, or fewer clients")
-    order = torch.randperm(clients, generator=generator).tolist()
-    labels = torch.randperm(len(groups), generator=generator).tolist()
-    holders = {label: [order[(i * m + j) % clients] for j in range(m)] for i, label in enumerate(labels)}
-    return _give("label-to-clients", groups, holders, clients, generator)
+    without = {(labels.index(x), who) for who, given in (lacking or {}).items() for x in given if x in labels}
+    holders = draw_owners(len(labels), clients, m, generator, without)
+    return _give("label-to-clients", _by_class(targets), holders, clients, generator)
 
 
 @PARTITIONS.register(

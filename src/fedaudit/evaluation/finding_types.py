@@ -80,6 +80,7 @@ class FindingType:
         control: the case that an attack of this type must win: ``example``, one known example, undefended, one step;
             ``records``, a model that has learnt the members by heart; ``client``, a known client's updates of very
             different models. None: there is none but the same federation without its defences.
+        trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
     """
 
     verdict: Callable[[Sequence[FindingResult]], Judgement]
@@ -87,6 +88,7 @@ class FindingType:
     metrics: tuple[Metric, ...] = ()
     question: str = "learn what it was after"
     control: str | None = None
+    trained: bool = False
 
 
 # By the finding's ``kind``; filled by the modules of this package.

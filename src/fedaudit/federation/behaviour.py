@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,8 @@ class Behaviour(Plugin, ABC):
     """What malicious clients do. One instance for all malicious clients of a federation: they collude."""
 
     registry = BEHAVIOURS
+    # Whether what it does says something of a trained federation only; then accuracy is measured at the end.
+    trained: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, step: ClientStep) -> dict[str, Tensor]:

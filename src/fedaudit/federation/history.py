@@ -34,6 +34,7 @@ class History:
         why: it did.
         sent: of each round, which clients sent an update.
         rejected: of each round, whose of them the server left out.
+        at_end: whether accuracy is measured after the last round even where ``every`` is None.
     """
 
     every: int | None = None
@@ -52,6 +53,7 @@ class History:
     why: str | None = None
     sent: list[list[int]] = field(default_factory=list)
     rejected: list[list[int]] = field(default_factory=list)
+    at_end: bool = False
 
     def add(self, step: History) -> None:
         """Add what one client's round cost, which a history of its own recorded."""
@@ -87,7 +89,8 @@ class History:
             finished: rounds.
             last: no more rounds follow.
         """
-        if self.every is None or task_info.num_classes is None or not (last or finished % self.every == 0):
+        due = finished % self.every == 0 or last if self.every else last and self.at_end
+        if task_info.num_classes is None or not due:
             return
         self.measured_on = min(self.examples, len(held_out))
         right = _right(model, task_info, held_out[torch.arange(self.measured_on)])

@@ -95,6 +95,7 @@ def simulate(
     clients = [Client(number, data, own_copies, layers) for number, data in enumerate(client_data)]
     root = _root(federation)
     history = History(federation.accuracy_every, federation.accuracy_examples)
+    history.at_end = behaviour is not None and behaviour.trained
     per_round = spec.clients_per_round or spec.clients
     budget = PrivacyBudget(federation, history)
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
@@ -234,6 +235,8 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
         options = spec.partition.model_dump(exclude={"scheme"}, exclude_none=True)
+        if spec.malicious:
+            options["lacking"] = dict.fromkeys(range(spec.honest, spec.clients), spec.malicious.lacks)
         rows = partition(spec.partition.scheme, held.targets, spec.clients, rng, groups=held.groups, **options)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None

@@ -78,6 +78,35 @@ class Generator(nn.Module):
         return images[..., top : top + height, left : left + width]
 
 
+class DCGenerator(nn.Module):
+    """Codes (n, latent) to pixels (n, C, H, W) in [0, 1]: DCGAN's generator (Radford et al. 2016).
+
+    Transposed convolutions of stride 2, batch normalisation and ReLU. Departures: channels at half the image's size are
+    ``spec.width``, and the images end in a sigmoid instead of tanh, whose range is another. Where the image's sides
+    can't be halved often enough, larger images are made and cut.
+    """
+
+    def __init__(self, spec: GeneratorSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        channels, *sides = spec.input_shape
+        halvings = max(1, spec.halvings)
+        self.smallest = (spec.width << (halvings - 1), *(ceil(side / (1 << halvings)) for side in sides))
+        self.start = nn.Linear(spec.latent, prod(self.smallest))
+        layers: list[nn.Module] = [nn.BatchNorm2d(self.smallest[0]), nn.ReLU()]
+        for i in reversed(range(1, halvings)):
+            inputs, outputs = spec.width << i, spec.width << (i - 1)
+            layers += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
+        self.grow = nn.Sequential(*layers, nn.ConvTranspose2d(spec.width, channels, 4, 2, 1), nn.Sigmoid())
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Return the images of ``codes``."""
+        height, width = self.spec.input_shape[1:]
+        images: Tensor = self.grow(self.start(codes).view(len(codes), *self.smallest))
+        top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
+        return images[..., top : top + height, left : left + width]
+
+
 def trunk(spec: GeneratorSpec, outputs: int) -> nn.Sequential:
     """Return the mirror image of a generator: pixels (n, C, H, W) to (n, outputs), by convolutions of stride 2."""
     channels, *sides = spec.input_shape

@@ -61,6 +61,35 @@ def leaky_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> 
 
 
 @MODELS.register(
+    "strided-cnn",
+    "two 4x4 convolutions of stride 2, LeakyReLU 0.2, two linear layers, no BatchNorm: a discriminator",
+    input="image",
+    min_size=8,
+    width=16,
+    paper="none: after DCGAN's discriminator (Radford et al. 2016), without its BatchNorm",
+)
+def strided_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+    """Return w and 2w channels, 4w hidden units; nothing but strides and LeakyReLU between image and hidden layer.
+
+    Against it a generator gets a gradient in every pixel: max-pooling and ReLU pass it on in few.
+    """
+    w = 16 if width is None else width
+    channels, height, breadth = input_shape
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, w, 4, stride=2, padding=1),
+            leaky1=nn.LeakyReLU(0.2),
+            conv2=nn.Conv2d(w, 2 * w, 4, stride=2, padding=1),
+            leaky2=nn.LeakyReLU(0.2),
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(2 * w * (height // 2 // 2) * (breadth // 2 // 2), 4 * w),
+            leaky3=nn.LeakyReLU(0.2),
+            fc=nn.Linear(4 * w, outputs),
+        )
+    )
+
+
+@MODELS.register(
     "mlp",
     "one hidden layer with ReLU",
     input="any",

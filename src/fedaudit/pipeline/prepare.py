@@ -122,6 +122,7 @@ def resolve(
         mean=dataset.mean,
         std=dataset.std,
         dropout=spec.dropout is not False,
+        spare_outputs=spec.spare_outputs,
     )
     if module is None:
         if spec.name == "custom":

@@ -24,6 +24,7 @@ from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
 from fedaudit.pipeline.describe import federation_record
+from fedaudit.pipeline.hardly_trained import without_leaks, without_verdicts
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.replay import CONTRADICTED, replay_error
 from fedaudit.pipeline.trials import Trial, run_trials
@@ -200,7 +201,9 @@ def record(
         report = display.stage(f"federation {name}", spec.rounds * (spec.clients_per_round or spec.clients))
         checkpoint = simulation_checkpoint(store, name) if store else None
         made = simulate(federation, report=report, checkpoint=checkpoint, workers=workers, say=display.say)
-        recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=about)))
+        accuracy = made.history.accuracy[-1:] if made.history else []
+        known = about | {"accuracy": accuracy[0]} if accuracy else about
+        recordings.append(dataclasses.replace(made, truth=dataclasses.replace(made.truth, about=known)))
     return recordings
 
 
@@ -293,11 +296,16 @@ def assess(
         evaluated = evaluate(trial.outcome, seen, truths[seen.federation], seed=scenario.seed)
         findings.append(evaluated.result)
         image_files |= evaluated.image_files
+    known = {name: truth.about.get("accuracy") for name, truth in truths.items()}
+    accuracy = {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
+    least = scenario.evaluation.least_accuracy
+    findings = without_leaks(findings, accuracy, least)
     adversary = _adversary(scenario)
     things = example_kind(resolved.data.kind or "image").plural
     summaries = summarise(
         findings, resamples=scenario.evaluation.bootstrap, seed=scenario.seed, who=adversary.who, things=things
     )
+    summaries = without_verdicts(summaries, accuracy, least)
     controls: Controls | None = None
     if scenario.evaluation.controls:
         controls = run_controls(
@@ -376,7 +384,13 @@ def _with_cautions(
     own = [f for f in findings if (f.federation, f.attack) == (summary.federation, summary.attack)]
     facts = ["facts unverified: how clients trained couldn't be checked by a replay"]
     return summary.model_copy(
-        update={"cautions": [*cautions(attack, own), *(facts if summary.federation in unverified else [])]}
+        update={
+            "cautions": [
+                *summary.cautions,
+                *cautions(attack, own),
+                *(facts if summary.federation in unverified else []),
+            ]
+        }
     )
 
 

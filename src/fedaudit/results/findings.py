@@ -19,7 +19,7 @@ VERDICTS: dict[Verdict, str] = {
     "inferred": "Something about the training data was told better than by guessing: membership, attributes, labels, a "
     "client's own model.",
     "inconclusive": "This audit can't tell: the attack lost its positive control, or none was run, or there is too "
-    "little to test.",
+    "little to test, or the federation was hardly trained.",
     "not demonstrated": "The attack found nothing, although it won its positive control. Another attack might find "
     "more: this never means safe.",
     "not applicable": "The attack could not be run under this threat model; the reason is given.",
@@ -227,6 +227,10 @@ class AttackSummary(Record):
     control: int | None = Field(default=None, description="which of the result's controls belongs to it, from 0")
     cautions: list[str] = Field(default=[], description="what weakens a verdict without a leak")
     advice: list[str] = Field(default=[], description="what to change so that an inconclusive audit can conclude")
+    hardly_trained: float | None = Field(
+        default=None,
+        description="the federation's held-out accuracy at the end, where it is too low for a verdict on this attack",
+    )
     psnr: Interval | None = None
     mse: Interval | None = None
     ssim: Interval | None = None

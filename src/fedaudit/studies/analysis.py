@@ -168,6 +168,9 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
     reasons = [u["reason"] for u in updates if u["reason"]]
     failed = sum(row.status == "failed" for row in rows)
     missing = reasons[0] if reasons else f"{failed} of {len(rows)} trials failed" if failed else None
+    hardly = sum(_hardly_trained(row) for row in rows)
+    if not missing and hardly:
+        missing = f"no evidence: hardly trained in {hardly} of {len(rows)} trials"
     if not missing and updates and not numbers:
         missing = f"{study.metric} isn't available here"
     seconds = [u["seconds"] for u in updates if u["seconds"] is not None]
@@ -199,6 +202,8 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
     metric = measure(name)
     sign = 1 if (metric.higher_is_better if metric else IMAGE_METRICS[name]) else -1
     open_axes = [axis for axis in study.axes if axis not in better and axis not in worse]
+    if name not in OF_FEDERATIONS:  # these may be about how well it was trained
+        rows = [row for row in rows if not _hardly_trained(row)]
     claims = []
     for levels in itertools.product(*(study.axes[axis] for axis in open_axes)):
         fixed = dict(zip(open_axes, levels, strict=True))
@@ -214,6 +219,11 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
         difference = paired_interval([sign * (sides[0][unit] - sides[1][unit]) for unit in shared])
         claims.append(Claim(text, where, difference, _outcome(difference, claim.margin), name))
     return claims
+
+
+def _hardly_trained(row: Row) -> bool:
+    """Whether a federation of this trial was trained so little that its attack shows nothing."""
+    return any(history.get("hardly_trained") for history in (row.outcome or {}).get("courses", []))
 
 
 def _by_repetition(found: dict[Unit, float]) -> dict[Unit, float]:

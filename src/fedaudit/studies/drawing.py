@@ -129,7 +129,7 @@ def table_csv(analysis: Analysis) -> str:
 
 
 def claims_csv(analysis: Analysis) -> str:
-    """Return one row per claim and place: the paired difference, its interval, how many updates it is of, the outcome."""
+    """Return one row per claim and place: the paired difference, its interval, of how many updates, the outcome."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["claim", "where", "metric", "difference", "low", "high", "n", "outcome", "study", "scale"])

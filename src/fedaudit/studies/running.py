@@ -302,12 +302,14 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None = Non
         }
         for f in result.findings
     ]
+    hardly = {s.federation for s in result.summaries if s.hardly_trained is not None}
     starts = [(f.get("malicious") or {}).get("start", 0) for f in result.scenario["federations"]]
     start = max(starts)  # of the attack
     histories = [
         {
             "federation": f.name,
             "attacked": any(u["federation"] == f.name for u in updates),
+            "hardly_trained": f.name in hardly,
             "accuracy": f.course.accuracy[-1] if f.course.accuracy else None,
             "late_accuracy": _late(f.course.accuracy),
             "parameters": f.course.parameters,

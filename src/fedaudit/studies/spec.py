@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedaudit.attacks import make_attack
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Metric, metric
-from fedaudit.scenario import Scenario, apply_override, scenario_from
+from fedaudit.scenario import EvaluationSpec, Scenario, apply_override, scenario_from
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import Count, Number, Spec, Whole, explain, no_boolean
@@ -90,9 +90,19 @@ class ScaleSpec(Spec):
     repetitions: Count
     changes: Changes = Field(default={})
     only: dict[str, list[str]] = Field(default={}, description="axis -> the levels that are run; all if absent")
+    leave_out: list[dict[str, list[str]]] = Field(
+        default=[], description="combinations that aren't run: those that have one of the levels of each axis named"
+    )
     at: dict[str, dict[str, LevelSpec]] = Field(
         default={}, description="axis -> level -> what changes there, after the scale's own changes"
     )
+
+
+class TogetherSpec(Spec):
+    """What changes only where levels of several axes meet."""
+
+    at: Point
+    changes: Changes
 
 
 class PublishedSpec(Spec):
@@ -132,6 +142,9 @@ class StudySpec(Spec):
     seeds: list[Whole] = Field(default=[], description="of the first repetitions, in place of seed, seed + 1, …")
     scenario: dict[str, Any]
     axes: dict[str, dict[str, Changes]] = Field(min_length=1)
+    together: list[TogetherSpec] = Field(
+        default=[], description="what changes where levels of several axes meet, after what each changes alone"
+    )
     scales: dict[ScaleName, ScaleSpec]
     metric: str = Field(default="psnr", description="psnr, ssim, mse, lpips, success, or one of another finding type")
     also: list[str] = Field(default=[], description="other metrics, shown small in every cell")
@@ -147,10 +160,12 @@ class StudySpec(Spec):
         for name in [self.metric, *self.also, *(c.metric for c in self.claims if c.metric)]:
             check_metric(name)
         points = [p.at for p in self.published] + [c.better for c in self.claims] + [c.worse for c in self.claims]
+        points += [t.at for t in self.together]
         for point in [*points, *({a: v for a in s.only for v in s.only[a]} for s in self.scales.values())]:
             check_point(point, self.axes)
         for scale in self.scales.values():
-            for axis, levels in [*scale.only.items(), *scale.at.items()]:
+            left_out = [item for combination in scale.leave_out for item in combination.items()]
+            for axis, levels in [*scale.only.items(), *scale.at.items(), *left_out]:
                 for level in levels:
                     check_point({axis: level}, self.axes)
         return self
@@ -274,6 +289,8 @@ def expand(
     for repetition in range(setting.repetitions):
         for combination in itertools.product(*levels.values()):
             point = dict(zip(levels, combination, strict=True))
+            if any(all(point[axis] in out[axis] for axis in out) for out in setting.leave_out):
+                continue
             where = f"the study {study.name} at {point}"
             special = [setting.at.get(axis, {}).get(level, LevelSpec()) for axis, level in point.items()]
             if any(s.repetitions is not None and repetition >= s.repetitions for s in special):
@@ -281,6 +298,9 @@ def expand(
             values: dict[str, Any] = {"version": 1, "seed": study.seed, **study.scenario}
             for axis, level in point.items():
                 values = _change(values, study.axes[axis][level])
+            for together in study.together:
+                if together.at.items() <= point.items():
+                    values = _change(values, together.changes)
             for changes in [setting.changes, *(s.changes for s in special)]:
                 values = _change(values, changes)
             for override in overrides or []:
@@ -306,10 +326,16 @@ def trial_key(scenario: Scenario) -> str:
     model["batch_norm"] = model["batch_norm"] or "eval"
     if model["dropout"] is None:
         del model["dropout"]
+    if not model["spare_outputs"]:
+        del model["spare_outputs"]
     for federation in values["federations"]:
         if federation["batch_norm"] is None:
             del federation["batch_norm"]
+        if federation["arithmetic"] == "torch":
+            del federation["arithmetic"]
     del values["evaluation"]["controls"]  # studies run none
+    if values["evaluation"]["least_accuracy"] == EvaluationSpec().least_accuracy:
+        del values["evaluation"]["least_accuracy"]
     return hashlib.sha256(json.dumps([FORMAT, values], sort_keys=True).encode()).hexdigest()[:32]
 
 

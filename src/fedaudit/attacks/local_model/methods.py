@@ -194,8 +194,8 @@ class LocalModel(_LocalModelAttack):
         iterations: of Adam on Eq. 7.
         learning_rate: of that, in units of θ, or of its standard deviations where it is whitened.
         whitened: give the network whitened coordinates of θ.
-        span: where it is whitened, leave out directions in which θ spreads less than this over the rounds, relative to the widest; 0 keeps
-            all.
+        span: where it is whitened, leave out directions in which θ spreads less than this over the rounds, relative
+            to the widest; 0 keeps all.
     """
 
     name: ClassVar[str] = "local-model"

@@ -1,0 +1,109 @@
+"""What malicious clients drew in a study's trials, all of them in one picture: a row a level, a column a seed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from fedaudit.studies.spec import StudySpec
+from fedaudit.studies.store import Row
+from fedaudit.utils.errors import BadInput
+
+_WIDTH, _CAPTION = 2.8, 0.2  # inches: of a strip of images, and of the line above it
+_MOST = 16  # columns
+_PICTURES = "pictures.png"
+
+
+def write_pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> Path | None:
+    """Write ``pictures.png`` to the study's folder and return its path; None where its trials drew nothing.
+
+    Nothing is chosen: every finished trial shows all images that its last round kept, from the same codes in each
+    round; above them stand real images of the class. Rows are the levels of all axes but the one that tables have
+    across (if there are several axes), columns this one's levels, each with all of its seeds.
+
+    Args:
+        study: that was run.
+        rows: of its store.
+        folder: of the study, where the trials' files lie.
+
+    Raises:
+        BadInput: the folder can't be written.
+    """
+    drawn = pictures(study, rows, folder)
+    if drawn is None:
+        return None
+    try:
+        (folder / _PICTURES).write_bytes(drawn)
+    except OSError as error:
+        raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
+    return folder / _PICTURES
+
+
+def pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> bytes | None:
+    """Return that picture as a PNG; see :func:`write_pictures`."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = {row.key: found for row in rows if (found := _sheets(folder / "trials" / row.key))}
+    rows = [row for row in rows if row.key in shown]
+    if not rows:
+        return None
+    down = [axis for axis in study.axes if axis != study.columns or len(study.axes) == 1]
+    left = list(dict.fromkeys(tuple(row.point[a] for a in down) for row in rows))
+    across = sorted(
+        {(_across(study, row, down), row.repetition) for row in rows},
+        key=lambda column: (list(study.axes[study.columns]).index(column[0]) if column[0] else 0, column[1]),
+    )[:_MOST]
+    strip = shown[rows[0].key][0]
+    high = _WIDTH * strip.height / strip.width + _CAPTION
+    size = (1.2 + _WIDTH * len(across), 0.2 + high * (len(left) + 1))
+    drawing, axes = plt.subplots(len(left) + 1, len(across), figsize=size, squeeze=False, layout="constrained")
+    for place in axes.flat:
+        place.set_xticks([])
+        place.set_yticks([])
+        for side in place.spines.values():
+            side.set_visible(False)
+    for row in rows:
+        column = (_across(study, row, down), row.repetition)
+        if column not in across:
+            continue
+        i, j = left.index(tuple(row.point[a] for a in down)) + 1, across.index(column)
+        real, last, caption = shown[row.key]
+        axes[0, j].imshow(real, cmap="gray", vmin=0, vmax=255)
+        axes[0, j].set_title(f"{column[0]} seed {row.repetition}".strip(), fontsize=8)
+        axes[i, j].imshow(last, cmap="gray", vmin=0, vmax=255)
+        axes[i, j].set_title(caption, fontsize=6, pad=2)
+    for i, name in enumerate(["real", *map(", ".join, left)]):
+        axes[i, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    out = io.BytesIO()
+    drawing.savefig(out, format="png", dpi=150, metadata={"Software": None})
+    plt.close(drawing)
+    return out.getvalue()
+
+
+def _across(study: StudySpec, row: Row, down: Sequence[str]) -> str:
+    return "" if study.columns in down else row.point[study.columns]
+
+
+def _sheets(trial: Path) -> tuple[Image.Image, Image.Image, str] | None:
+    """Return a trial's real images, those of its attack's last round, and what they come from, in words."""
+    if not (trial / "results.json").is_file():
+        return None
+    result: dict[str, Any] = json.loads((trial / "results.json").read_text(encoding="utf-8"))
+    finding = next((f for f in result["findings"] if f.get("kind") == "class-images"), None)
+    if finding is None or len(finding["sheets"]) < 2:
+        return None
+    real, last = (finding["sheets"][i] for i in (0, -1))
+    course = next((f["course"] for f in result["federations"] if f["name"] == finding["federation"]), None) or {}
+    caption = last["title"].partition(",")[0]
+    if course.get("accuracy"):
+        caption += f"; accuracy {course['accuracy'][-1]:.2f}"
+    images = [Image.open(trial / sheet["path"]).copy() for sheet in (real, last)]
+    return images[0], images[1], caption
