@@ -1,0 +1,102 @@
+"""Writes docs/evidence.md from docs/claims.yaml and the published results: python -m tests.evidence [--check]."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "evidence.md"
+_TURNED = {"holds": "doesn't hold", "doesn't hold": "holds"}  # where the study's claim is the contrary of the paper's
+_DIGITS = {"psnr": 1, "mse": 4}
+
+
+def main() -> None:
+    """Write the page; with ``--check``, end with 1 where it isn't what it would be."""
+    text = page()
+    if "--check" in sys.argv:
+        sys.exit(text != PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def page() -> str:
+    """Return the page."""
+    papers = yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))
+    tables, outcomes, hours = [], Counter[str](), 0.0
+    for paper in papers:
+        lines = [f"## {paper['paper']}", "", "| where | claim | theirs | ours | outcome |", "|---|---|---|---|---|"]
+        for claim in paper["claims"]:
+            rows = list(_rows(claim))
+            outcomes.update(outcome for _, outcome in rows)
+            hours += 0 if claim.get("says") and any(o in ("holds", "doesn't hold") for _, o in rows) else _hours(claim)
+            cells = claim["place"], claim["claim"], claim.get("theirs", "–"), *_joined(rows)
+            lines.append("| " + " | ".join(cells) + " |")
+        tables += [*lines, ""]
+    decided = outcomes["holds"] + outcomes["doesn't hold"]
+    counts = ", ".join(f"{outcomes[o]} {o}" for o in ("holds", "doesn't hold", "undecided", "not measured"))
+    head = [
+        "# Evidence",
+        "",
+        "What the four papers claim, and what came out here. Made by `python -m tests.evidence` from",
+        "[claims.yaml](claims.yaml) and [results](results/README.md); each study's own page has the setting, how it",
+        "departs from the paper's, and pictures.",
+        "",
+        "*Ours* is the paired difference between the two sides of the claim, with Student's 95 % interval; n counts",
+        "updates, or federations where accuracy is compared. *Undecided*: the interval holds zero. *Not measured*: not",
+        "since examples are drawn by the seed and federations are trained; the results before are",
+        "[withdrawn](results/README.md#withdrawn).",
+        "",
+        f"{decided} rows are decided: {counts}. What isn't decided takes about {hours:.0f} hours on two cores.",
+        "",
+    ]
+    return "\n".join([*head, *tables]).rstrip() + "\n"
+
+
+def _hours(claim: dict[str, Any]) -> float:
+    return float(claim.get("hours", 0))
+
+
+def _joined(rows: list[tuple[str, str]]) -> Iterator[str]:
+    """Yield what was measured, and the outcomes: one alone where all are alike."""
+    yield "<br>".join(ours for ours, _ in rows)
+    found = [outcome for _, outcome in rows]
+    yield f"**{found[0]}**" if len(set(found)) == 1 else "<br>".join(f"**{o}**" for o in found)
+
+
+def _rows(claim: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """Return what was measured and the outcome, wherever the study decides the claim."""
+    file = DOCS / "results" / claim["study"].removeprefix("fedaudit/").replace("/", "-") / "claims.csv"
+    command = f"`fedaudit study run {claim['study']}`"
+    if not claim.get("says"):
+        return [("no study compares it", "not measured")]
+    rows: list[dict[str, str]] = []
+    if file.is_file():
+        with file.open(encoding="utf-8") as opened:
+            rows = [row for row in csv.DictReader(opened) if row["claim"] == claim["says"] and row["n"]]
+    if not rows:
+        took = f", about {_hours(claim):g} hours" if _hours(claim) else ""
+        return [(f"{command}{took}", "not measured")]
+    return [(_measured(row, file.parent.name), _outcome(row, bool(claim.get("against")))) for row in rows]
+
+
+def _measured(row: dict[str, str], folder: str) -> str:
+    digits = _DIGITS.get(row["metric"], 3)
+    mean, low, high = (f"{float(row[name]):+.{digits}f}" for name in ("difference", "low", "high"))
+    where = f"{row['where']}: " if row["where"] else ""
+    span = f" [{low}, {high}]" if int(row["n"]) > 1 else ""
+    page = f"[{row['study']}](results/{folder}/result.md)"
+    return f"{where}{row['metric'].replace('_', ' ')} {mean}{span}, n={row['n']} ({page})"
+
+
+def _outcome(row: dict[str, str], against: bool) -> str:
+    return _TURNED.get(row["outcome"], row["outcome"]) if against else row["outcome"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The page of evidence says what the results' files say."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from fedaudit.studies.spec import builtin_studies, load_study
+from tests import evidence
+
+
+def test_the_page_is_what_the_results_give():
+    assert evidence.PAGE.read_text(encoding="utf-8") == evidence.page(), "run: python -m tests.evidence"
+
+
+def test_every_claim_is_one_that_its_study_decides():
+    papers = yaml.safe_load((evidence.DOCS / "claims.yaml").read_text(encoding="utf-8"))
+    claims = [claim for paper in papers for claim in paper["claims"]]
+    assert len(papers) == 4
+    for claim in claims:
+        if "says" in claim:
+            assert claim["says"] in [c.text for c in load_study(claim["study"]).claims], claim["study"]
+            assert claim["study"] in builtin_studies()
+
+
+@pytest.mark.parametrize(
+    ("against", "expected"), [(False, ("holds", "undecided")), (True, ("doesn't hold", "undecided"))]
+)
+def test_a_study_s_outcomes_are_told_as_the_paper_claims_them(tmp_path, monkeypatch, against, expected):
+    monkeypatch.setattr(evidence, "DOCS", tmp_path)
+    folder = tmp_path / "results" / "a-b"
+    folder.mkdir(parents=True)
+    (folder / "claims.csv").write_text(
+        "claim,where,metric,difference,low,high,n,outcome,study,scale\n"
+        "x beats y,batch 1,psnr,2.04,1.0,3.0,20,holds,a/b,cpu\n"
+        "x beats y,batch 4,psnr,0.1,-1.0,1.2,5,undecided,a/b,cpu\n"
+        "x beats y,batch 8,psnr,,,,,not measured,a/b,cpu\n"
+        "y beats x,batch 1,psnr,-2.04,-3.0,-1.0,20,doesn't hold,a/b,cpu\n"
+    )
+    paper = "- paper: P\n  claims:\n    - {place: T, claim: c, study: a/b, says: x beats y, hours: 3, against: %s}\n"
+    (tmp_path / "claims.yaml").write_text(paper % str(against).lower())
+    page = evidence.page()
+    (row,) = [line for line in page.splitlines() if line.startswith("| T |")]
+    assert row.endswith("| " + "<br>".join(f"**{o}**" for o in expected) + " |")
+    assert "batch 1: psnr +2.0 [+1.0, +3.0], n=20" in row
+    assert "batch 8" not in row
+    assert "1 rows are decided" in page
+    assert "about 0 hours" in page
