@@ -13,7 +13,7 @@ from torch import Tensor
 
 LEAST_GAIN_DB = 1.0  # by which a move must lower the error to count: less is noise's, too
 _SHARE = 4  # of the side: the furthest shift, so that more than half of the image is compared
-_CHUNK = 256
+_ELEMENTS = 2**20  # of the images that are compared at once: transforms of large ones need gigabytes else
 
 
 class Move(NamedTuple):
@@ -49,7 +49,7 @@ def registered(image: Tensor, others: Tensor) -> tuple[Tensor, list[Move]]:
     Returns:
         The (n,) mean squared errors, in float64, and each one's move.
     """
-    parts = [_registered(image.double(), part.double()) for part in others.split(_CHUNK)]
+    parts = [_registered(image.double(), part.double()) for part in others.split(max(1, _ELEMENTS // image.numel()))]
     return torch.cat([errors for errors, _ in parts]), [move for _, moves in parts for move in moves]
 
 
