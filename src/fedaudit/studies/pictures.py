@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import numpy as np
 
 from fedaudit.studies.spec import StudySpec
 from fedaudit.studies.store import Row
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.image_bytes import decode
+
+Pixels = np.ndarray[Any, Any]
 
 _WIDTH, _CAPTION = 2.8, 0.2  # inches: of a strip of images, and of the line above it
 _MOST = 16  # columns
@@ -62,7 +65,7 @@ def pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> bytes | Non
         key=lambda column: (list(study.axes[study.columns]).index(column[0]) if column[0] else 0, column[1]),
     )[:_MOST]
     strip = shown[rows[0].key][0]
-    high = _WIDTH * strip.height / strip.width + _CAPTION
+    high = _WIDTH * strip.shape[0] / strip.shape[1] + _CAPTION
     size = (1.2 + _WIDTH * len(across), 0.2 + high * (len(left) + 1))
     drawing, axes = plt.subplots(len(left) + 1, len(across), figsize=size, squeeze=False, layout="constrained")
     for place in axes.flat:
@@ -92,7 +95,7 @@ def _across(study: StudySpec, row: Row, down: Sequence[str]) -> str:
     return "" if study.columns in down else row.point[study.columns]
 
 
-def _sheets(trial: Path) -> tuple[Image.Image, Image.Image, str] | None:
+def _sheets(trial: Path) -> tuple[Pixels, Pixels, str] | None:
     """Return a trial's real images, those of its attack's last round, and what they come from, in words."""
     if not (trial / "results.json").is_file():
         return None
@@ -105,5 +108,5 @@ def _sheets(trial: Path) -> tuple[Image.Image, Image.Image, str] | None:
     caption = last["title"].partition(",")[0]
     if course.get("accuracy"):
         caption += f"; accuracy {course['accuracy'][-1]:.2f}"
-    images = [Image.open(trial / sheet["path"]).copy() for sheet in (real, last)]
-    return images[0], images[1], caption
+    first, second = (decode((trial / s["path"]).read_bytes(), s["path"], None, ("PNG",)) for s in (real, last))
+    return first, second, caption
