@@ -272,6 +272,7 @@ def run_attacks(
     return run_trials(trials, workers=workers, store=store, report=report, say=display.say)
 
 
+@one_thread()  # transforms by several threads end in other bits
 def assess(
     resolved: ResolvedScenario,
     recordings: Sequence[Recording],
