@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -132,3 +133,17 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (recording,) = record(resolve(load_scenario(folder / "scenario.yaml")))
     save_recording(recording.transcript, recording.truth, folder / "transcript")
     return folder / "transcript"
+
+
+@pytest.fixture(scope="module")
+def native_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Build the native code in a cache of the tests' own."""
+    from fedaudit.utils import native
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        native.kernels.cache_clear()
+        if shutil.which("c++"):
+            native.build()
+        yield
+    native.kernels.cache_clear()

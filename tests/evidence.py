@@ -33,7 +33,7 @@ def page() -> str:
         lines = [f"## {paper['paper']}", "", "| where | claim | theirs | ours | outcome |", "|---|---|---|---|---|"]
         for claim in paper["claims"]:
             rows = list(_rows(claim))
-            outcomes.update(outcome for _, outcome in rows)
+            outcomes.update(outcome.partition(":")[0] for _, outcome in rows)
             hours += 0 if claim.get("says") and any(o in ("holds", "doesn't hold") for _, o in rows) else _hours(claim)
             cells = claim["place"], claim["claim"], claim.get("theirs", "–"), *_joined(rows)
             lines.append("| " + " | ".join(cells) + " |")
@@ -82,7 +82,7 @@ def _rows(claim: dict[str, Any]) -> Iterable[tuple[str, str]]:
     if not rows:
         took = f", about {_hours(claim):g} hours" if _hours(claim) else ""
         return [(f"{command}{took}", "not measured")]
-    return [(_measured(row, file.parent.name), _outcome(row, bool(claim.get("against")))) for row in rows]
+    return [(_measured(row, file.parent.name), _outcome(row, claim)) for row in rows]
 
 
 def _measured(row: dict[str, str], folder: str) -> str:
@@ -94,8 +94,10 @@ def _measured(row: dict[str, str], folder: str) -> str:
     return f"{where}{row['metric'].replace('_', ' ')} {mean}{span}, n={row['n']} ({page})"
 
 
-def _outcome(row: dict[str, str], against: bool) -> str:
-    return _TURNED.get(row["outcome"], row["outcome"]) if against else row["outcome"]
+def _outcome(row: dict[str, str], claim: dict[str, Any]) -> str:
+    """Return the claim's outcome; a paper isn't contradicted in another setting than its own."""
+    outcome = _TURNED.get(row["outcome"], row["outcome"]) if claim.get("against") else row["outcome"]
+    return f"undecided: {claim['but']}" if outcome == "doesn't hold" and claim.get("but") else outcome
 
 
 if __name__ == "__main__":

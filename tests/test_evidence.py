@@ -24,9 +24,15 @@ def test_every_claim_is_one_that_its_study_decides():
 
 
 @pytest.mark.parametrize(
-    ("against", "expected"), [(False, ("holds", "undecided")), (True, ("doesn't hold", "undecided"))]
+    ("more", "expected"),
+    [
+        ("", ("holds", "undecided")),
+        (", against: true", ("doesn't hold", "undecided")),
+        (", but: no", ("holds", "undecided")),
+        (", against: true, but: it differs", ("undecided: it differs", "undecided")),
+    ],
 )
-def test_a_study_s_outcomes_are_told_as_the_paper_claims_them(tmp_path, monkeypatch, against, expected):
+def test_a_study_s_outcomes_are_told_as_the_paper_claims_them(tmp_path, monkeypatch, more, expected):
     monkeypatch.setattr(evidence, "DOCS", tmp_path)
     folder = tmp_path / "results" / "a-b"
     folder.mkdir(parents=True)
@@ -37,12 +43,13 @@ def test_a_study_s_outcomes_are_told_as_the_paper_claims_them(tmp_path, monkeypa
         "x beats y,batch 8,psnr,,,,,not measured,a/b,cpu\n"
         "y beats x,batch 1,psnr,-2.04,-3.0,-1.0,20,doesn't hold,a/b,cpu\n"
     )
-    paper = "- paper: P\n  claims:\n    - {place: T, claim: c, study: a/b, says: x beats y, hours: 3, against: %s}\n"
-    (tmp_path / "claims.yaml").write_text(paper % str(against).lower())
+    paper = "- paper: P\n  claims:\n    - {place: T, claim: c, study: a/b, says: x beats y, hours: 3%s}\n"
+    (tmp_path / "claims.yaml").write_text(paper % more)
     page = evidence.page()
     (row,) = [line for line in page.splitlines() if line.startswith("| T |")]
     assert row.endswith("| " + "<br>".join(f"**{o}**" for o in expected) + " |")
     assert "batch 1: psnr +2.0 [+1.0, +3.0], n=20" in row
     assert "batch 8" not in row
-    assert "1 rows are decided" in page
-    assert "about 0 hours" in page
+    decided = "it differs" not in more
+    assert f"{int(decided)} rows are decided" in page
+    assert f"about {0 if decided else 3} hours" in page

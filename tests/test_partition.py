@@ -143,7 +143,7 @@ def test_the_papers_ten_clients_have_ten_different_hands_and_every_choice_of_own
     # Σ over clients of C(5, 2) pairs of labels in one hand, over the 45 pairs: 10·10/45
     assert sum(shared) / len(shared) == pytest.approx(100 / 45)
     counts = torch.bincount(torch.tensor(shared), minlength=6) / len(shared)
-    assert counts[0] + counts[5] < 0.03, "labels come neither in twins nor in opposites"
+    assert counts[0] + counts[5] < 0.03, "no two labels have the same owners, or none in common"
 
 
 def test_a_label_that_a_client_must_not_have_goes_to_others() -> None:

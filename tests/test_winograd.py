@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -26,19 +26,8 @@ from fedaudit.utils import native, winograd
 from fedaudit.utils.seeds import generator
 from tests.conftest import refused
 
+pytestmark = pytest.mark.usefixtures("native_code")
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Build the native code in a cache of the tests' own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        native.kernels.cache_clear()
-        if shutil.which("c++"):
-            native.build()
-        yield
-    native.kernels.cache_clear()
 
 
 @pytest.fixture
