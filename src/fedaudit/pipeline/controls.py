@@ -270,14 +270,14 @@ def _final(
         return summary
     question = FINDING_TYPES[summary.kind or "images"].question.replace("{things}", things)
     open_question = f"This audit can't tell whether {_inside(who)} can {question}."
-    if summary.verdict == "inconclusive":
-        return summary.model_copy(update={"headline": open_question})
     if error is not None:
         advice = (
             f"correct what is recorded of the local training (learning rate, momentum, steps, BatchNorm): repeated on "
             f"the true examples it gives other updates than those that travelled (relative error {error:.2g})"
         )
         return _inconclusive(summary, open_question, advice)
+    if summary.verdict == "inconclusive":
+        return summary.model_copy(update={"headline": open_question})
     place = controls.of.get((summary.federation, summary.attack)) if controls else None
     if controls is None or place is None:
         advice = f"positive controls were turned off, and {summary.attack} found nothing: turn them on"
