@@ -1,5 +1,6 @@
 """Local training as people write it, which knows nothing of fedaudit: (model, examples, labels), trained in place."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,6 +119,45 @@ def summed(model: nn.Module, x: Tensor, y: Tensor) -> None:
         opt.zero_grad()
         for a, b in batches(inputs, targets, 3):
             F.cross_entropy(model(a), b, reduction="sum").backward()
+        opt.step()
+
+
+def one_total(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for inputs, targets in batches(x, y):
+        total = sum(F.cross_entropy(model(a), b) / 2 for a, b in batches(inputs, targets, 4))
+        opt.zero_grad()
+        assert isinstance(total, Tensor)
+        total.backward()
+        opt.step()
+
+
+def zeroed_by_hand(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for inputs, targets in batches(x, y):
+        F.cross_entropy(model(inputs), targets).backward()
+        opt.step()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.zero_()
+
+
+def interrupted(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """A backward pass that ends with an exception, and is made again."""
+
+    def fail(_: Tensor) -> None:
+        raise MemoryError
+
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = next(model.parameters())
+    for inputs, targets in batches(x, y):
+        opt.zero_grad()
+        handle = first.register_hook(fail)
+        with contextlib.suppress(MemoryError):
+            F.cross_entropy(model(inputs), targets).backward()
+        handle.remove()
+        opt.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
         opt.step()
 
 
@@ -249,6 +289,9 @@ CASES: dict[str, tuple[Loop, dict[str, Any]]] = {
     "frozen": (frozen, {}),
     "accumulation": (accumulated, {}),
     "sums": (summed, {}),
+    "one total of two passes": (one_total, {}),
+    "zeroed by hand": (zeroed_by_hand, {}),
+    "interrupted": (interrupted, {}),
     "one sum": (plain(lambda p: torch.optim.SGD(p, lr=0.01), nn.CrossEntropyLoss(reduction="sum")), {}),
     "none, then mean": (
         plain(lambda p: torch.optim.SGD(p, lr=0.1), lambda o, t: F.cross_entropy(o, t, reduction="none").mean()),

@@ -94,7 +94,7 @@ class Capture:
         self._recorded: list[Step] = []
         self._settings: Settings | None = None
         self._optimiser: int | None = None
-        self._frozen: frozenset[str] = frozenset()
+        self._frozen: list[bool] = []
         self._unmodelled: set[str] = set()
         self._thread = 0
         self._began = self._seconds = 0.0
@@ -126,7 +126,6 @@ class Capture:
             handle.remove()
         self._handles = []  # no circle of references may keep a model's weights until a collection
         for watched in self._watched:
-            watched.gradients.close()
             watched.passes = []
         self._running_module = None
         self._running, self._seconds = False, time.perf_counter() - self._began
@@ -204,7 +203,8 @@ class Capture:
         if own is None or settings is None or not self._recorded:
             raise BadInput(UNMODELLED["nothing-seen"])
         steps, positions = self._recorded, list(own.parameters)
-        config, whole = configured(settings, [s.rates for s in steps], own.parameters, set(self._frozen))
+        frozen = {name for name, held in zip(positions, self._frozen, strict=True) if held}
+        config, whole = configured(settings, [s.rates for s in steps], own.parameters, frozen)
         still = {name for g in config["groups"] if g.learning_rate == 0 for name in g.parameters}
         trained = frozenset(i for i, name in enumerate(positions) if name not in still)
         norm, value, factors, changed = clipping([s.edits for s in steps], trained)
@@ -339,7 +339,7 @@ class Capture:
         if isinstance(called, nn.parallel.DistributedDataParallel):
             self._note("gradients are averaged over processes, of which one was watched", "several-losses")
         one = next(iter(watched.parameters.values()))
-        seen = ForwardPass(None, torch.get_rng_state(), precision(one.device.type), modes(watched.module))
+        seen = ForwardPass(None, torch.get_rng_state(), precision(one.device.type), modes(watched))
         if one.device.type != "cpu" and seen.modes.get("masks"):
             self._note(f"dropout draws on the {one.device.type} device, which can't be repeated")
         if one.dtype != torch.float32:
@@ -386,6 +386,8 @@ class Capture:
 
     @_quiet
     def _backward(self, _: Any, args: tuple[Any, ...], *__: Any) -> None:
+        for watched in self._watched:
+            watched.gradients.fresh()
         leaves = {id(p) for w in self._watched for p in w.parameters.values()}
         self._terms = self._terms or reaches_leaf(args[0], self._key, _LOSS, leaves)
 
@@ -428,8 +430,7 @@ class Capture:
             self._count(optimiser)
         for watched in self._watched:
             watched.versions = versions(watched.parameters)
-        self._in_step = False
-        self._mode.resume()
+        self._in_step = False  # nothing is to be told until the next forward pass has ended
 
     def _count(self, optimiser: Optimizer) -> None:
         held = {id(p) for g in optimiser.param_groups for p in g["params"]}
@@ -462,9 +463,6 @@ class Capture:
 
     def _choose(self, watched: Watched, optimiser: Optimizer, own: set[int]) -> None:
         self._own, self.module = watched, watched.module
-        for other in self._watched:
-            if other is not watched:
-                other.gradients.close()
         self._watched = [watched]
         self._settings, self._optimiser = read_settings(optimiser), id(optimiser)
         self._frozen = still(watched)
@@ -478,8 +476,7 @@ class Capture:
             self._note("the optimiser's settings changed between steps", "optimiser-settings")
         if still(watched) != self._frozen:
             self._note("layers were frozen or unfrozen between steps", "optimiser-settings")
-        foreign = held - {id(p) for p in watched.parameters.values()}
-        if foreign and not self._recorded:
+        if not self._recorded and held - {id(p) for p in watched.parameters.values()}:
             self._note("the optimiser trains parameters besides those of the watched model", "several-losses")
 
     def _facts(self, passes: list[ForwardPass]) -> None:

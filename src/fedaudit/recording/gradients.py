@@ -9,6 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+# autograd's own, as DistributedDataParallel uses it; a hook on every parameter costs ten times as much
+_at_end_of_backward: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
 Kind = Literal["scale", "norm", "value", "low", "high", "zero", "other"]
 
 
@@ -96,21 +99,16 @@ class GradientWatch:
         self._norm: Tensor | None = None
         self._accumulated = False
         self._spent = False  # a step has used what is there
+        self._under_way = False  # a backward pass, which may have come to several outputs
         self.trained: frozenset[int] | None = None  # positions of those that the optimiser holds; None: not known yet
-        self._handles = [
-            p.register_post_accumulate_grad_hook(self._hook(i))
-            for i, p in enumerate(self._parameters)
-            if p.requires_grad and p.is_leaf
-        ]
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
 
     def begin(self) -> bool:
         """A backward pass has reached the module's output; return whether what was accumulated before is void."""
-        if all(self._cleared(i) for i in range(len(self._parameters)) if self.trained is None or i in self.trained):
+        if self._under_way:
+            return False
+        self._under_way = True
+        _at_end_of_backward(self._end)
+        if all(map(self._cleared, self._own())):
             void = self._accumulated
             self._now, self._accumulated, self._spent = Edits(), False, False
             self._known.clear()
@@ -121,12 +119,29 @@ class GradientWatch:
             self._now.changed = True  # changed, and accumulated upon
         return False
 
+    def fresh(self) -> None:
+        """Another backward pass begins; the last one may have ended with an exception, half done."""
+        self._accumulated |= self._under_way
+        self._under_way = False
+
+    def _end(self) -> None:
+        """The backward pass is over: what lies in the gradients now is its work."""
+        self._under_way = False
+        try:
+            for i, p in enumerate(self._parameters):
+                if p.grad is not None and (place := _place(p.grad)) != self._known.get(i):
+                    self._known[i] = place
+                    self._position[place[0]] = i
+                    self._accumulated = True
+        except Exception:  # of ours must not end the user's backward pass
+            self._now.changed = True
+
     def step(self) -> Edits:
         """A step uses the gradients; return what was done to them since the backward pass."""
         now = self._now
         now.changed = now.changed or self._unseen()
         now.with_gradient = frozenset(i for i, p in enumerate(self._parameters) if p.grad is not None)
-        self._now, self._accumulated, self._spent, self._norm = Edits(), False, True, None
+        self._now, self._accumulated, self._spent, self._norm, self._under_way = Edits(), False, True, None, False
         return now
 
     def norm(self, value: Any) -> None:
@@ -150,7 +165,8 @@ class GradientWatch:
             return
         kind = IN_PLACE[function]
         for i in touched:
-            self._remember(self._zero if kind == "zero" else self._known, i)
+            if (grad := self._parameters[i].grad) is not None:
+                (self._zero if kind == "zero" else self._known)[i] = _place(grad)
         if kind == "value":
             low, high = _bounds(function, args, kwargs)
             for bound, kind in ((low, "low"), (high, "high")):
@@ -181,36 +197,21 @@ class GradientWatch:
         grad = self._parameters[i].grad  # memory is used again
         return grad is not None and grad.data_ptr() == tensor.data_ptr() and grad.numel() == tensor.numel()
 
-    def _hook(self, i: int) -> Callable[[Tensor], None]:
-        def accumulated(_: Tensor) -> None:
-            self._accumulated = True
-            try:
-                if memory := self._remember(self._known, i):
-                    self._position[memory] = i
-            except Exception:  # of ours must not end the user's backward pass
-                self._now.changed = True
-
-        return accumulated
-
-    def _remember(self, where: dict[int, tuple[int, int]], i: int) -> int | None:
-        grad = self._parameters[i].grad
-        if grad is None:
-            where.pop(i, None)
-            return None
-        where[i] = _place(grad)
-        return where[i][0]
+    def _own(self) -> Iterable[int]:
+        return range(len(self._parameters)) if self.trained is None else self.trained
 
     def _cleared(self, i: int) -> bool:
         grad = self._parameters[i].grad
         if grad is None:
             return True
-        if i not in self._known and i not in self._zero:  # from before
-            return grad.layout == torch.strided and not bool(grad.count_nonzero())
-        return self._zero.get(i) == _place(grad)
+        place = _place(grad)
+        if place in (self._zero.get(i), self._known.get(i)):
+            return place == self._zero.get(i)
+        return grad.layout == torch.strided and not bool(grad.count_nonzero())  # changed unseen, or from before
 
     def _unseen(self) -> bool:
         """Whether a gradient isn't as the backward pass, or an edit that was seen, left it."""
-        for i in self.trained if self.trained is not None else range(len(self._parameters)):
+        for i in self._own():
             grad = self._parameters[i].grad
             now = None if grad is None else _place(grad)
             if now != self._known.get(i) and not (now is not None and now == self._zero.get(i)):

@@ -31,7 +31,7 @@ _OTHERS: tuple[Callable[..., Any], ...] = (
     _F.multi_margin_loss,
     _F.hinge_embedding_loss,
 )
-SIGNATURES: dict[Callable[..., Any], inspect.Signature] = {f: inspect.signature(f) for f in (*_KNOWN, *_OTHERS)}
+SIGNATURES: dict[Callable[..., Any], list[str]] = {f: [*inspect.signature(f).parameters] for f in (*_KNOWN, *_OTHERS)}
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,8 @@ class LossCall:
 
 
 def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall:
-    """Return what a call of one of ``SIGNATURES`` computes.
-
-    Raises:
-        TypeError: the call is none that the function takes.
-    """
-    bound = SIGNATURES[function].bind(*args, **kwargs).arguments
+    """Return what a call of one of ``SIGNATURES`` computes."""
+    bound = dict(zip(SIGNATURES[function], args, strict=False)) | kwargs
     outputs, targets = bound["input"], bound["target"].detach().to("cpu", copy=True)
     name = _KNOWN.get(function, "custom")
     if name == "custom":

@@ -93,6 +93,12 @@ class Watched:
     versions: list[int]
     gradients: GradientWatch
     passes: list[ForwardPass] = field(default_factory=list)
+    norms: list[nn.Module] = field(init=False)  # found once: a module may hold hundreds
+    drops: list[_DropoutNd] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.norms = [m for m in self.module.modules() if isinstance(m, BATCH_NORM)]
+        self.drops = [m for m in self.module.modules() if isinstance(m, _DropoutNd)]
 
 
 def tag(tensor: Tensor, key: str, value: Any) -> None:
@@ -190,13 +196,13 @@ def precision(device: str) -> Precision:
     return "float16" if torch.get_autocast_dtype(device) == torch.float16 else "bfloat16"
 
 
-def modes(module: nn.Module) -> dict[str, bool]:
+def modes(watched: Watched) -> dict[str, bool]:
     """Return which parts of a module are in training mode."""
-    norms = {m.training for m in module.modules() if isinstance(m, BATCH_NORM)}
-    drops = {m.training for m in module.modules() if isinstance(m, _DropoutNd) and m.p > 0}
+    norms = {m.training for m in watched.norms}
+    drops = {m.training for m in watched.drops if m.p > 0}
     found = {
         "masks": any(drops),
-        "rest": any(drops) if drops else module.training,
+        "rest": any(drops) if drops else watched.module.training,
         "mixed": len(norms) > 1 or len(drops) > 1,
     }
     return {**found, "batch_norm": any(norms)} if norms else found
@@ -207,6 +213,6 @@ def versions(parameters: dict[str, nn.Parameter]) -> list[int]:
     return [p._version for p in parameters.values()]
 
 
-def still(watched: Watched) -> frozenset[str]:
-    """Return the names of the parameters that are frozen."""
-    return frozenset(name for name, p in watched.parameters.items() if not p.requires_grad)
+def still(watched: Watched) -> list[bool]:
+    """Return of each parameter whether it is frozen."""
+    return [not p.requires_grad for p in watched.parameters.values()]
