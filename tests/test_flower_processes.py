@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import time
@@ -176,6 +177,55 @@ def test_a_refusal_stops_one_clients_update_and_no_round(running: Deployment, wh
     assert {seen[key][1] for key in refused} == {"the site's guard didn't let this update leave"}
     transcript = read(running.folder / f"recording-{run}")
     assert [len(r.updates) for r in transcript.rounds] == [1, 1]
+
+
+DGC = {GUARD: 'SanitiserMod("dgc", {"ratio": 0.1})', "flower import Guard": "flower import SanitiserMod"}
+FORGETS = {**DGC, GUARD: "forgetful", "app = ClientApp(": """
+def forgetful(msg, context, call_next):
+    context.state.clear()
+    return SanitiserMod("dgc", {"ratio": 0.1})(msg, context, call_next)
+
+
+app = ClientApp("""}  # fmt: skip
+HALF = """
+    strategy = FedAvg(fraction_train=0.5, fraction_evaluate=0.0, min_train_nodes=1)
+"""
+
+
+def flat(folder: Path) -> list[list[list[float]]]:
+    """Return what clients sent, round by round, in an order that no node's name decides."""
+    rounds = read(folder).rounds
+    return [sorted(torch.cat([t.flatten() for t in u.tensors.values()]).tolist() for u in r.updates) for r in rounds]
+
+
+def test_what_dgc_remembers_survives_a_process_per_message(
+    running: Deployment, where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = running.submit(audited(where / "dgc", server_app=witness(), client_app=DGC), config(where / "dgc.pt"))
+    assert running.wait(run, 300) == "finished:completed"
+    deployed = flat(running.folder / f"recording-{run}")
+    sent = [sum(v != 0 for v in update) / len(update) for update in (deployed[0][0], deployed[2][0])]
+    assert sent[1] < sent[0] < 0.6  # it sends more while it warms up
+    settings = {"final-model": str(where / "dgc-here.pt"), "fraction-evaluate": 0.0}
+    for name, client, same in (("here", DGC, True), ("forgets", FORGETS, False)):
+        (where / f"dgc-{name}").mkdir()
+        monkeypatch.chdir(where / f"dgc-{name}")
+        app = audited(where / f"dgc-{name}" / "app", server_app=witness(), client_app=client)
+        run_app(app, nodes=2, config=settings)
+        here = flat(Path("recording-1"))
+        assert here[0] == deployed[0]
+        assert (here[1:] == deployed[1:]) is same
+
+
+def test_rounds_of_sampled_clients_are_recorded(running: Deployment, where: Path) -> None:
+    app = audited(where / "half", server_app={"    " + AVERAGE: HALF.lstrip("\n")}, client_app={GUARD: QUICK})
+    run = running.submit(app, config(where / "half.pt", 4))
+    assert running.wait(run, 300) == "finished:completed"
+    rounds = read(running.folder / f"recording-{run}").rounds
+    assert [len(r.updates) for r in rounds] == [1, 1, 1, 1]
+    for before, after in itertools.pairwise(rounds):
+        for name, update in before.updates[0].tensors.items():
+            torch.testing.assert_close(before.weights[name] + update, after.weights[name], rtol=1e-5, atol=1e-7)
 
 
 def test_failing_late_and_killed_clients_are_survived(running: Deployment, where: Path) -> None:

@@ -21,15 +21,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.peers, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    yield str(cluster.address)
+    yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(cluster: Any) -> str:
+    return str(cluster.address)
 
 
 def where(_: int) -> tuple[int, str]:
@@ -62,6 +67,24 @@ def test_a_study_gives_the_same_rows_as_in_processes(address: str, tmp_path: Pat
         failed = run_study(study, trials, store, backend=on_ray(address), data_dir=None, display=Quiet())
     assert failed == 0
     assert numbers(store.rows()) == numbers(run(study, tmp_path / "local", workers=1))
+
+
+def short(number: int) -> int:
+    import time
+
+    time.sleep(0.5)
+    return number * number
+
+
+def test_a_node_that_is_killed_costs_no_trial(cluster: Any, address: str) -> None:
+    """Twelve trials on three nodes, of which one dies in the middle: all come back, each once."""
+    node = cluster.add_node(num_cpus=1)
+    came: list[tuple[int, Any]] = []
+    for number, result in on_ray(address)(short, range(12)):
+        came.append((number, result))
+        if len(came) == 2:
+            cluster.remove_node(node, allow_graceful=False)
+    assert sorted(came) == [(n, n * n) for n in range(12)]
 
 
 def test_no_cluster_is_one_line() -> None:
