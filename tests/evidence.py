@@ -95,7 +95,9 @@ def _measured(row: dict[str, str], folder: str) -> str:
 
 
 def _outcome(row: dict[str, str], claim: dict[str, Any]) -> str:
-    """Return the claim's outcome; a paper isn't contradicted in another setting than its own."""
+    """Return the claim's outcome; a paper isn't contradicted in another setting, nor confirmed where a control fails."""
+    if claim.get("void"):
+        return f"undecided: {claim['void']}"
     outcome = _TURNED.get(row["outcome"], row["outcome"]) if claim.get("against") else row["outcome"]
     return f"undecided: {claim['but']}" if outcome == "doesn't hold" and claim.get("but") else outcome
 
