@@ -95,7 +95,7 @@ def _measured(row: dict[str, str], folder: str) -> str:
 
 
 def _outcome(row: dict[str, str], claim: dict[str, Any]) -> str:
-    """Return the claim's outcome; a paper isn't contradicted in another setting, nor confirmed where a control fails."""
+    """Return the claim's outcome; another setting contradicts no paper, and a failed control confirms none."""
     if claim.get("void"):
         return f"undecided: {claim['void']}"
     outcome = _TURNED.get(row["outcome"], row["outcome"]) if claim.get("against") else row["outcome"]
