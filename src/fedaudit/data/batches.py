@@ -15,7 +15,7 @@ from fedaudit.data.files import Numbers, reading
 from fedaudit.utils.bounds import PICKLE, read_bytes
 
 _MAX_STEPS = PICKLE.items or 0  # of its program; CIFAR-100's train, the largest there is, takes 0.25e6
-_MAX_AXES = PICKLE.depth or 0
+_MAX_AXES = 8
 _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}  # bytes of the numbers of each kind
 
 

@@ -104,8 +104,17 @@ def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
                 size += batch.nbytes
                 _within(size, PARQUET.unpacked, "bytes")
                 for name in names:
-                    found[name] += batch.column(name).to_pylist()
+                    found[name] += _cells(batch.column(name))
             return found
+
+
+def _cells(column: Any) -> list[Any]:
+    """Return an arrow column as a list, in which equal cells of a dictionary are one object."""
+    if not hasattr(column, "dictionary"):
+        cells: list[Any] = column.to_pylist()
+        return cells
+    known = column.dictionary.to_pylist()
+    return [None if place is None else known[place] for place in column.indices.to_pylist()]
 
 
 def read_npz(path: Path, *names: str) -> list[Numbers]:

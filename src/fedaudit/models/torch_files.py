@@ -26,7 +26,8 @@ def read_torch_file(path: Path, whole: bool = False) -> Any:
 
     Args:
         path: of the file.
-        whole: see whether every byte is the one that was written, which torch doesn't.
+        whole: it is a kept simulation, perhaps of many rounds: see whether every byte is the one that was written,
+            which torch doesn't.
 
     Raises:
         OSError: it can't be read.
@@ -52,7 +53,7 @@ def _look_through(path: Path, whole: bool) -> None:
         if not zipfile.is_zipfile(file):
             file.seek(0)
             for _ in range(_LEGACY):
-                _check_program(_Limited(file, PROGRAM))
+                _check_program(_Limited(file, PROGRAM), TORCH.items)
             return
         with zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
@@ -61,7 +62,7 @@ def _look_through(path: Path, whole: bool) -> None:
                 if entry.filename.endswith(".pkl"):
                     if entry.file_size > PROGRAM:
                         raise UnpicklingError(f"a pickle of more than {PROGRAM:,} bytes")
-                    _check_program(io.BytesIO(archive.read(entry)))
+                    _check_program(io.BytesIO(archive.read(entry)), None if whole else TORCH.items)
             if whole and (damaged := archive.testzip()):
                 raise ValueError(f"'{damaged}' in it isn't what was written")
 
@@ -88,12 +89,12 @@ class _Limited:
         return data
 
 
-def _check_program(program: Any) -> None:
+def _check_program(program: Any, most: int | None) -> None:
     stack: list[int] = []  # of every value, how deeply tuples are nested in it
     memo: dict[Any, int] = {}
     for steps, (code, argument, _) in enumerate(pickletools.genops(program)):
-        if steps > (TORCH.items or 0):
-            raise UnpicklingError(f"a pickle of more than {TORCH.items:,} instructions")
+        if most is not None and steps > most:
+            raise UnpicklingError(f"a pickle of more than {most:,} instructions")
         if code.name == "GLOBAL" and argument in _NEVER:
             raise UnpicklingError(f"it asks for {argument}")
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):

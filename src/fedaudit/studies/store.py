@@ -110,7 +110,8 @@ class Store:
             self._db.execute("pragma synchronous=normal")  # with WAL: safe against a killed process
             self._db.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
-            raise BadInput(f"can't use '{self.path}' as a study's store: {_reason(error)}") from None
+            where = getattr(error, "filename", None) or self.path
+            raise BadInput(f"can't use '{where}' as a study's store: {_reason(error)}") from None
 
     def _check_owner(self) -> None:
         owner = self._db.execute("pragma application_id").fetchone()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import IO, Any
 
 from fedaudit.utils.errors import BadInput
 
-KB, MB, GB = 2**10, 2**20, 2**30
+MB, GB = 2**20, 2**30
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,18 @@ class Bounds:
 
 YAML = Bounds("scenarios, studies, policies, --set: YAML", 10**6, items=20_000, of="values", depth=50)
 JSON = Bounds("results and the index of a transcript: JSON", 64 * MB, depth=200)
-PICKLE = Bounds("CIFAR's batches: pickle", 512 * MB, items=10**6, of="instructions", depth=8)
+PICKLE = Bounds("CIFAR's batches: pickle", 512 * MB, items=10**6, of="instructions")
 IDX = Bounds("MNIST, Fashion-MNIST, EMNIST: idx, also gzipped", 256 * MB, unpacked=256 * MB, items=4, of="axes")
 NPZ = Bounds("data sets: npz, each array", 512 * MB, unpacked=256 * MB, items=100, of="arrays")
 MAT = Bounds("SVHN: MATLAB's .mat", 256 * MB, unpacked=256 * MB, items=1000, of="elements", depth=2)
 PARQUET = Bounds("data sets: parquet", 512 * MB, unpacked=512 * MB, items=10**6, of="rows")
-CSV = Bounds("data sets: comma-separated values", 64 * MB, items=10**6, of="rows")
+CSV = Bounds("data sets: comma-separated values", 32 * MB, items=10**6, of="rows")
 PICTURE = Bounds("one picture: PNG, JPEG, BMP, PPM, TIFF, WebP", 256 * MB, items=2**26, of="pixels")
 TENSORS = Bounds("checkpoints, generators, transcripts, findings: safetensors", 8 * GB, unpacked=8 * GB)
-TORCH = Bounds("checkpoints and kept simulations: .pt, .simulation", 8 * GB, unpacked=8 * GB, items=10**7,
-               of="instructions of the pickle", depth=100)  # fmt: skip
+TORCH = Bounds("checkpoints and kept simulations: .pt, .simulation", 8 * GB, unpacked=8 * GB, items=3 * 10**6,
+               of="instructions", depth=100)  # fmt: skip
 PROGRAM = 64 * MB  # bytes of the pickle within one of these
-STORE = Bounds("a study's store: SQLite", 4 * GB, items=10**6, of="rows")
+STORE = Bounds("a study's store: SQLite", 4 * GB, items=100_000, of="rows")
 GRID = Bounds("a study's grid, each scale", YAML.file, items=20_000, of="trials")
 
 # In the order of docs/limits.md.
@@ -72,19 +73,21 @@ def opened(path: Path, bounds: Bounds) -> Iterator[IO[bytes]]:
         BadInput: it is refused.
         OSError: it can't be opened.
     """
-    with os.fdopen(
-        os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
-    ) as file:
-        found = os.fstat(file.fileno())
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        found = os.fstat(handle)
         if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(21, "Is a directory", str(path))
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(found.st_mode):
             raise BadInput(f"'{shown(path)}' is a pipe or a device, not a file; write what it holds to a file")
         if found.st_size > bounds.file:
             raise BadInput(
                 f"'{shown(path)}' is larger than {bounds.file:,} bytes, the most that is read of {bounds.what}"
             )
-        yield file
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(handle)
 
 
 def check_file(path: Path, bounds: Bounds) -> None:
@@ -128,9 +131,18 @@ def shown(path: Path | str) -> str:
     return text if len(text) <= 300 else f"…{text[-300:]}"
 
 
-def in_words(count: int) -> str:
-    """Return a number of bytes as docs have it: 64 MB, or 1,000,000 bytes."""
-    for unit, size in (("GB", GB), ("MB", MB)):
-        if count % size == 0:
-            return f"{count // size} {unit}"
-    return f"{count:,} bytes"
+def table() -> list[str]:
+    """Return the rows of the table in docs/limits.md."""
+    rows = []
+    for b in TABLE:
+        cells = [b.what, _size(b.file), _size(b.unpacked), f"{b.items:,} {b.of}" if b.items else "–", str(b.depth or "–")]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _size(count: int | None) -> str:
+    """Return a number of bytes in words: 64 MB, or 1,000,000 bytes."""
+    if count is None:
+        return "–"
+    fits = [(unit, size) for unit, size in (("GB", GB), ("MB", MB)) if count % size == 0]
+    return f"{count // fits[0][1]} {fits[0][0]}" if fits else f"{count:,} bytes"

@@ -69,7 +69,10 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what the loader would read as a number."""
+    """Quotes what the loader would read as a number, and writes out what stands in two places."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 (the loader reads none at all)
+        return True
 
 
 # Of YAML 1.1's plain values go: dates, sexagesimal numbers (12:30), and the keys << and = with a meaning of their own.
