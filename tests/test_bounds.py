@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import io
 import os
 import struct
 import time
@@ -28,7 +27,7 @@ from fedaudit.models.checkpoint import load_checkpoint
 from fedaudit.utils import bounds, plain_yaml
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
-from tests.conftest import SCENARIO, Command, refused
+from tests.conftest import Command, refused
 from tests.data_cases import one_line, random_images
 from tests.test_formats import idx, png, write_parquet
 
@@ -108,7 +107,11 @@ SETTINGS = [
         [GAN.replace("LACKS", "lacks: []"), "federations.sgd.rounds=2", "federations.sgd.examples=40"],
         "which they are after; set malicious.lacks: [3]",
     ),
-    ("a GAN that never starts", [GAN.replace("LACKS", "lacks: [3]"), "federations.sgd.examples=40"], "start in round 1"),
+    (
+        "a GAN that never starts",
+        [GAN.replace("LACKS", "lacks: [3]"), "federations.sgd.examples=40"],
+        "start in round 1",
+    ),
 ]
 
 
@@ -281,12 +284,11 @@ def test_pictures_too_large_or_no_pictures() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="names of bytes")
 def test_class_folders_that_are_no_utf_8(tmp_path: Path) -> None:
-    for split in (b"train", b"test"):
+    for split in ("train", "test"):
         for name in (b"a", b"\xff\xfe"):
-            folder = os.path.join(os.fsencode(tmp_path), split, name)
-            os.makedirs(folder)
-            with open(os.path.join(folder, b"1.png"), "wb") as file:
-                file.write(png(random_images(1, 8, 8, 3)[0]))
+            folder = tmp_path / split / os.fsdecode(name)
+            folder.mkdir(parents=True)
+            (folder / "1.png").write_bytes(png(random_images(1, 8, 8, 3)[0]))
     refuses(lambda: load_dataset("image-folder", data_dir=tmp_path), r"'\udcff\udcfe'", "rename it")
 
 

@@ -194,7 +194,9 @@ def test_a_lock_that_is_a_folder(tmp_path: Path) -> None:
         Store(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("code", "said"), [(sqlite3.SQLITE_FULL, "is the disk full"), (sqlite3.SQLITE_BUSY, "another")])
+@pytest.mark.parametrize(
+    ("code", "said"), [(sqlite3.SQLITE_FULL, "is the disk full"), (sqlite3.SQLITE_BUSY, "another")]
+)
 def test_a_full_disk_isn_t_another_run(code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned(tmp_path / "out")
     store = Store(tmp_path / "out")

@@ -129,13 +129,16 @@ def simulate(
     begin = 0
     on_disk = Checkpoint(checkpoint) if checkpoint else None
     if on_disk and (saved := on_disk.load(key)):
-        begin = saved["finished"]
-        model.load_state_dict(saved["model"])
-        sampler.set_state(saved["sampler"])
-        for name, part in parts.items():
-            part.load_state_dict(saved["parts"][name])
-        vars(history).update(saved["course"])
-        rounds, rows = unpack(saved["rounds"]), saved["rows"]
+        try:
+            begin = saved["finished"]
+            model.load_state_dict(saved["model"])
+            sampler.set_state(saved["sampler"])
+            for name, part in parts.items():
+                part.load_state_dict(saved["parts"][name])
+            vars(history).update(saved["course"])
+            rounds, rows = unpack(saved["rounds"]), saved["rows"]
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise BadInput(f"'{checkpoint}' isn't what fedaudit wrote there ({error}); delete it") from None
         if say:
             say(f"resuming: {begin} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint}")
     seconds = 0.0  # of the last round in this process

@@ -135,7 +135,13 @@ def table() -> list[str]:
     """Return the rows of the table in docs/limits.md."""
     rows = []
     for b in TABLE:
-        cells = [b.what, _size(b.file), _size(b.unpacked), f"{b.items:,} {b.of}" if b.items else "–", str(b.depth or "–")]
+        cells = [
+            b.what,
+            _size(b.file),
+            _size(b.unpacked),
+            f"{b.items:,} {b.of}" if b.items else "–",
+            str(b.depth or "–"),
+        ]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
