@@ -36,7 +36,11 @@ def work(name: str, block: int, cases: int) -> None:
 
         @seed(block)
         @settings(
-            max_examples=cases, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+            max_examples=cases,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
         )
         @given(target.inputs)
         def case(drawn: Any) -> None:
@@ -87,7 +91,9 @@ def run_block(name: str, block: int, cases: int) -> tuple[int, list[dict[str, An
         if worker.wait() not in (0, -9):
             errors.seek(0)
             said = errors.read()[-400:].decode(errors="replace")
-            findings.append({"target": name, "block": block, "case": last, "found": f"ended by {worker.returncode}: {said}"})
+            findings.append(
+                {"target": name, "block": block, "case": last, "found": f"ended by {worker.returncode}: {said}"}
+            )
     return ran, findings
 
 

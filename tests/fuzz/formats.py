@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
-import json
 import pickle
 import sqlite3
 import struct
@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Format:
     words: tuple[bytes, ...] = ()
 
 
-def _picture(kind: str, mode: str = "RGB", **options: Any) -> bytes:
+def picture(kind: str, mode: str = "RGB", **options: Any) -> bytes:
     out = io.BytesIO()
     Image.fromarray(PIXELS[0]).convert(mode).save(out, kind, **options)
     return out.getvalue()
@@ -152,7 +153,21 @@ def formats(folder: Path) -> dict[str, Format]:
             [pickle.dumps(batch, protocol=p) for p in (2, 3, 4)],
             "data_batch_1",
             read_pickled_batch,
-            (b"(", b"t", b"R", b"b", b"}", b"]", b"e", b"u", b"s", b"h\x01", b"\x85", b"cos\nsystem\n", b"c__builtin__\neval\n"),
+            (
+                b"(",
+                b"t",
+                b"R",
+                b"b",
+                b"}",
+                b"]",
+                b"e",
+                b"u",
+                b"s",
+                b"h\x01",
+                b"\x85",
+                b"cos\nsystem\n",
+                b"c__builtin__\neval\n",
+            ),
         ),
         "idx": Format([idx], "a", read_idx),
         "idx.gz": Format([gzip.compress(idx)], "a.gz", read_idx),
@@ -165,12 +180,22 @@ def formats(folder: Path) -> dict[str, Format]:
         "mat": Format(_mat(X=PIXELS, y=np.arange(2.0)), "a.mat", lambda path: read_mat(path, "X", "y")),
         "csv": Format([b'1,"2",3\n4,5,6\n'], "a.csv", read_csv, (b'"', b",", b"\n", b"\r", b"\x00", b"9" * 5000)),
         "picture": Format(
-            [_picture("PNG"), _picture("PNG", "P"), _picture("PNG", "LA"), _picture("JPEG"), _picture("BMP"), _picture("PPM"),
-             _picture("TIFF"), _picture("TIFF", compression="tiff_lzw"), _picture("WEBP"), _picture("WEBP", lossless=True)],
+            [
+                picture("PNG"),
+                picture("PNG", "P"),
+                picture("PNG", "LA"),
+                picture("JPEG"),
+                picture("BMP"),
+                picture("PPM"),
+                picture("TIFF"),
+                picture("TIFF", compression="tiff_lzw"),
+                picture("WEBP"),
+                picture("WEBP", lossless=True),
+            ],
             "a.png",
             _read_pictures,
             (b"IHDR", b"IDAT", b"zTXt", b"iCCP", b"acTL", b"EXIF", b"\xff\xda", b"\xff\xc0", b"II*\x00", b"%!PS-Adobe"),
-        ),  # fmt: skip
+        ),
         "safetensors": Format(
             [_written(folder, "m.safetensors", lambda path: save_checkpoint(model, path))],
             "m.safetensors",
@@ -190,33 +215,28 @@ def formats(folder: Path) -> dict[str, Format]:
             lambda path: Finding.load(path, "k"),
         ),
         "generator": Format(
-            [_written(folder, "g.safetensors", generator.save)], "g.safetensors", TrainedGenerator.load, (b"-1", b"999999", b"null")
+            [_written(folder, "g.safetensors", generator.save)],
+            "g.safetensors",
+            TrainedGenerator.load,
+            (b"-1", b"999999", b"null"),
         ),
         "store": Format([_store(folder / "store")], FILE, _read_store),
         "result": Format(
-            [_result(folder)], "results.json", AuditResult.load, (b"null", b"[" * 300, b"1e999", b'"\\ud800"', b"-1", b"{}", b"NaN")
+            [_result(folder)],
+            "results.json",
+            AuditResult.load,
+            (b"null", b"[" * 300, b"1e999", b'"\\ud800"', b"-1", b"{}", b"NaN"),
         ),
     }
-    try:
+    with contextlib.suppress(ImportError):
         made["parquet"] = Format(
             [_parquet(png=[b"a", b"b"], label=[1, 2]), _parquet(label=[1.5, None], name=["a", "b"])],
             "a.parquet",
             read_parquet,
         )
-    except ImportError:
-        pass
     return made
 
 
 def _read_kept(path: Path) -> None:
-    import contextlib
-    from pickle import UnpicklingError
-
     with contextlib.suppress(OSError, ValueError, UnpicklingError):  # what its one caller takes for "none"
         read_torch_file(path, whole=True)
-
-
-def index_of(folder: Path) -> dict[str, Any]:
-    """Return what the index of the transcript in ``folder`` says."""
-    read: dict[str, Any] = json.loads((folder / "index.json").read_text())
-    return read

@@ -14,8 +14,33 @@ Draw = st.SearchStrategy[Any]
 
 ODD: list[Any] = [
     *(None, True, False, -1, 0, 1, 2**31, 2**63, 10**30, -(10**400), 0.5, -0.0, 1e-300, 1e300, 5e-324),
-    *(float("nan"), float("inf"), "", " ", "x" * 5000, "²", "٣", "\ud800", "\x00", "a\nb", "\x1b[2J", "$\\frac$", "[/x]"),
-    *("<script>alert(1)</script>", "=1+1", "../../x", "/dev/zero", "~", "{{ 7*7 }}", "%s%n", "null", "1:59", "2024-01-01"),
+    *(
+        float("nan"),
+        float("inf"),
+        "",
+        " ",
+        "x" * 5000,
+        "²",
+        "٣",
+        "\ud800",
+        "\x00",
+        "a\nb",
+        "\x1b[2J",
+        "$\\frac$",
+        "[/x]",
+    ),
+    *(
+        "<script>alert(1)</script>",
+        "=1+1",
+        "../../x",
+        "/dev/zero",
+        "~",
+        "{{ 7*7 }}",
+        "%s%n",
+        "null",
+        "1:59",
+        "2024-01-01",
+    ),
     *([], {}, [[]], [None], {"": ""}, {"a": {"b": []}}, {"name": None}, {"name": "x"}, ["x", "x"], [0, 0, 1], [1e300]),
 ]
 odd: Draw = st.sampled_from(ODD)
@@ -30,9 +55,9 @@ def by_schema(model: type[BaseModel] | TypeAdapter[Any]) -> Draw:
 
 def by_settings(plugin: type[Plugin]) -> Draw:
     """Return a strategy for the settings of a plug-in, by their types."""
-    hints = get_type_hints(plugin, include_extras=True)
-    types = {name: TypeAdapter(hints.get(name, hints.get(f"{name}_"))) for name in settings_of(plugin)}
-    return st.fixed_dictionaries({}, optional={name: by_schema(kind) | odd for name, kind in types.items()})
+    hints: dict[str, Any] = get_type_hints(plugin, include_extras=True)
+    types = {name: hints[name] if name in hints else hints[f"{name}_"] for name in settings_of(plugin)}
+    return st.fixed_dictionaries({}, optional={n: by_schema(TypeAdapter(kind)) | odd for n, kind in types.items()})
 
 
 def _values(schema: dict[str, Any], known: dict[str, Any], depth: int) -> Draw:
@@ -76,7 +101,9 @@ def _mapping(schema: dict[str, Any], known: dict[str, Any], depth: int) -> Draw:
     )
     more = schema.get("additionalProperties")
     if isinstance(more, dict) and more:
-        others = st.dictionaries(st.sampled_from("abc") | st.text(max_size=5), _values(more, known, depth + 1), max_size=3)
+        others = st.dictionaries(
+            st.sampled_from("abc") | st.text(max_size=5), _values(more, known, depth + 1), max_size=3
+        )
         return st.builds(lambda a, b: {**b, **a}, fixed, others)
     return fixed
 

@@ -16,14 +16,17 @@ from typing import Any
 from unittest import mock
 
 import click
+import numpy as np
 import typer
 from hypothesis import strategies as st
 
 from fedaudit import cli
 from fedaudit.attacks import ATTACKS
+from fedaudit.data import load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS
+from fedaudit.federation.recorded_truth import FOLDER, load_recorded_truth
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
 from fedaudit.pipeline.prepare import resolve, spell_out
@@ -37,7 +40,7 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.validation import LARGEST, SMALLEST
 from tests.conftest import SCENARIO
-from tests.fuzz.formats import Format, formats
+from tests.fuzz.formats import Format, formats, picture
 from tests.fuzz.strategies import ODD, Draw, by_schema, by_settings, changed, mutated, odd
 from tests.test_studies import TINY
 
@@ -68,7 +71,10 @@ def targets(folder: Path) -> dict[str, Target]:
         "study": Target(changed(TINY, by_schema(StudySpec)) | by_schema(StudySpec), _study),
         "flags": Target(_flags(folder), _flag),
         "resolve": Target(changed(BASE, odd, most=2), _resolve),
+        "arrays": Target(st.tuples(*[_arrays()] * 4), lambda drawn: _npz_set(folder / "npz", drawn)),
+        "columns": Target(st.tuples(_cells(), _cells()), lambda drawn: _parquet_set(folder / "parquet", drawn)),
         **_of_transcripts(folder / "recorded"),
+        **_of_recordings(folder / "recording"),
     }
     files = folder / "formats"
     files.mkdir(exist_ok=True)
@@ -79,12 +85,19 @@ def targets(folder: Path) -> dict[str, Target]:
 
 # --- scenarios -----------------------------------------------------------------------------------------------------
 
+PNG = picture("PNG")
 BASE: dict[str, Any] = {**plain_yaml.loads(SCENARIO, "base"), "threat": {}, "defences": {"aggregator": "mean"}}
 FULL: dict[str, Any] = {
     **BASE,
     "seed": 3,
     "federations": [
-        {"name": "a", "clients": 4, "rounds": 3, "record": [0, 2], "malicious": {"name": "gan", "lacks": [3], "start": 1}},
+        {
+            "name": "a",
+            "clients": 4,
+            "rounds": 3,
+            "record": [0, 2],
+            "malicious": {"name": "gan", "lacks": [3], "start": 1},
+        },
         {"name": "b", "algorithm": "fedavg", "local_steps": 2, "partition": {"scheme": "dirichlet", "alpha": 1.0}},
     ],
     "defences": [{"name": "x", "sanitiser": {"name": "dp", "noise": 1.0}}, {"aggregator": {"name": "krum", "f": 1}}],
@@ -115,7 +128,7 @@ def _no_nonsense(values: dict[str, Any]) -> None:
         for key in ("learning_rate", "momentum", "weight_decay", "proximal_mu"):
             if not math.isfinite(federation[key]) or abs(federation[key]) > LARGEST:
                 raise Finding(f"{key} {federation[key]} was taken")
-        if not SMALLEST <= federation["learning_rate"]:
+        if not federation["learning_rate"] >= SMALLEST:
             raise Finding("a learning rate of next to nothing was taken")
     chosen = values["evaluation"]["federations"]
     if chosen is not None and len(set(chosen)) < max(1, len(chosen)):
@@ -125,7 +138,9 @@ def _no_nonsense(values: dict[str, Any]) -> None:
 
 
 def _keys() -> Draw:
-    parts = st.sampled_from(["federations", "sgd", "0", "²", "-1", "attacks", "invg", "defences", "sanitiser", "name", ""])
+    parts = st.sampled_from(
+        ["federations", "sgd", "0", "²", "-1", "attacks", "invg", "defences", "sanitiser", "name", ""]
+    )
     return st.lists(parts | st.text(max_size=3), min_size=1, max_size=4).map(".".join)
 
 
@@ -154,8 +169,32 @@ def _plugin(drawn: Any) -> None:
 
 TEXTS = [SCENARIO.encode(), plain_yaml.dumps(FULL).encode(), plain_yaml.dumps(TINY).encode()]
 WORDS = [
-    *(b"!!bool ", b"!!int ", b"!!float ", b"!!timestamp ", b"!!map ", b"!!python/name:os.system ", b"&a ", b"*a", b"<<: "),
-    *(b"? ", b": ", b"- ", b"|\n", b">\n", b"%YAML 1.1\n", b"---\n", b"'", b'"', b"\\x", b"\xef\xbb\xbf", b"\x85", b"[" * 60),
+    *(
+        b"!!bool ",
+        b"!!int ",
+        b"!!float ",
+        b"!!timestamp ",
+        b"!!map ",
+        b"!!python/name:os.system ",
+        b"&a ",
+        b"*a",
+        b"<<: ",
+    ),
+    *(
+        b"? ",
+        b": ",
+        b"- ",
+        b"|\n",
+        b">\n",
+        b"%YAML 1.1\n",
+        b"---\n",
+        b"'",
+        b'"',
+        b"\\x",
+        b"\xef\xbb\xbf",
+        b"\x85",
+        b"[" * 60,
+    ),
     *(b"1:59:59", b"2024-01-01", b"0x1F", b"0o7", b"1e999", b".nan", b"~", b"\t", b"\xff", b"{", b"}", b"=", b"1_0"),
 ]
 
@@ -194,7 +233,15 @@ def _study(values: Any) -> None:
             raise Finding(f"{text!r} was taken for a name")
     trials = [trial for scale in study.scales if study.scales[scale].repetitions < 50 for trial in expand(study, scale)]
     image = {"psnr": 20.0, "victim": "x"}
-    update = {"federation": "f", "round": 0, "client": 0, "reason": "=x", "seconds": 1.0, "images": [image], "metrics": {}}
+    update = {
+        "federation": "f",
+        "round": 0,
+        "client": 0,
+        "reason": "=x",
+        "seconds": 1.0,
+        "images": [image],
+        "metrics": {},
+    }
     rows = [Row(t.key, t.point, t.repetition, "done", 1, {"updates": [update]}, 1.0, None) for t in trials[:20]]
     analysis = analyse(study, "cpu", rows)
     for text in (markdown(analysis), table_csv(analysis), claims_csv(analysis)):
@@ -298,6 +345,77 @@ def _of_transcripts(folder: Path) -> dict[str, Target]:
         "index": Target(changed(index), with_index),
         "transcript": Target(st.tuples(st.sampled_from(names), st.integers(0, 2**48)), with_bytes),
     }
+
+
+def _of_recordings(folder: Path) -> dict[str, Target]:
+    """Return the target of a real federation's recording: every one of its files."""
+    from tests import recording_cases
+
+    if not folder.exists():
+        recording_cases.federation(folder, rounds=1, clients=2)
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    contents = {name: (folder / name).read_bytes() for name in names}
+    words = [b"null", b"-1", b"1e999", b'"\\ud800"', b"{}", b"[]", b'"BF16"', b"true", b"99999999999"]
+
+    def run(drawn: tuple[str, int]) -> None:
+        place = folder.with_name("recording-bytes")
+        for name in names:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(contents[name])
+        (place / drawn[0]).write_bytes(mutated([contents[drawn[0]]], words, drawn[1]))
+        read = Transcript.load(place, recording_cases.Net())
+        load_recorded_truth(place / FOLDER, read, {})
+
+    return {"recording": Target(st.tuples(st.sampled_from(names), st.integers(0, 2**48)), run)}
+
+
+def _arrays() -> Draw:
+    kinds = ["u1", "i8", "u8", "f4", "f8", "f2", "c8", "?", "S3", "U3", "M8[s]"]
+    shapes = [(4, 28, 28), (4,), (4, 1), (4, 3, 28, 28), (0,), (), (4, 28, 28, 1), (2,), (3,), (1, 4)]
+    values = st.sampled_from([0, 1, 3, 9, 10, 255, -1, 0.5, 1e300, float("nan")])
+
+    def made(kind: str, shape: tuple[int, ...], value: float) -> Any:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.full(shape, np.asarray(value).astype(kind))
+
+    return st.builds(made, st.sampled_from(kinds), st.sampled_from(shapes), values) | st.builds(
+        made, st.sampled_from(["u1", "i8", "f8"]), st.sampled_from(shapes[:2]), st.sampled_from([0, 1, 3])
+    )
+
+
+def _npz_set(folder: Path, drawn: tuple[Any, Any, Any, Any]) -> None:
+    (folder / "mnist").mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "mnist/mnist.npz", x_train=drawn[0], y_train=drawn[1], x_test=drawn[2], y_test=drawn[3])
+    made = load_dataset("mnist", data_dir=folder)
+    for labels, split in ((drawn[1], made.train), (drawn[3], made.test)):
+        if not (np.asarray(labels, dtype=float).reshape(-1) == split.targets.numpy()).all():
+            raise Finding("labels became others")
+
+
+def _cells() -> Draw:
+    cell = st.integers(-1, 10) | st.floats() | st.booleans() | st.text(max_size=3) | st.binary(max_size=9) | st.none()
+    return st.one_of(
+        st.lists(cell, min_size=2, max_size=2),
+        st.lists(st.integers(0, 9), min_size=2, max_size=2),
+        st.sampled_from([[PNG, PNG], [PNG, b""], [[1], [2]], [{"a": 1}, {}], [1e300, 2.0], ["0", "1"], [0.5, 1.0]]),
+    )
+
+
+def _parquet_set(folder: Path, drawn: tuple[list[Any], list[Any]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    (folder / "cifar10").mkdir(parents=True, exist_ok=True)
+    try:
+        table = pyarrow.table({"png": drawn[0], "label": drawn[1]})
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
+        return  # of two types: no such column can be written
+    for split in ("train", "test"):
+        pyarrow.parquet.write_table(table, folder / f"cifar10/{split}.parquet")
+    made = load_dataset("cifar10", data_dir=folder)
+    if not set(made.train.targets.tolist()) == set(drawn[1]) or any(type(label) is bool for label in drawn[1]):
+        raise Finding(f"labels {drawn[1]} were taken")
 
 
 def _of_bytes(kind: Format, folder: Path) -> Target:

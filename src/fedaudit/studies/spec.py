@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import reprlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -272,7 +273,7 @@ def study_from(values: Any, where: str) -> StudySpec:
     if not isinstance(values, dict):
         raise BadInput(f"{where}: expected a mapping of keys such as name, scenario, axes, scales")
     if "version" in values and values["version"] != 1:
-        raise BadInput(f"{where}: has version {values['version']!r}; this fedaudit reads version 1")
+        raise BadInput(f"{where}: has version {reprlib.repr(values['version'])}; this fedaudit reads version 1")
     try:
         return StudySpec.model_validate(values)
     except ValidationError as error:

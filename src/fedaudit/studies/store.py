@@ -109,7 +109,7 @@ class Store:
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=normal")  # with WAL: safe against a killed process
             self._db.executescript(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: texts in it that aren't UTF-8
             where = getattr(error, "filename", None) or self.path
             raise BadInput(f"can't use '{where}' as a study's store: {_reason(error)}") from None
 
@@ -299,7 +299,7 @@ class Store:
                 self._db.execute("rollback")
                 raise
             self._db.execute("commit")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:
             raise BadInput(f"can't write '{self.path}': {_reason(error)}; what was finished before is kept") from None
 
 
@@ -312,4 +312,4 @@ def _outcome(text: str | None) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
+    return " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -143,7 +143,7 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, known:
     """Return a pydantic error as one line: the key, what is wrong, what is allowed; for a typo the nearest name."""
     details = error.errors()
     detail = details[0]
-    parts = [str(part) for part in detail["loc"] if "[" not in str(part)]  # without the branches of a union
+    parts = [str(part)[:80] for part in detail["loc"] if "[" not in str(part)]  # without the branches of a union
     where = ".".join(parts)
     at = f"{where}: " if where else ""
     given = reprlib.repr(detail.get("input"))
@@ -151,8 +151,10 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, known:
     match detail["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             names = known if known is not None else _fields_at(model, detail["loc"][:-1])
-            inside = f"{'.'.join(parts[:-1])}: " if parts[:-1] else ""
-            text = inside + (unknown_name("key", parts[-1], names) if names else f"unknown key '{parts[-1]}'")
+            key = str(detail["loc"][-1])[:80]
+            around = parts[:-1] if "[" not in key else parts
+            inside = f"{'.'.join(around)}: " if around else ""
+            text = inside + (unknown_name("key", key, names) if names else f"unknown key '{key}'")
         case "missing":
             text = f"'{where}' is missing"
         case "model_type" | "model_attributes_type":
