@@ -98,6 +98,11 @@ SETTINGS = [
     ("a pull beyond floats", ["federations.sgd.proximal_mu=1e300"], "1e+300 is too large"),
     ("a path of 5,000 letters", ["model.checkpoint=" + "x" * 5000], "can't be the path of a file"),
     ("a path with NUL", ['model.checkpoint="a\\0b"'], "can't be the path of a file"),
+    (
+        "a generator that isn't there",
+        ["attacks=[{name: gias, generator_file: no.safetensors}]"],
+        "no file 'no.safetens",
+    ),
     ("a digit that is none", ["federations.².clients=1"], "unknown item '²'"),
     ("a round twice", ["federations.sgd.rounds=2", "federations.sgd.record=[0,0,1]"], "names a round twice"),
     ("attacked twice", ["evaluation.federations=[sgd, sgd]"], "each once"),

@@ -111,9 +111,11 @@ def audit(
     check_data_dir(data_dir)
     check_folder(out)
     from fedaudit.pipeline.output import clear, holds_another  # after the checks: they take seconds to import
+    from fedaudit.pipeline.prepare import check_files
     from fedaudit.pipeline.run import run_audit
     from fedaudit.utils.progress import live_display
 
+    check_files(loaded)
     another = holds_another(out, loaded, overwrite=overwrite, data_dir=data_dir)
     with live_display() as display:
         finished = run_audit(

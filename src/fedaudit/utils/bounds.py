@@ -73,7 +73,10 @@ def opened(path: Path, bounds: Bounds) -> Iterator[IO[bytes]]:
         BadInput: it is refused.
         OSError: it can't be opened.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except ValueError as error:  # NUL, or half of a character
+        raise BadInput(f"{shown(path)!a} can't be the name of a file ({error})") from None
     try:
         found = os.fstat(handle)
         if stat.S_ISDIR(found.st_mode):
