@@ -17,6 +17,7 @@ from typing import Any
 BLOCK = 200  # cases of one worker
 CPU = 10.0  # seconds of one case
 WAIT = 90.0  # seconds without a word, after which a worker is ended: longer than CPU, since machines are shared
+START = 600.0  # the same until the first case: imports take long on a busy machine
 MEMORY = 2 * 2**20  # KiB that one case may take
 CEILING = 6 * 2**30  # bytes of address space beyond what a worker starts with: no case takes the machine with it
 
@@ -74,7 +75,7 @@ def run_block(name: str, block: int, cases: int) -> tuple[int, list[dict[str, An
         assert worker.stdout is not None
         waiting = selectors.DefaultSelector()
         waiting.register(worker.stdout, selectors.EVENT_READ)
-        while waiting.select(timeout=WAIT):
+        while waiting.select(timeout=WAIT if ran else START):
             line = worker.stdout.readline()
             if not line:
                 break

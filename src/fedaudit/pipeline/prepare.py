@@ -183,12 +183,11 @@ def check_files(scenario: Scenario) -> None:
 
     Raises:
         MissingData: one isn't there.
-        BadInput: an attack's name or setting isn't allowed.
     """
     for spec in scenario.attacks:
-        for path in make(ATTACKS, spec.name, spec.settings()).files():
-            if not path.is_file():
-                raise MissingData(f"attack '{spec.name}': there is no file '{shown(path)}'")
+        for key, value in spec.settings().items():
+            if key.endswith("_file") and isinstance(value, str) and not Path(value).is_file():
+                raise MissingData(f"attack '{spec.name}': {key}: there is no file '{shown(value)}'")
 
 
 def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
