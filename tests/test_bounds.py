@@ -21,9 +21,17 @@ from torch import nn
 import fedaudit
 from fedaudit.attacks import Finding
 from fedaudit.data import load_dataset
+from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.files import read_csv, read_idx, read_mat, read_npz, read_parquet
+from fedaudit.data.images import read_image
+from fedaudit.federation.rounds import read_file
+from fedaudit.federation.truth import Truth
 from fedaudit.models import torch_files
 from fedaudit.models.checkpoint import load_checkpoint
+from fedaudit.models.generator import TrainedGenerator
+from fedaudit.results import AuditResult
+from fedaudit.studies.store import FILE as STORE
+from fedaudit.studies.store import Store
 from fedaudit.utils import bounds, plain_yaml
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
@@ -325,6 +333,50 @@ def test_a_pickle_s_program_may_be_long(tmp_path: Path) -> None:
     model = nn.ParameterDict({name: nn.Parameter(value + 1) for name, value in state.items()})
     load_checkpoint(model, tmp_path / "m.pt")
     assert not any(bool(value.any()) for value in model.values())
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+READERS: dict[str, tuple[bounds.Bounds, str, Callable[[Path], Any]]] = {
+    "scenario": (bounds.YAML, "s.yaml", fedaudit.load_scenario),
+    "result": (bounds.JSON, "results.json", AuditResult.load),
+    "index": (bounds.JSON, "index.json", lambda path: fedaudit.Transcript.load(path.parent)),
+    "pickle": (bounds.PICKLE, "data_batch_1", read_pickled_batch),
+    "idx": (bounds.IDX, "a", read_idx),
+    "idx.gz": (bounds.IDX, "a.gz", read_idx),
+    "npz": (bounds.NPZ, "a.npz", lambda path: read_npz(path, "x")),
+    "mat": (bounds.MAT, "a.mat", lambda path: read_mat(path, "X")),
+    "parquet": (bounds.PARQUET, "a.parquet", read_parquet),
+    "csv": (bounds.CSV, "a.csv", read_csv),
+    "picture": (bounds.PICTURE, "a.png", read_image),
+    "safetensors": (bounds.TENSORS, "a.safetensors", lambda path: load_checkpoint(nn.Linear(1, 1), path)),
+    "finding": (bounds.TENSORS, "a.safetensors", Finding.load),
+    "generator": (bounds.TENSORS, "a.safetensors", TrainedGenerator.load),
+    "truth": (bounds.TENSORS, "a.safetensors", Truth.load),
+    "tensors": (bounds.TENSORS, "a.safetensors", lambda path: read_file(path.parent, path.name)),
+    "pt": (bounds.TORCH, "a.pt", lambda path: load_checkpoint(nn.Linear(1, 1), path)),
+    "store": (bounds.STORE, STORE, lambda path: Store(path.parent)),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
+    bound, file, read = READERS[name]
+    with (tmp_path / file).open("wb") as sparse:
+        sparse.truncate(bound.file + 1)
+    if name == "parquet":
+        pytest.importorskip("pyarrow")
+    refuses(lambda: read(tmp_path / file), f"larger than {bound.file:,} bytes")
+
+
+def test_every_reader_s_bounds_are_tried() -> None:
+    assert {bound.what for bound, _, _ in READERS.values()} == {b.what for b in bounds.TABLE if b is not bounds.GRID}
+
+
+def test_deep_json(tmp_path: Path) -> None:
+    for content in ("[" * 100_000, '{"a":' * 300 + "1" + "}" * 300):
+        (tmp_path / "results.json").write_text(content)
+        refuses(lambda: AuditResult.load(tmp_path / "results.json"), "is truncated or not JSON")
 
 
 # --- the table of bounds -------------------------------------------------------------------------------------------
