@@ -71,7 +71,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "study": Target(changed(TINY, by_schema(StudySpec)) | by_schema(StudySpec), _study),
         "flags": Target(_flags(folder), _flag),
         "resolve": Target(changed(BASE, odd, most=2), _resolve),
-        "arrays": Target(st.tuples(*[_arrays()] * 4), lambda drawn: _npz_set(folder / "npz", drawn)),
+        "arrays": Target(_sets(), lambda drawn: _npz_set(folder / "npz", drawn)),
         "columns": Target(st.tuples(_cells(), _cells()), lambda drawn: _parquet_set(folder / "parquet", drawn)),
         **_of_transcripts(folder / "recorded"),
         **_of_recordings(folder / "recording"),
@@ -200,7 +200,22 @@ WORDS = [
 
 
 def _texts() -> Draw:
-    return st.integers(0, 2**48).map(lambda seed: mutated(TEXTS, WORDS, seed))
+    kinds = ("bool", "int", "float", "null", "str", "map", "seq", "timestamp")
+    tags = st.sampled_from(["", *(f"!!{kind} " for kind in kinds)])
+    values = st.sampled_from(["x", "''", "'-'", "'.'", "1:59", "1" + ":59" * 400 + ".5", "9" * 5000, "2024-13-01", "é"])
+    values |= st.sampled_from(["{a: 1}", "[1]", "0x", "0x" + "f" * 9999, "1e999", ".nan", "+", "_", "0b", "~", "1_0"])
+    return st.integers(0, 2**48).map(lambda seed: mutated(TEXTS, WORDS, seed)) | st.builds(
+        _with_value, st.sampled_from(TEXTS), st.integers(0, 99), st.builds("{}{}".format, tags, values)
+    )
+
+
+def _with_value(text: bytes, place: int, value: str) -> bytes:
+    """Return YAML with one of its plain values replaced."""
+    lines = text.decode().splitlines()
+    plain = [i for i, line in enumerate(lines) if ": " in line and "{" not in line] or [0]
+    chosen = plain[place % len(plain)]
+    lines[chosen] = f"{lines[chosen].partition(': ')[0]}: {value}"
+    return "\n".join(lines).encode()
 
 
 def _yaml(text: bytes) -> None:
@@ -382,6 +397,26 @@ def _arrays() -> Draw:
     return st.builds(made, st.sampled_from(kinds), st.sampled_from(shapes), values) | st.builds(
         made, st.sampled_from(["u1", "i8", "f8"]), st.sampled_from(shapes[:2]), st.sampled_from([0, 1, 3])
     )
+
+
+def _sets() -> Draw:
+    """Return a strategy for MNIST's four arrays, most of which fit."""
+    images, labels = np.zeros((4, 28, 28), np.uint8), np.arange(4)
+
+    def made(place: int, odd: Any, kind: str, shift: float) -> Any:
+        whole = [images, labels, images, labels]
+        whole[place] = odd
+        if place % 2 and shift:
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                whole[place] = (labels + shift).astype(kind)
+        return tuple(whole)
+
+    kinds, shifts = (
+        st.sampled_from(["f2", "f4", "f8", "i8", "u8", "S3", "c8"]),
+        st.sampled_from([0, 0.5, 1, -1, 1e300, 9]),
+    )
+    return st.builds(made, st.integers(0, 3), _arrays(), kinds, shifts)
 
 
 def _npz_set(folder: Path, drawn: tuple[Any, Any, Any, Any]) -> None:
