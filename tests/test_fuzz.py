@@ -52,6 +52,7 @@ def test_a_worker_s_limits_hold(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes of CPU, on a busy machine more
 def test_100_000_mutated_batches() -> None:
     ran, findings = run_block("pickle", 10**7, 100_000)
     assert findings == []
