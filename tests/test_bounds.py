@@ -135,6 +135,10 @@ def test_setting(settings: list[str], fragment: str, scenario_file: Path, tmp_pa
     assert not (tmp_path / "out" / "results.json").exists()
 
 
+def test_attacks_as_a_text(scenario_file: Path, tmp_path: Path, command: Command) -> None:
+    refused(command("attack", tmp_path, "--set", "attacks=x", "--out", tmp_path / "out"), "give attacks.NAME.key=value")
+
+
 @pytest.mark.parametrize(
     "words", ["audit {}", "audit {s} --out {}", "audit {s} --data-dir {}", "attack {}", "compare {} {}", "study log {}"]
 )

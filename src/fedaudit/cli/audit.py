@@ -278,7 +278,8 @@ def _with_settings(asked: dict[str, Any], texts: Sequence[str]) -> dict[str, Any
 
     for text in texts:
         changed = apply_override(asked, text)
-        if not isinstance(changed["threat"], dict) or _names(changed) != _names(asked):
+        listed = isinstance(changed["attacks"], list)  # a text, too, is a sequence
+        if not listed or not isinstance(changed["threat"], dict) or _names(changed) != _names(asked):
             raise BadInput(
                 f"--set {text}: give attacks.NAME.key=value or threat.key=value; --attack says which attacks"
             )
