@@ -56,7 +56,7 @@ def test_an_update_is_turned_by_the_angle_and_to_the_length_that_are_asked_for(s
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
 def test_before_its_start_it_is_honest_and_then_it_stays_as_long_as_an_honest_update(algorithm):
     steps: dict[str, Any] = {"local_epochs": None} if algorithm == "fedsgd" else {}
-    honest, _ = recorded(pushing(malicious={"start": 100}, algorithm=algorithm, **steps))
+    honest, _ = recorded(pushing(malicious={"start": 5}, algorithm=algorithm, **steps))
     pushed, _ = recorded(pushing(malicious={"cosine": 0.5}, algorithm=algorithm, **steps))
     for r in range(2):
         assert flat(honest.rounds[r].updates[3].tensors).equal(flat(pushed.rounds[r].updates[3].tensors))
@@ -102,12 +102,12 @@ def test_the_adversary_log_has_the_losses_under_every_round_s_model():
 
 
 def test_what_the_federation_repairs_is_a_member():
-    losses = torch.tensor([[9.0, 0.0, 0.0], [5.0, 1.0, 2.0], [1.0, 2.0, 3.0], [1.5, 2.0, 4.0]])
+    losses = torch.tensor([[9.0, 0.0, 0.0, 0.0], [5.0, 1.0, 2.0, 9.0], [1.0, 2.0, 3.0, 5.0], [1.5, 2.0, 4.0, 5.5]])
     threat = ThreatModel(adversary="client", records=60)
-    seen = dataclasses.replace(logistic(), threat=threat, messages=(), adversary_log={"agrevader/losses": losses})
+    seen = dataclasses.replace(logistic(4), threat=threat, messages=(), adversary_log={"agrevader/losses": losses})
     found = run_attack("agrevader", seen)
-    assert found.scores.tolist() == [-1.25, -2.0, -3.5]
-    assert found.members.tolist() == [True, False, False]
+    assert found.scores.tolist() == [-1.25, -2.0, -3.5, -5.25]
+    assert found.members.tolist() == [True, True, False, False]
 
 
 def test_pushing_is_found_out_by_an_audit_and_colluders_share_notes(tmp_path):

@@ -59,9 +59,9 @@ def chosen(values: dict[str, Any]) -> list[str]:
         (scenario(**RECORDS, **PUBLIC), ["loss-threshold", "gradient-norm", "shadow-models"]),
         (scenario(TRAIN, **HIDDEN), ["attribute-loss"]),
         (scenario(TRAIN, **HIDDEN, **PUBLIC), ["attribute-loss", "attribute-features"]),
-        (scenario(federation={"malicious": {"name": "gan", "target": 3}}, adversary="client"), ["gan"]),
+        (scenario(federation={"malicious": {"name": "gan", "lacks": [3], "start": 0}}, adversary="client"), ["gan"]),
         (
-            scenario(federation={"malicious": "agrevader"}, adversary="client", **RECORDS),
+            scenario(federation={"malicious": {"name": "agrevader", "start": 0}}, adversary="client", **RECORDS),
             ["agrevader", "loss-threshold", "gradient-norm"],
         ),
     ],

@@ -280,13 +280,14 @@ def test_one_audit_makes_and_checks_everything_once(
         return attacks[-1]
 
     monkeypatch.setitem(ATTACKS._entries, "invg", dataclasses.replace(entry, value=cast(Any, attack)))
+    gan = {"name": "gan", "target": 3, "lacks": [3], "start": 0}
     spec = {"algorithm": "fedavg", "clients": 3, "examples": 30, "batch_size": 5, "local_steps": 1}
     values = {
         **VALUES,
         "model": {"name": "convnet-small", "width": 4},
         "federations": [
             {**spec, "name": "a"},
-            {**spec, "name": "b", "malicious": {"name": "gan", "target": 3, "start": 0, "steps": 1, "images": 1}},
+            {**spec, "name": "b", "malicious": {**gan, "steps": 1, "images": 1}},
         ],
         "defences": [{}, {"aggregator": "median"}],
         "threat": {"records": 4},

@@ -27,7 +27,17 @@ from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 
-QUICK = {"name": "gan", "start": 1, "images": 6, "steps": 3, "batch_size": 4, "width": 8, "keep": 3, "every": 2}
+QUICK = {
+    "name": "gan",
+    "start": 1,
+    "images": 6,
+    "steps": 3,
+    "batch_size": 4,
+    "width": 8,
+    "keep": 3,
+    "every": 2,
+    "lacks": [3],
+}
 
 
 def scenario(malicious: dict[str, Any] | None, **changes: Any) -> Scenario:
@@ -123,7 +133,7 @@ def test_honest_training_in_malicious_hands_changes_nothing(recorder: Recorder) 
 
 
 def test_before_its_start_the_malicious_client_is_honest_and_then_it_is_not() -> None:
-    honest, _ = simulated(scenario(None))
+    honest, _ = simulated(scenario({**QUICK, "start": 3}))
     poisoned, _ = simulated(scenario({**QUICK, "start": 2}))
     for r in range(2):
         for a, b in zip(honest.rounds[r].updates, poisoned.rounds[r].updates, strict=True):

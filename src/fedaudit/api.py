@@ -22,7 +22,7 @@ from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.output import clear, holds_another
-from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.prepare import check_files, resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.recording import Recorder
 from fedaudit.results import AuditResult, Verdict
@@ -117,6 +117,7 @@ def audit(
     values, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     made = scenario_from(values)
+    check_files(made)
     folder = Path(out) if out else None
     another = False
     if folder:

@@ -14,6 +14,7 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.validation import (
     Count,
+    File,
     Fraction,
     NamedSpec,
     Positive,
@@ -63,7 +64,7 @@ class ModelSpec(Spec):
         default=None, description="whether clients train with dropout; null: as a module of your own is, else true"
     )
     training: TrainingSpec = TrainingSpec()
-    checkpoint: Path | None = Field(default=None, description="safetensors file with the model's weights")
+    checkpoint: File | None = Field(default=None, description="safetensors file with the model's weights")
     loss: Literal["auto", "cross-entropy", "bce-with-logits", "mse", "custom"] = "auto"
 
     @model_validator(mode="after")
@@ -150,7 +151,10 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _attacked_exist(self) -> Scenario:
         known = [federation.name for federation in self.federations]
-        for name in self.evaluation.federations or []:
+        chosen = self.evaluation.federations
+        if chosen is not None and len(set(chosen)) < max(1, len(chosen)):
+            raise ValueError("evaluation.federations: name one or more, each once; null for all")
+        for name in chosen or []:
             if name not in known:
                 raise ValueError("evaluation.federations: " + unknown_name("federation", name, known))
         return self

@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.validation import LARGEST
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -183,8 +184,10 @@ class TrainingConfig:
             raise BadInput("an update needs one local step or more, each on a batch of one example or more")
         if self.data_size is not None and self.data_size < max(self.batch_sizes):
             raise BadInput(f"an update lists a batch of {max(self.batch_sizes)}, but {self.data_size} examples in all")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise BadInput(f"an update's learning rate is {self.learning_rate}; it must be above 0")
+        if not 0 < self.learning_rate <= LARGEST:
+            raise BadInput(
+                f"an update's learning rate is {self.learning_rate}; it must be above 0, and {LARGEST:g} at most"
+            )
         for name in ("momentum", "weight_decay", "proximal_mu"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0 and (name != "momentum" or value < 1)):

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedaudit.examples import EXAMPLE_KINDS, ExampleKind, example_kind, register
 from fedaudit.training import BCE, LOSSES, TrainingConfig
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import LARGEST, SMALLEST
 
 UpdateKind = Literal["gradient", "weights"]
 
@@ -160,8 +161,11 @@ class TaskInfo:
         channels = kind.channels(shape)
         if len(self.mean) != channels or len(self.std) != channels:
             raise BadInput(f"mean has {len(self.mean)} values and std {len(self.std)}; both must have {channels}")
-        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
-            raise BadInput(f"mean {self.mean} and std {self.std} must be finite, and every std above 0")
+        if not all(abs(value) <= LARGEST for value in (*self.mean, *self.std)) or min(self.std) < SMALLEST:
+            raise BadInput(
+                f"mean {self.mean} and std {self.std} must be finite, and every std above 0 (from {SMALLEST:g} to "
+                f"{LARGEST:g})"
+            )
 
     def _check_loss_options(self) -> None:
         if not (math.isfinite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):

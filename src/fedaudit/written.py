@@ -65,7 +65,7 @@ def _set(node: Any, path: list[str], value: Any, key: str) -> Any:
         names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(named)]
         if head in names:
             position = names.index(head)
-        elif head.isdigit() and int(head) < len(node):
+        elif head.isascii() and head.isdigit() and len(head) < 10 and int(head) < len(node):
             position = int(head)
         else:
             raise BadInput(f"--set {key}: {unknown_name('item', head, names)}")

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import tensor_bytes
 
@@ -118,6 +119,7 @@ class Finding:
             BadInput: the file is truncated or something else, or its digest isn't that of what it holds under this key.
         """
         try:
+            check_file(path, TENSORS)
             with safe_open(path, framework="pt") as file:
                 written = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)

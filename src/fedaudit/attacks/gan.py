@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -259,9 +260,29 @@ class GAN(Attack):
             )
 
     def _run(self, observation: Observation, *_: object) -> ClassImagesFinding:
+        """Return what was drawn.
+
+        Raises:
+            BadInput: the log, as it was read from a file, holds something else.
+        """
         names = sorted(name for name in observation.adversary_log if name.startswith(_ROUND))
+        _check_log(observation, names)
         return ClassImagesFinding(
             images=torch.stack([observation.adversary_log[name] for name in names]),
             rounds=tuple(int(name.removeprefix(_ROUND)) for name in names),
             target=int(observation.adversary_log[_TARGET]),
         )
+
+
+def _check_log(observation: Observation, names: list[str]) -> None:
+    """Refuse a log, perhaps read from a file, that isn't of images of a class, as many in every round."""
+    log, info = observation.adversary_log, observation.task_info
+    drawn, target = [log[name] for name in names], log[_TARGET]
+    shapes = {tuple(images.shape) for images in drawn}
+    shape = next(iter(shapes), ())
+    fits = len(shapes) == 1 and shape[1:] == info.input_shape and 0 not in shape
+    fits = fits and all(images.dtype == torch.float32 for images in drawn)
+    fits = fits and all(bool(((images >= 0) & (images <= 1)).all()) for images in drawn)
+    fits = fits and all(re.fullmatch(r"\d{1,9}", name.removeprefix(_ROUND), re.ASCII) for name in names)
+    if not fits or target.numel() != 1 or target.dtype != torch.int64 or not 0 <= target < (info.num_classes or 0):
+        raise BadInput("what the malicious client recorded are no images of a class of this federation; simulate again")

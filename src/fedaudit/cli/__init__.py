@@ -18,6 +18,7 @@ from fedaudit.cli.compare import compare
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
 from fedaudit.cli.study import study
+from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import FedAuditError
 from fedaudit.utils.machine import own_process
 from fedaudit.utils.version import __version__
@@ -142,7 +143,7 @@ def main() -> None:
         raise
     except OSError as error:
         if error.filename is not None:
-            raise
+            _fail(f"can't use '{shown(os.fsdecode(error.filename))}': {error.strerror or error}")
         _fail(f"can't write the output: {error.strerror or error}")
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":

@@ -111,9 +111,11 @@ def audit(
     check_data_dir(data_dir)
     check_folder(out)
     from fedaudit.pipeline.output import clear, holds_another  # after the checks: they take seconds to import
+    from fedaudit.pipeline.prepare import check_files
     from fedaudit.pipeline.run import run_audit
     from fedaudit.utils.progress import live_display
 
+    check_files(loaded)
     another = holds_another(out, loaded, overwrite=overwrite, data_dir=data_dir)
     with live_display() as display:
         finished = run_audit(
@@ -276,7 +278,8 @@ def _with_settings(asked: dict[str, Any], texts: Sequence[str]) -> dict[str, Any
 
     for text in texts:
         changed = apply_override(asked, text)
-        if not isinstance(changed["threat"], dict) or _names(changed) != _names(asked):
+        listed = isinstance(changed["attacks"], list)  # a text, too, is a sequence
+        if not listed or not isinstance(changed["threat"], dict) or _names(changed) != _names(asked):
             raise BadInput(
                 f"--set {text}: give attacks.NAME.key=value or threat.key=value; --attack says which attacks"
             )

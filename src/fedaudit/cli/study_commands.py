@@ -30,7 +30,7 @@ def describe(name: str) -> None:
     study = load_study(name)
     console = wide_console()
     console.print(
-        f"[bold]{escape(study.name)}[/]: {escape(study.title)}\n{escape(study.paper)}; metric: {study.metric}"
+        f"[bold]{escape(study.name)}[/]: {escape(study.title)}\n{escape(study.paper)}; metric: {escape(study.metric)}"
     )
     table = Table.grid(padding=(0, 2))
     for axis, levels in study.axes.items():
@@ -147,7 +147,7 @@ def log(folder: Path, trial: str | None) -> None:
     console.print(f"{row.key}  {escape(label(row))}: {row.status}, {row.attempts} attempts")
     for file in sorted((folder / "trials" / row.key).rglob("*")):
         if file.is_file():
-            console.print(f"  {file}", highlight=False)
+            console.print(f"  {escape(str(file))}", highlight=False)
             if file.name in {"error.txt", "scenario.yaml"}:
                 console.print(escape(file.read_text(encoding="utf-8")), highlight=False)
 
@@ -176,7 +176,8 @@ def _print(analysis: Analysis) -> None:
     console = wide_console()
     study = analysis.study
     down, across, rows = grid(analysis)
-    table = Table(title=f"{study.name}, {analysis.scale}: {study.metric}", title_style="bold", title_justify="left")
+    title = escape(f"{study.name}, {analysis.scale}: {study.metric}")
+    table = Table(title=title, title_style="bold", title_justify="left")
     for head in [*down, *across]:
         table.add_column(escape(head))
     for left, cells in rows:

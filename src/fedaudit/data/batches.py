@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fedaudit.data.files import Numbers, reading
+from fedaudit.utils.bounds import PICKLE, read_bytes
 
-_MAX_BYTES = 2**29  # of one file; CIFAR-100's train, the largest there is, has 0.16e9
-_MAX_STEPS = 1_000_000  # of its program; CIFAR-100's train takes 0.25e6
+_MAX_STEPS = PICKLE.items or 0  # of its program; CIFAR-100's train, the largest there is, takes 0.25e6
 _MAX_AXES = 8
 _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}  # bytes of the numbers of each kind
 
@@ -63,9 +63,7 @@ def read_pickled_batch(path: Path) -> dict[str, Any]:
         BadInput: damaged, not such a dictionary, too large, or it asks for anything else.
     """
     with reading(path):
-        if path.stat().st_size > _MAX_BYTES:
-            raise ValueError(f"{path.stat().st_size} bytes, where a batch has {_MAX_BYTES} at most")
-        content = _Machine(path.read_bytes()).run()
+        content = _Machine(read_bytes(path, PICKLE)).run()
         if not isinstance(content, dict):
             raise ValueError(f"holds a {type(content).__name__}, not a dictionary")
         return {key: _value(key, value) for key, value in content.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -135,6 +136,7 @@ class Dataset:
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             given = f"{len(self.class_names)} class names for num_classes={self.num_classes}"
             raise BadInput(f"data set '{self.name}': {given}; give one name per class, or none")
+        check_names(self.class_names or (), f"data set '{self.name}'")
         width = kind.channels(self.input_shape)
         if len(self.mean) != width or len(self.std) != width or not all(s > 0 for s in self.std):
             raise BadInput(f"data set '{self.name}': mean and std must have {width} values, every std above 0")
@@ -228,6 +230,17 @@ class Dataset:
         """
         x, y = _stack_pairs(dataset, limit)
         return cls.from_tensors(x, y, test=None if test is None else _stack_pairs(test, limit), **options)
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuse names of classes that can't be shown or written: control characters, or no UTF-8, as folders may have.
+
+    Raises:
+        BadInput: one can't; ``where`` names them.
+    """
+    for name in names:
+        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+            raise BadInput(f"{where}: the class name {ascii(name)[:80]} isn't text that can be shown; rename it")
 
 
 class MapStyle(Protocol):

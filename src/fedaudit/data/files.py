@@ -1,24 +1,34 @@
-"""Readers of file formats: parquet, npz, idx and MATLAB's .mat. A damaged file is one line."""
+"""Readers of file formats: parquet, npz, idx, csv and MATLAB's .mat, each within bounds. A damaged file is one line."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import itertools
+import math
 import struct
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from fedaudit.utils.errors import BadInput, MissingData
+from fedaudit.utils.bounds import CSV, IDX, MAT, NPZ, PARQUET, check_file, opened, read_bytes, shown
+from fedaudit.utils.errors import BadInput, FedAuditError, MissingData
 
 Numbers = np.ndarray[Any, Any]
 
-_MAX_PIXELS = 2**31  # bytes of one idx file; EMNIST, the largest there is, has 0.55e9
+_COLUMNS = 200  # of a parquet file; Adult, which has the most, has 15
+_AT_ONCE = 256  # rows of one
+_NUMBERS = "biuf"  # numpy's letters for booleans, integers, floats
+
+
+class TooMuch(ValueError):
+    """What a file holds is more than its reader takes."""
 
 
 @contextmanager
@@ -28,81 +38,180 @@ def reading(path: Path) -> Iterator[None]:
     Raises:
         BadInput: the file cannot be read.
     """
-    damaged = (
-        OSError,
-        EOFError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        NotImplementedError,
-        MemoryError,
-        ImportError,
-        SyntaxError,  # these two: numpy, of a mangled array header
-        tokenize.TokenError,
-        struct.error,
-        zlib.error,
-        zipfile.BadZipFile,
-    )
     try:
         yield
-    except damaged as error:
-        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise BadInput(f"cannot read {path}: truncated, damaged or another format ({why}); get it again") from error
+    except FedAuditError:
+        raise
+    except (TooMuch, MemoryError) as error:
+        raise BadInput(f"cannot read {shown(path)}: {error or 'more than there is memory for'}") from error
+    except Exception as error:  # of a damaged file formats' readers raise whatever comes
+        why = " ".join(f"{type(error).__name__}: {error}"[:300].split()).removesuffix(":")
+        raise BadInput(
+            f"cannot read {shown(path)}: truncated, damaged or another format ({why}); get it again"
+        ) from error
+
+
+def _within(count: float, most: int | None, what: str) -> None:
+    """Raise where there is more than the most that is read.
+
+    Raises:
+        TooMuch: there is.
+    """
+    if most is not None and count > most:
+        raise TooMuch(f"it holds {count:,} {what}, and {most:,} is the most that is read")
 
 
 def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
     """Return the columns of a parquet file as Python lists; all columns where none is named.
 
+    Read a few rows at a time, since few bytes can stand for many equal ones. Cells are numbers, texts, bytes, booleans.
+
     Raises:
         MissingData: pyarrow is not installed.
-        BadInput: the file is damaged or lacks a column.
+        BadInput: the file is damaged or too large, lacks a column, or holds cells of another type.
     """
     try:
         import pyarrow.parquet
+        import pyarrow.types as kinds
     except ImportError as error:
         raise MissingData(f"reading {path} needs pyarrow; pip install 'fedaudit[parquet]'") from error
+    plain: tuple[Any, ...] = (
+        kinds.is_boolean,
+        kinds.is_integer,
+        kinds.is_floating,
+        kinds.is_string,
+        kinds.is_large_string,
+    )
+    plain += (kinds.is_binary, kinds.is_large_binary, kinds.is_null)
     with reading(path):
-        table = pyarrow.parquet.read_table(path)
-        names = columns or tuple(table.column_names)
-    absent = [name for name in names if name not in table.column_names]
-    if absent:
-        raise BadInput(f"{path} has no column {', '.join(absent)}, only {', '.join(table.column_names)}; get it again")
-    with reading(path):
-        return {name: table.column(name).to_pylist() for name in names}
+        check_file(path, PARQUET)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _within(file.metadata.num_rows, PARQUET.items, "rows")
+            _within(len(file.schema_arrow), _COLUMNS, "columns")
+            known = list(map(str, file.schema_arrow.names))
+            names = list(columns or known)
+            absent = [name for name in names if name not in known]
+            if absent:
+                raise BadInput(f"{path} has no column {', '.join(absent)}, only {', '.join(known)[:200]}; get it again")
+            for name in names:
+                kind = file.schema_arrow.field(name).type
+                kind = kind.value_type if kinds.is_dictionary(kind) else kind
+                if not any(fits(kind) for fits in plain):
+                    raise TypeError(f"column {name!r} is of {str(kind)[:80]}")
+            found: dict[str, list[Any]] = {name: [] for name in names}
+            size = 0
+            for batch in file.iter_batches(_AT_ONCE, columns=names):
+                size += batch.nbytes
+                _within(size, PARQUET.unpacked, "bytes")
+                for name in names:
+                    found[name] += _cells(batch.column(name))
+            return found
+
+
+def _cells(column: Any) -> list[Any]:
+    """Return an arrow column as a list, in which equal cells of a dictionary are one object."""
+    if not hasattr(column, "dictionary"):
+        cells: list[Any] = column.to_pylist()
+        return cells
+    known = column.dictionary.to_pylist()
+    return [None if place is None else known[place] for place in column.indices.to_pylist()]
 
 
 def read_npz(path: Path, *names: str) -> list[Numbers]:
     """Return the named arrays of an .npz file; no pickled object is ever read.
 
     Raises:
-        BadInput: the file is damaged, or lacks an array.
+        BadInput: the file is damaged or too large, lacks an array, or one holds something else than numbers.
     """
-    with reading(path), np.load(path, allow_pickle=False) as archive:
-        absent = [name for name in names if name not in archive.files]
+    with reading(path), opened(path, NPZ) as stream, zipfile.ZipFile(stream) as archive:
+        _within(len(archive.filelist), NPZ.items, "arrays")
+        known = [name.removesuffix(".npy") for name in archive.namelist()]
+        absent = [name for name in names if name not in known]
         if absent:
-            raise BadInput(f"{path} has no array {', '.join(absent)}, only {', '.join(archive.files)}; get it again")
-        return [archive[name] for name in names]
+            raise BadInput(f"{path} has no array {', '.join(absent)}, only {', '.join(known)[:200]}; get it again")
+        found = []
+        for name in names:
+            with archive.open(f"{name}.npy") as member:
+                found.append(_read_npy(member))
+        return found
+
+
+def _read_npy(stream: IO[bytes]) -> Numbers:
+    version = np.lib.format.read_magic(stream)
+    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, fortran, dtype = header(stream)
+    if dtype.kind not in _NUMBERS or dtype.hasobject:
+        raise TypeError(f"an array of {str(dtype)[:40]}, not of numbers (allow_pickle=False)")
+    if not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError(f"an array of shape {shape}")
+    size = math.prod(shape) * dtype.itemsize
+    _within(size, NPZ.unpacked, "bytes in one array")
+    data = stream.read(size)
+    if len(data) != size:
+        raise EOFError(f"{len(data)} bytes for an array of {size}")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def whole_numbers(values: Numbers | list[Any], path: Path, what: str) -> Numbers:
+    """Return labels, as a file has them, as int64 (n,); numbers with a point count where they are whole.
+
+    Args:
+        values: of a column or an array.
+        path: of the file, and
+        what: they are, for errors.
+
+    Raises:
+        BadInput: they are something else: fractions, NaN, text, missing.
+    """
+    if isinstance(values, list):
+        kinds = {type(value) for value in values}
+        array = np.array(values) if kinds <= {int} or kinds <= {float} else np.zeros(0, dtype=object)
+    else:
+        array = values.reshape(-1) if values.ndim == 2 and 1 in values.shape else values
+    fits = array.dtype.kind in "iu"
+    if array.dtype.kind == "f":
+        fits = bool((np.abs(array) < 2**53).all()) and bool((array == np.floor(array)).all())
+    if not fits or array.ndim != 1 or (array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63):
+        raise BadInput(f"{path}: {what} aren't whole numbers, one an example; get the file again")
+    return array.astype(np.int64)
 
 
 def read_idx(path: Path) -> Numbers:
     """Return the uint8 array of an idx file (as MNIST's), gzipped or not.
 
     Raises:
-        BadInput: another format, or fewer bytes than its header announces.
+        BadInput: another format, too large, or fewer bytes than its header announces.
     """
-    with reading(path):
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    with reading(path), opened(path, IDX) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
+        data = stream.read((IDX.unpacked or 0) + 1)
+        _within(len(data), IDX.unpacked, "bytes")
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:
         raise BadInput(f"{path} is not an idx file of bytes (it begins with {data[:4].hex()}); get it again")
     shape = struct.unpack(f">{data[3]}I", data[4 : 4 + 4 * data[3]])
     body = len(data) - 4 - 4 * len(shape)
-    expected = 1
-    for side in shape:
-        expected *= side
-    if expected != body or expected > _MAX_PIXELS:
+    expected = math.prod(shape)
+    if expected != body:
         raise BadInput(f"{path} is truncated or damaged: {body} bytes where {shape} needs {expected}; get it again")
     return np.frombuffer(data, dtype=np.uint8, offset=len(data) - body).reshape(shape)
+
+
+def read_csv(path: Path, **options: Any) -> list[list[str]]:
+    """Return the rows of a file of comma-separated values, without empty ones.
+
+    Args:
+        path: of the file.
+        options: of :func:`csv.reader`.
+
+    Raises:
+        BadInput: the file is too large, or isn't one.
+    """
+    with reading(path):
+        rows = []
+        for row in csv.reader(io.StringIO(read_bytes(path, CSV).decode("utf-8"), newline=""), **options):
+            if row:
+                rows.append(row)
+                _within(len(rows), CSV.items, "rows")
+        return rows
 
 
 def read_mat(path: Path, *names: str) -> list[Numbers]:
@@ -111,13 +220,13 @@ def read_mat(path: Path, *names: str) -> list[Numbers]:
     Read here by the published format, because scipy's reader crashes the whole process on damaged files.
 
     Raises:
-        BadInput: the file is damaged, or lacks an array.
+        BadInput: the file is damaged or too large, or lacks an array.
     """
     with reading(path):
-        data = path.read_bytes()
+        data = read_bytes(path, MAT)
         if len(data) < 128 or data[124:128] != b"\x00\x01IM":
             raise ValueError("not a little-endian MATLAB level 5 file")
-        arrays = dict(_mat_arrays(memoryview(data)[128:]))
+        arrays = dict(_mat_arrays(memoryview(data)[128:], names))
     absent = [name for name in names if name not in arrays]
     if absent:
         raise BadInput(f"{path} has no numeric array {', '.join(absent)}; get it again")
@@ -131,8 +240,10 @@ _MAT_MATRIX, _MAT_COMPRESSED = 14, 15
 
 
 def _mat_elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    offset = 0
+    offset, count = 0, 0
     while offset < len(data):
+        count += 1
+        _within(count, MAT.items, "elements")
         kind, size = struct.unpack_from("<II", data, offset)
         if kind >> 16:  # a small element: its size and up to four bytes lie within the tag
             kind, size, start, step = kind & 0xFFFF, kind >> 16, offset + 4, 8
@@ -145,17 +256,32 @@ def _mat_elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
         offset += step
 
 
-def _mat_arrays(data: memoryview) -> Iterator[tuple[str, Numbers]]:
+def _mat_arrays(data: memoryview, names: tuple[str, ...], packed: bool = False) -> Iterator[tuple[str, Numbers]]:
     for kind, body in _mat_elements(data):
         if kind == _MAT_COMPRESSED:
-            yield from _mat_arrays(memoryview(zlib.decompress(body)))
+            if packed:
+                raise ValueError("a compressed element within a compressed one")
+            yield from _mat_arrays(memoryview(_inflated(body)), names, packed=True)
         elif kind == _MAT_MATRIX:
-            flags, shape, name, values = list(_mat_elements(body))[:4]
+            flags, shape, name, values = itertools.islice(_mat_elements(body), 4)
             of = _MAT_CLASSES.get(flags[1][0])
-            if of is None or flags[1][1] & 0x08:  # text, structures, complex numbers: nothing that we read
+            title = bytes(name[1]).decode("ascii")
+            if of is None or flags[1][1] & 0x08 or title not in names:  # text, structures, complex numbers: not read
                 continue
             sides = tuple(np.frombuffer(shape[1], "<i4").tolist())
-            if min(sides) < 0:
-                raise ValueError(f"an array of shape {sides}")
+            if not sides or min(sides) < 0:
+                raise ValueError(f"an array of shape {sides[:10]}")
             stored = np.frombuffer(values[1], _MAT_STORED[values[0]])
-            yield bytes(name[1]).decode("ascii"), stored.astype(of).reshape(sides, order="F")
+            _within(math.prod(sides) * np.dtype(of).itemsize, MAT.unpacked, "bytes in one array")
+            if stored.size != math.prod(sides):
+                raise ValueError(f"{stored.size} numbers for an array of shape {sides[:10]}")
+            yield title, stored.astype(of, copy=False).reshape(sides, order="F")
+
+
+def _inflated(body: memoryview) -> bytes:
+    packed = zlib.decompressobj()
+    data = packed.decompress(body, (MAT.unpacked or 0) + 1)
+    _within(len(data), MAT.unpacked, "bytes")
+    if not packed.eof:
+        raise EOFError("a compressed element is cut short")
+    return data

@@ -7,11 +7,9 @@ from pathlib import Path
 import torch
 
 from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
-from fedaudit.data.dataset import Dataset
-from fedaudit.data.images import IMAGE_SUFFIXES, balanced, image_dataset, read_image, resize
+from fedaudit.data.dataset import Dataset, check_names
+from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, balanced, image_dataset, read_image, resize
 from fedaudit.utils.errors import BadInput
-
-MAX_BYTES = 8 * 2**30  # of decoded pixels held in memory
 
 
 def _reader(default_size: int | None, source: str) -> Reader:
@@ -21,6 +19,7 @@ def _reader(default_size: int | None, source: str) -> Reader:
             if not path.is_dir():
                 raise BadInput(f"{path} is a file; data set '{request.name}' needs a folder of class folders there")
         names = sorted(folder.name for folder in paths[0].iterdir() if folder.is_dir())
+        check_names(names, str(paths[0]))
         if len(names) < 2:
             raise BadInput(f"{paths[0]} has {len(names)} class folders; put one folder per class there, at least 2")
         splits = [_read_split(path, names, size, request.limit) for path in paths]
@@ -47,7 +46,7 @@ def _read_split(
     targets = torch.tensor(labels)
     rows = balanced(targets, limit)
     first = _square(files[int(rows[0])], size)
-    if first.numel() * 4 * len(rows) > MAX_BYTES:
+    if first.numel() * len(rows) > MAX_BYTES:
         many = f"{len(rows)} images of {tuple(first.shape)}"
         raise BadInput(f"{folder}: {many} don't fit into memory; give a limit on the examples or a smaller image_size")
     images = torch.empty((len(rows), *first.shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,15 @@ from fedaudit.data.catalogue import Request
 from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, within_class_rank
 from fedaudit.data.files import reading
 from fedaudit.examples.image import IMAGE, channel_statistics
+from fedaudit.utils.bounds import PICTURE, read_bytes
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+MAX_BYTES = 2**31  # of decoded pixels held in memory, a byte a channel
 _CHUNK = 1024  # images resized at a time, so that large sets don't need several copies in memory
+
+Pixels = np.ndarray[Any, Any]
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -33,15 +37,34 @@ def resize(images: Tensor, size: int) -> Tensor:
     return torch.cat(parts).clamp_(0, 1)
 
 
-def read_image(path: Path, mode: str = "RGB") -> np.ndarray[Any, Any]:
+def read_image(path: Path, mode: str = "RGB") -> Pixels:
     """Return the uint8 pixels of an image file, as ``decode`` does.
 
     Raises:
         BadInput: no image, or a damaged one.
     """
     with reading(path):
-        data = path.read_bytes()
+        data = read_bytes(path, PICTURE)
     return decode(data, str(path), mode)
+
+
+def in_memory(pictures: Iterable[Pixels], path: Path) -> list[Pixels]:
+    """Return pictures as a list, as long as all of them have no more than ``MAX_BYTES``.
+
+    Args:
+        pictures: decoded one after the other.
+        path: where they come from, for errors.
+
+    Raises:
+        BadInput: they have more.
+    """
+    found, size = [], 0
+    for picture in pictures:
+        size += picture.nbytes
+        if size > MAX_BYTES:
+            raise BadInput(f"{path}: its pictures have more than {MAX_BYTES:,} bytes; give a limit on the examples")
+        found.append(picture)
+    return found
 
 
 def balanced(targets: Tensor, limit: int | None) -> Tensor:

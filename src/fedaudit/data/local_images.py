@@ -12,8 +12,8 @@ import torch
 from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
 from fedaudit.data.dataset import Dataset
-from fedaudit.data.files import Numbers, read_idx, read_mat, read_npz, read_parquet, reading
-from fedaudit.data.images import balanced, image_dataset, read_image
+from fedaudit.data.files import Numbers, read_idx, read_mat, read_npz, read_parquet, reading, whole_numbers
+from fedaudit.data.images import balanced, image_dataset, in_memory, read_image
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
 
@@ -38,9 +38,10 @@ def _checked(path: Path, pixels: Numbers, labels: Numbers, num_classes: int, sid
         raise BadInput(f"{path}: images are {pixels.dtype} {pixels.shape}, not uint8 {wanted}; get the file again")
     if labels.ndim != 1 or len(labels) != len(pixels) or len(labels) == 0:
         raise BadInput(f"{path}: {len(pixels)} images but labels of shape {labels.shape}; get the file again")
-    if labels.dtype.kind not in "iu" or int(labels.min()) < 0 or int(labels.max()) >= num_classes:
-        raise BadInput(f"{path}: label {labels.max()} is not in 0..{num_classes - 1}; get the file again")
-    return pixels, labels
+    numbers = whole_numbers(labels, path, "labels")
+    if int(numbers.min()) < 0 or int(numbers.max()) >= num_classes:
+        raise BadInput(f"{path}: label {numbers.max()} is not in 0..{num_classes - 1}; get the file again")
+    return pixels, numbers
 
 
 def _png_parquet(num_classes: int, source: str, class_names: Sequence[str] | None = None) -> Reader:
@@ -53,17 +54,16 @@ def _png_parquet(num_classes: int, source: str, class_names: Sequence[str] | Non
             columns = read_parquet(path)
             if not {"png", "label"} <= columns.keys():
                 raise BadInput(f"{path} lacks the columns png and label; it has {', '.join(columns)}")
-            with reading(path):
-                labels = np.array(columns["label"], dtype=np.int64)
-                if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
-                    raise ValueError(f"labels outside 0..{num_classes - 1}")
+            labels = whole_numbers(columns["label"], path, "labels")
+            if not labels.size or not 0 <= labels.min() <= labels.max() < num_classes:
+                raise BadInput(f"{path}: no labels, or labels outside 0..{num_classes - 1}; get the file again")
             if "class_name" in columns:
-                names.update(zip(labels.tolist(), columns["class_name"], strict=True))
+                names.update(zip(labels.tolist(), map(str, columns["class_name"]), strict=True))
             rows = balanced(torch.from_numpy(labels), request.limit).tolist()
-            pixels = [decode(columns["png"][row], f"{path}, row {row}") for row in rows]
+            pixels = in_memory((decode(columns["png"][row], f"{path}, row {row}") for row in rows), path)
             with reading(path):
                 splits.append((np.stack(pixels), labels[rows]))
-        known = [str(names[i]) for i in range(num_classes)] if len(names) == num_classes else None
+        known = [names[i] for i in range(num_classes)] if len(names) == num_classes else None
         return image_dataset(request, *splits, class_names=known, num_classes=num_classes, source=source)
 
     return read
@@ -87,7 +87,7 @@ def _idx(class_names: tuple[str, ...], source: str, *, first_label: int = 0, tra
     def read(paths: list[Path], request: Request) -> Dataset:
         splits = []
         for images, labels in (paths[:2], paths[2:]):
-            pixels, numbers = read_idx(images), read_idx(labels).astype(np.int64) - first_label
+            pixels, numbers = read_idx(images), whole_numbers(read_idx(labels), labels, "labels") - first_label
             pixels = np.swapaxes(pixels, 1, 2) if transposed and pixels.ndim == 3 else pixels
             splits.append(_checked(images, pixels, numbers, len(class_names)))
         return image_dataset(request, *splits, class_names=class_names, num_classes=len(class_names), source=source)
@@ -107,9 +107,8 @@ def _read_cifar_batches(train: list[Path], test: Path, key: str, num_classes: in
                 pixels, labels = batch["data"], batch[key]
                 if not isinstance(pixels, np.ndarray) or not isinstance(labels, np.ndarray | list):
                     raise ValueError(f"'data' isn't an array, or '{key}' no list")
-                if isinstance(labels, list) and not all(type(label) is int for label in labels):
-                    raise ValueError(f"'{key}' holds something else than whole numbers")
-                pairs.append(_checked(path, pixels.reshape(-1, 3, 32, 32), np.array(labels), num_classes, (3, 32, 32)))
+                numbers = whole_numbers(labels, path, key)
+                pairs.append(_checked(path, pixels.reshape(-1, 3, 32, 32), numbers, num_classes, (3, 32, 32)))
         splits.append((np.concatenate([p for p, _ in pairs]), np.concatenate([y for _, y in pairs])))
     return splits
 
@@ -133,7 +132,7 @@ def _svhn(paths: list[Path], request: Request) -> Dataset:
         pixels, labels = read_mat(path, "X", "y")
         if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
             raise BadInput(f"{path}: X is {pixels.shape}, not (32, 32, 3, n); get the file again")
-        digits = labels.reshape(-1).astype(np.int64) % 10  # the files write 10 for the digit 0
+        digits = whole_numbers(labels, path, "labels") % 10  # the files write 10 for the digit 0
         splits.append(_checked(path, pixels.transpose(3, 2, 0, 1), digits, 10, (3, 32, 32)))
     source = "Street View House Numbers (Netzer et al., 2011); for non-commercial use only"
     return image_dataset(request, *splits, class_names=_DIGIT_NAMES, num_classes=10, source=source)
@@ -141,7 +140,8 @@ def _svhn(paths: list[Path], request: Request) -> Dataset:
 
 def _faces_npz(paths: list[Path], request: Request) -> Dataset:
     pixels, subject, shot = read_npz(paths[0], "images", "subject", "shot")
-    return _faces(pixels, subject.astype(np.int64) - 1, shot, request, paths[0])
+    people, shots = whole_numbers(subject, paths[0], "subjects"), whole_numbers(shot, paths[0], "shots")
+    return _faces(pixels, people - 1, shots, request, paths[0])
 
 
 def _faces_pgm(paths: list[Path], request: Request) -> Dataset:
@@ -152,7 +152,7 @@ def _faces_pgm(paths: list[Path], request: Request) -> Dataset:
     if absent:
         raise BadInput(f"{absent[0]} is missing, one of {len(absent)} of 400 faces; get the data set again")
     with reading(folder):
-        pixels = np.stack([read_image(file, "L") for file in files])
+        pixels = np.stack(in_memory((read_image(file, "L") for file in files), folder))
     return _faces(pixels, np.array([s - 1 for s, _ in places]), np.array([s for _, s in places]), request, folder)
 
 

@@ -18,7 +18,7 @@ import torch
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files import read_parquet
-from fedaudit.data.images import IMAGE_SUFFIXES, image_dataset, read_image, resize
+from fedaudit.data.images import IMAGE_SUFFIXES, image_dataset, in_memory, read_image, resize
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.image_bytes import decode
 
@@ -237,14 +237,17 @@ def _halves(name: str, pixels: Pixels) -> Photo:
 def _read_parquet(paths: list[Path], request: Request) -> Dataset:
     columns = read_parquet(paths[0], "image", "name")
     named = zip(columns["name"], columns["image"], strict=True)
-    return _cut_halves([(Path(str(n)).stem, decode(data, f"{paths[0]}, {n}")) for n, data in named], request)
+    pixels = in_memory((decode(data, f"{paths[0]}, {n}") for n, data in named), paths[0])
+    stems = [Path(str(n)[:200]).stem for n in columns["name"]]
+    return _cut_halves(list(zip(stems, pixels, strict=True)), request)
 
 
 def _read_folder(paths: list[Path], request: Request) -> Dataset:
     files = sorted(path for path in paths[0].iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
     if len(files) < 2:
         raise BadInput(f"{paths[0]} has {len(files)} image files; put at least 2 photographs (PNG, JPEG) there")
-    return _cut_halves([(file.stem, read_image(file)) for file in files], request)
+    pixels = in_memory(map(read_image, files), paths[0])
+    return _cut_halves(list(zip([file.stem for file in files], pixels, strict=True)), request)
 
 
 def _cut_halves(files: list[tuple[str, Pixels]], request: Request) -> Dataset:

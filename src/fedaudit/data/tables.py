@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Dataset, Split, with_column, within_class_rank
-from fedaudit.data.files import Numbers, read_npz, read_parquet, reading
+from fedaudit.data.files import Numbers, read_csv, read_npz, read_parquet, reading, whole_numbers
 from fedaudit.data.images import limit_table
 from fedaudit.examples.table import standardise
 from fedaudit.utils.errors import BadInput
@@ -43,8 +42,7 @@ def _adult_csv(paths: list[Path], request: Request) -> Dataset:
 
 def _read_adult_csv(path: Path) -> Columns:
     """Read UCI's adult.data or adult.test: no header; the test file has a comment line and a dot after the income."""
-    with reading(path), path.open(newline="", encoding="utf-8") as stream:
-        rows = [row for row in csv.reader(stream, skipinitialspace=True) if row and not row[0].startswith("|")]
+    rows = [row for row in read_csv(path, skipinitialspace=True) if not row[0].startswith("|")]
     for number, row in enumerate(rows, start=1):
         if len(row) != len(_ADULT_COLUMNS):
             raise BadInput(f"{path}, row {number}: {len(row)} values, not {len(_ADULT_COLUMNS)}; get the file again")
@@ -125,8 +123,8 @@ def _adult_phd(parts: list[Columns], request: Request, paths: list[Path]) -> Dat
 def _adult_numbers(columns: Columns, path: Path) -> Tensor:
     with reading(path):
         numbers = np.array([columns[name] for name in _ADULT_NUMBERS], dtype=np.float64).T
-    if numbers.size == 0:
-        raise BadInput(f"{path} has no rows; get the file again")
+    if numbers.size == 0 or not bool(np.isfinite(numbers).all()):
+        raise BadInput(f"{path} has no rows, or a number that isn't finite; get the file again")
     return torch.from_numpy(np.ascontiguousarray(numbers))
 
 
@@ -136,17 +134,19 @@ def _location_npz(paths: list[Path], request: Request) -> Dataset:
 
 
 def _location_csv(paths: list[Path], request: Request) -> Dataset:
-    with reading(paths[0]), paths[0].open(newline="", encoding="utf-8") as stream:
-        rows = np.array([[int(value) for value in row] for row in csv.reader(stream) if row], dtype=np.int64)
+    table = read_csv(paths[0])
+    with reading(paths[0]):
+        rows = np.array([[int(value) for value in row] for row in table], dtype=np.int64)
         return _location(rows[:, 1:], rows[:, 0] - 1, request, paths[0])
 
 
 def _location(x: Numbers, y: Numbers, request: Request, path: Path) -> Dataset:
-    if x.ndim != 2 or y.shape != x.shape[:1] or len(y) < 10 or int(y.max()) > 29 or int(y.min()) < 0:
+    y = whole_numbers(y, path, "labels")
+    if x.ndim != 2 or not x.size or y.shape != x.shape[:1] or len(y) < 10 or int(y.max()) > 29 or int(y.min()) < 0:
         raise BadInput(f"{path}: {x.shape} inputs and {y.shape} labels are not Location30; get the file again")
     order = np.random.default_rng(0).permutation(len(y))  # the set has no official split: one in five, always the same
     inputs = torch.from_numpy(x.astype(np.float32))[order]
-    targets = torch.from_numpy(y.astype(np.int64))[order]
+    targets = torch.from_numpy(y)[order]
     cut = len(y) // 5
     source = "Location30 (Shokri et al., 2017) from Foursquare check-ins in Bangkok (Yang et al.); licence not stated"
     return _table_dataset(

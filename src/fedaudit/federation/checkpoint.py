@@ -37,8 +37,8 @@ class Checkpoint:
     def load(self, key: Callable[[], str]) -> State | None:
         """Return the state that was saved of the computation of that fingerprint, if any."""
         try:
-            saved = read_torch_file(self.path)
-        except (OSError, ValueError, UnpicklingError):
+            saved = read_torch_file(self.path, whole=True)
+        except (OSError, ValueError, UnpicklingError, BadInput):
             return None  # none yet, or half of one: then from the beginning
         return saved["state"] if isinstance(saved, dict) and saved.get("key") == key() else None
 

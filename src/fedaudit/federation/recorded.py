@@ -21,6 +21,7 @@ from fedaudit.examples import example_kind
 from fedaudit.federation.rounds import Round, Total, expected, read_file
 from fedaudit.training import BCE, Loss, TrainingConfig, loss_function
 from fedaudit.update import TaskInfo, Update
+from fedaudit.utils.bounds import JSON, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.validation import explain
 
@@ -137,7 +138,7 @@ def read_header(folder: Path, index: str) -> Header:
         CorruptTranscript: it is damaged.
     """
     try:
-        return Header.model_validate_json((folder / index).read_bytes())
+        return Header.model_validate_json(read_bytes(folder / index, JSON))
     except ValidationError as error:
         raise CorruptTranscript(f"{folder / index} is not a recording's index: {explain(error, Header)}") from None
     except OSError as error:
@@ -153,7 +154,7 @@ def read_rounds(folder: Path) -> list[RoundEntry]:
     entries = []
     for path in sorted(folder.glob("round-*.json")):
         try:
-            entry = RoundEntry.model_validate_json(path.read_bytes())
+            entry = RoundEntry.model_validate_json(read_bytes(path, JSON))
         except ValidationError as error:
             raise CorruptTranscript(f"{path} is not a round's index: {explain(error, RoundEntry)}") from None
         except BadInput as error:  # from how a client trained
@@ -400,7 +401,7 @@ def read_replay(folder: Path) -> dict[tuple[int, int], float]:
     if not path.is_file():
         return {}
     try:
-        found = _Replay.model_validate_json(path.read_bytes())
+        found = _Replay.model_validate_json(read_bytes(path, JSON))
     except ValidationError as error:
         raise CorruptTranscript(f"{path} is damaged: {explain(error)}; delete it, and it is made again") from None
     return {(e.round, e.client): math.inf if e.error is None else e.error for e in found.updates}

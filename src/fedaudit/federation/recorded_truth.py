@@ -16,6 +16,7 @@ from fedaudit.federation.rounds import check_examples
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.update import TaskInfo
+from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 FOLDER = "truth"
@@ -113,11 +114,12 @@ def _first_of_each(hashes: Tensor) -> Tensor:
 
 def _read(path: Path, recording: str | None) -> dict[str, Tensor]:
     try:
+        check_file(path, TENSORS)
         with safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("recording") != recording:
                 raise CorruptTranscript(f"{path} is the truth of another recording")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
     if not {"inputs", "targets"} <= set(tensors):
         raise CorruptTranscript(f"{path} has no inputs or no targets")

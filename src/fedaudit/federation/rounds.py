@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedaudit.update import TaskInfo, Update
+from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 
@@ -114,8 +115,9 @@ def read_file(folder: Path, file: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise CorruptTranscript(f"{path} is missing; the transcript is incomplete")
     try:
+        check_file(path, TENSORS)
         return load_file(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a safetensors file ({error})") from None
 
 
@@ -182,7 +184,7 @@ def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: i
     Raises:
         CorruptTranscript: they aren't; ``what`` names them.
     """
-    if inputs.shape != (count, *task_info.input_shape) or len(labels) != count:
+    if inputs.shape != (count, *task_info.input_shape) or labels.ndim < 1 or len(labels) != count:
         shapes = f"{tuple(inputs.shape)} inputs, {tuple(labels.shape)} labels"
         raise CorruptTranscript(f"{what}: {shapes}; expected {count} of shape {task_info.input_shape}")
     if fault := task_info.example_kind.fault(inputs):

@@ -129,13 +129,16 @@ def simulate(
     begin = 0
     on_disk = Checkpoint(checkpoint) if checkpoint else None
     if on_disk and (saved := on_disk.load(key)):
-        begin = saved["finished"]
-        model.load_state_dict(saved["model"])
-        sampler.set_state(saved["sampler"])
-        for name, part in parts.items():
-            part.load_state_dict(saved["parts"][name])
-        vars(history).update(saved["course"])
-        rounds, rows = unpack(saved["rounds"]), saved["rows"]
+        try:
+            begin = saved["finished"]
+            model.load_state_dict(saved["model"])
+            sampler.set_state(saved["sampler"])
+            for name, part in parts.items():
+                part.load_state_dict(saved["parts"][name])
+            vars(history).update(saved["course"])
+            rounds, rows = unpack(saved["rounds"]), saved["rows"]
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise BadInput(f"'{checkpoint}' isn't what fedaudit wrote there ({error}); delete it") from None
         if say:
             say(f"resuming: {begin} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint}")
     seconds = 0.0  # of the last round in this process
@@ -276,9 +279,28 @@ def check(federation: Federation) -> None:
         if federation.behaviour:
             given_records = federation.drawn.records is not None and federation.during_training
             federation.behaviour.check(federation.task_info, given_records)
+            _check_attacked(federation, federation.behaviour)
         _check_budget(federation)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
+
+
+def _check_attacked(federation: Federation, behaviour: Behaviour) -> None:
+    """Refuse an attack that never starts, and one after a class of which the attackers hold examples."""
+    spec = federation.spec
+    start, target = behaviour.settings().get("start"), behaviour.settings().get("target")
+    if start is not None and start >= spec.rounds:
+        raise BadInput(
+            f"malicious clients start in round {start}, and rounds count from 0 to {spec.rounds - 1}; lower "
+            "malicious.start, or raise rounds"
+        )
+    held = [data.targets.tolist() for data in federation.client_data[spec.honest :]]
+    own = [labels.count(target) for labels in held]
+    if target is not None and any(own):
+        raise BadInput(
+            f"malicious clients hold {sum(own)} examples of class {target}, which they are after; set "
+            f"malicious.lacks: [{target}]"
+        )
 
 
 def _check_budget(federation: Federation) -> None:

@@ -100,6 +100,8 @@ class FederationSpec(Spec):
             raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
         if self.malicious is not None and self.malicious.clients >= self.clients:
             raise ValueError(f"malicious.clients is {self.malicious.clients} of {self.clients}; leave an honest one")
+        if self.record is not None and len(set(self.record)) < len(self.record):
+            raise ValueError("record names a round twice; name each once")
         if self.record is not None and not 0 <= max(self.record) < self.rounds:
             raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
         if self.examples is not None and self.examples < self.clients:

@@ -34,6 +34,7 @@ from fedaudit.federation.rounds import (
 from fedaudit.models import build_model
 from fedaudit.training import Loss, TrainingConfig, loss_function
 from fedaudit.update import SanitiserInfo, TaskInfo, Update, UpdateKind
+from fedaudit.utils.bounds import JSON, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import tensor_bytes
 from fedaudit.utils.validation import Name, Number, explain
@@ -290,8 +291,8 @@ def _save_round(folder: Path, record: Round) -> _RoundEntry:
 def _version(folder: Path) -> int | None:
     """Return the version of the transcript in ``folder``; None where that can't be told."""
     try:
-        return _Header.model_validate_json((folder / INDEX).read_bytes()).version
-    except (OSError, ValidationError):
+        return _Header.model_validate_json(read_bytes(folder / INDEX, JSON)).version
+    except (OSError, ValidationError, BadInput):
         return None
 
 
@@ -300,7 +301,7 @@ def _read_index(folder: Path) -> _Index:
     if not path.is_file():
         raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit simulate'")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, JSON).decode()
         _check_version(path, text)
         index = _Index.model_validate_json(text)
     except UnicodeDecodeError:
@@ -373,6 +374,8 @@ def _read_records(folder: Path, task_info: TaskInfo) -> Records:
         raise CorruptTranscript(f"{path}: {', '.join(sorted(tensors))[:80]} are no records")
     for part in ("", "public_"):
         inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
+        if not inputs.ndim:
+            raise CorruptTranscript(f"{path}: {part}records: the inputs are one number")
         check_examples(inputs, labels, task_info, len(inputs), f"{path}: {part}records")
     records = Records(**tensors)
     k, c = records.codes.shape if records.codes.ndim == 2 else (-1, -1)

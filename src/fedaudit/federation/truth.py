@@ -17,6 +17,7 @@ from torch import Tensor
 from fedaudit.federation.records import UNUSED
 from fedaudit.federation.rounds import check_examples, check_new
 from fedaudit.federation.transcript import Transcript
+from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 FILE = "truth.safetensors"
@@ -110,6 +111,7 @@ class Truth:
         if not path.is_file():
             raise CorruptTranscript(f"no ground truth at {path}; without it findings can't be evaluated")
         try:
+            check_file(path, TENSORS)
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedaudit.models.torch_files import read_torch_file
+from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, MissingData
 
 _NESTED = ("state_dict", "model_state_dict")  # where training scripts put the tensors in a larger dictionary
@@ -76,8 +77,9 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
 def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         try:
+            check_file(path, TENSORS)
             return load_file(path)
-        except SafetensorError as error:
+        except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
             raise BadInput(f"checkpoint '{path}' is not a whole safetensors file ({error}); copy it again") from error
     if path.suffix in (".pt", ".pth"):
         return _read_pickle(path)

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, MissingData
 
 _FORMAT = 1
@@ -167,6 +168,7 @@ class TrainedGenerator:
         if not path.is_file():
             raise MissingData(f"no generator at '{path}'")
         try:
+            check_file(path, TENSORS)
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["about"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -11,45 +11,92 @@ from typing import IO, Any
 
 import torch
 
-_DEEPEST = 100  # tuples in tuples; a state has 3
+from fedaudit.utils.bounds import PROGRAM, TORCH, opened
+from fedaudit.utils.errors import BadInput
+
+_DEEPEST = TORCH.depth or 0  # tuples in tuples; a state has 3
 _LEGACY = 5  # pickles that a file of torch before 1.6 begins with
 _MARK = -1
+# What torch admits, but no tensor needs: memory that a few bytes ask for.
+_NEVER = {"builtins bytearray", "__builtin__ bytearray"}
 
 
-def read_torch_file(path: Path) -> Any:
+def read_torch_file(path: Path, whole: bool = False) -> Any:
     """Return what ``torch.save`` wrote to ``path``: tensors and plain values, on the CPU (``weights_only=True``).
+
+    Args:
+        path: of the file.
+        whole: it is a kept simulation, perhaps of many rounds: see whether every byte is the one that was written,
+            which torch doesn't.
 
     Raises:
         OSError: it can't be read.
-        UnpicklingError: it holds something else, or is made to exhaust the process's stack.
+        UnpicklingError: it holds something else, or is made to exhaust the process's stack or memory.
         ValueError: it is damaged.
+        BadInput: it is no file, or too large.
     """
     try:
-        _look_through(path)
+        _look_through(path, whole)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, UnpicklingError):
+    except (OSError, UnpicklingError, BadInput):
         raise
     except Exception as error:  # of a damaged file torch, zipfile and pickletools raise whatever comes
         raise ValueError((str(error).splitlines() or [""])[0] or type(error).__name__) from error
 
 
-def _look_through(path: Path) -> None:
-    """Raise where tuples are nested so deeply that the hash of one, as a key, would end the process."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if name.endswith(".pkl"):
-                    _check_depth(io.BytesIO(archive.read(name)))
-        return
-    with path.open("rb") as file:
-        for _ in range(_LEGACY):
-            _check_depth(file)
+def _look_through(path: Path, whole: bool) -> None:
+    """Raise where tuples are nested so deeply that the hash of one, as a key, would end the process.
+
+    Also where the file is packed (torch's own never is): a few bytes could stand for gigabytes.
+    """
+    with opened(path, TORCH) as file:
+        if not zipfile.is_zipfile(file):
+            file.seek(0)
+            for _ in range(_LEGACY):
+                _check_program(_Limited(file, PROGRAM), TORCH.items)
+            return
+        with zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                    raise UnpicklingError("a part of it is packed")
+                if entry.filename.endswith(".pkl"):
+                    if entry.file_size > PROGRAM:
+                        raise UnpicklingError(f"a pickle of more than {PROGRAM:,} bytes")
+                    _check_program(io.BytesIO(archive.read(entry)), None if whole else TORCH.items)
+            if whole and (damaged := archive.testzip()):
+                raise ValueError(f"'{damaged}' in it isn't what was written")
 
 
-def _check_depth(program: IO[bytes]) -> None:
+class _Limited:
+    """A file of which only so many bytes are read, at once or one after the other."""
+
+    def __init__(self, file: IO[bytes], most: int) -> None:
+        self.file, self.left = file, most
+
+    def read(self, size: int) -> bytes:
+        return self._counted(self.file.read(min(size, self.left + 1)))
+
+    def readline(self) -> bytes:
+        return self._counted(self.file.readline(self.left + 1))
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def _counted(self, data: bytes) -> bytes:
+        self.left -= len(data)
+        if self.left < 0:
+            raise UnpicklingError(f"a pickle of more than {PROGRAM:,} bytes")
+        return data
+
+
+def _check_program(program: Any, most: int | None) -> None:
     stack: list[int] = []  # of every value, how deeply tuples are nested in it
     memo: dict[Any, int] = {}
-    for code, argument, _ in pickletools.genops(program):
+    for steps, (code, argument, _) in enumerate(pickletools.genops(program)):
+        if most is not None and steps > most:
+            raise UnpicklingError(f"a pickle of more than {most:,} instructions")
+        if code.name == "GLOBAL" and argument in _NEVER:
+            raise UnpicklingError(f"it asks for {argument}")
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             memo[len(memo) if argument is None else argument] = stack[-1]
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from fedaudit.outputs.formats import FILES
 from fedaudit.pipeline.prepare import spell_out
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.utils import plain_yaml
+from fedaudit.utils.bounds import read_json
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import inside
 
@@ -118,6 +118,6 @@ def _strings(*values: Any) -> Iterator[str]:
 
 def _read(path: Path) -> Any:
     """Return what a JSON file says; None where there is none, or it says nothing that can be read."""
-    with suppress(OSError, ValueError, RecursionError):
-        return json.loads(path.read_bytes())
+    with suppress(OSError, ValueError, BadInput):
+        return read_json(path)
     return None

@@ -37,7 +37,8 @@ from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import Scenario
 from fedaudit.training import BCE, Loss, class_logits, loss_function
 from fedaudit.update import TaskInfo
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.bounds import shown
+from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.registry import make
@@ -175,6 +176,18 @@ def spell_out(
         scenario, _ = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, held)}))
     module = model if isinstance(model, nn.Module) else None
     return scenario.model_copy(update={"model": with_modes(scenario.model, module)})
+
+
+def check_files(scenario: Scenario) -> None:
+    """Refuse a scenario whose attacks name files that aren't there; in a study they are why a cell is empty.
+
+    Raises:
+        MissingData: one isn't there.
+    """
+    for spec in scenario.attacks:
+        for key, value in spec.settings().items():
+            if key.endswith("_file") and isinstance(value, str) and not Path(value).is_file():
+                raise MissingData(f"attack '{spec.name}': {key}: there is no file '{shown(value)}'")
 
 
 def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:

@@ -18,6 +18,7 @@ from fedaudit.data import Dataset
 from fedaudit.examples import example_kind, save_png
 from fedaudit.examples.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
+from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.fingerprint import computation
 from fedaudit.utils.machine import one_thread
@@ -254,6 +255,7 @@ class _Run:
         if not path.is_file():
             return
         try:
+            check_file(path, TENSORS)
             with safe_open(path, framework="pt") as file:
                 if (file.metadata() or {}).get("about") != self.key:
                     return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 import textwrap
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import Field, ValidationError
 from fedaudit.results.base import READING, Record, Timing
 from fedaudit.results.findings import AttackSummary, Comparison, ControlResult, FindingResult, Verdict
 from fedaudit.results.setting import AdversaryRecord, AttackRecord, DataRecord, FederationRecord, ModelRecord
+from fedaudit.utils.bounds import read_json
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import explain
 
@@ -108,10 +108,10 @@ class AuditResult(Record):
             BadInput: the file can't be read, or isn't a result of this schema version.
         """
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            values = read_json(Path(path))
         except OSError as error:
             raise BadInput(f"can't read '{path}': {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise BadInput(f"{path} is truncated or not JSON ({error})") from None
         version = values.get("schema_version") if isinstance(values, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:

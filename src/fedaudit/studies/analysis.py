@@ -9,8 +9,9 @@ from typing import Literal
 
 from fedaudit.evaluation import interval, paired_interval
 from fedaudit.results import Interval
-from fedaudit.studies.spec import IMAGE_METRICS, OF_FEDERATIONS, ClaimSpec, Point, StudySpec, measure
+from fedaudit.studies.spec import IMAGE_METRICS, OF_FEDERATIONS, ClaimSpec, Point, StudySpec, check_point, measure
 from fedaudit.studies.store import Row
+from fedaudit.utils.errors import BadInput
 
 _RESAMPLES = 2000
 
@@ -110,9 +111,19 @@ def analyse(study: StudySpec, scale: str, rows: Sequence[Row]) -> Analysis:
         study: that they belong to.
         scale: at which they were run.
         rows: of the store.
+
+    Raises:
+        BadInput: rows are none of the study's.
     """
     points = list({tuple(sorted(row.point.items())): row.point for row in rows}.values())
     claims = [] if scale == "smoke" else study.claims  # which shows that a study runs, and nothing else
+    try:
+        for point in points:
+            check_point(point, study.axes)
+            if point.keys() != study.axes.keys():
+                raise ValueError(f"a trial has the axes {', '.join(point)}")
+    except ValueError as error:
+        raise BadInput(f"the store's trials are none of the study {study.name}: {error}") from None
     order = {axis: list(levels) for axis, levels in study.axes.items()}
     points.sort(key=lambda point: [order[axis].index(point[axis]) for axis in order])
     return Analysis(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,11 @@ def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
     Raises:
         BadInput: the folder can't be written.
     """
-    drawn = figure(analysis)
-    points = frontier(analysis)
+    import matplotlib as mpl
+
+    with mpl.rc_context({"text.parse_math": False}):  # a study's own words may have dollars
+        drawn = figure(analysis)
+        points = frontier(analysis)
     contents = {
         f"result{suffix}.md": markdown(analysis).encode(),
         f"result{suffix}.csv": table_csv(analysis).encode(),
@@ -69,35 +73,53 @@ def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
     return [folder / name for name in contents]
 
 
+def _words(text: str) -> str:
+    """Return a study's own words so that Markdown shows them as they are: no HTML, links, pictures or new cells."""
+    return re.sub(r"([\\`<\[\]|])", r"\\\1", " ".join(text.split()))
+
+
+def _plain(text: Any) -> Any:
+    """Return what stands in a CSV so that no spreadsheet takes a study's own words for a formula."""
+    if not isinstance(text, str) or not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 def markdown(analysis: Analysis) -> str:
     """Return the table and the claims as Markdown."""
     study = analysis.study
     down, across, rows = grid(analysis)
     lines = [
-        f"# {study.title}",
+        f"# {_words(study.title)}",
         "",
-        f"{study.paper}. Study `{study.name}`, scale `{analysis.scale}`: {_states(analysis)} "
+        f"{_words(study.paper)}. Study `{study.name.replace('`', '')}`, scale `{analysis.scale}`: "
+        f"{_words(_states(analysis))} "
         f"{analysis.done} trials done, {analysis.failed} failed, {analysis.pending} to do.",
         "",
         f"{unit_of(study.metric)}: mean over updates [95 % interval], n updates and what they are made of (a seed is a "
         "network and a draw of the data); the paper's number in its own setting.",
         "",
-        "| " + " | ".join([*down, *across]) + " |",
+        "| " + " | ".join(map(_words, [*down, *across])) + " |",
         "|" + "---|" * (len(down) + len(across)),
     ]
     for left, cells in rows:
-        texts = ["; ".join([main, *small]) for main, small in (cell_text(study.metric, cell) for cell in cells)]
-        lines.append("| " + " | ".join([*left, *texts]) + " |")
+        shown = (cell_text(study.metric, cell) for cell in cells)
+        texts = ["; ".join([main, *map(_words, small)]) for main, small in shown]
+        lines.append("| " + " | ".join([*map(_words, left), *texts]) + " |")
     if analysis.claims:
         lines += ["", "| claim | where | difference | outcome |", "|---|---|---|---|"]
         for claim in analysis.claims:
-            shown = difference_text(claim.metric, claim.difference)
-            lines.append(f"| {claim.text} | {claim.where} | {shown} | **{claim.outcome}** |")
+            difference = difference_text(claim.metric, claim.difference)
+            lines.append(f"| {_words(claim.text)} | {_words(claim.where)} | {difference} | **{claim.outcome}** |")
         lines += ["", "Paired over updates, Student's 95 % interval; undecided where it holds zero."]
     if analysis.old:
-        lines += ["", analysis.mixture]
+        lines += ["", _words(analysis.mixture)]
     if analysis.failures:
-        lines += ["", "Failed:", "", *(f"- {name}: {why}" for name, why in analysis.failures)]
+        lines += ["", "Failed:", "", *(f"- {_words(name)}: {_words(why)}" for name, why in analysis.failures)]
     return "\n".join(lines) + "\n"
 
 
@@ -108,7 +130,7 @@ def table_csv(analysis: Analysis) -> str:
     axes = list(analysis.study.axes)
     writer.writerow(
         [
-            *axes,
+            *map(_plain, axes),
             analysis.study.metric,
             *("median", "low", "high", "n", "images", "different", "seeds", "published", "seconds", "missing"),
             *analysis.study.also,
@@ -119,9 +141,9 @@ def table_csv(analysis: Analysis) -> str:
         numbers = [v.mean, v.median, v.low, v.high, v.n] if v else [""] * 5
         writer.writerow(
             [
-                *(cell.point[a] for a in axes),
+                *(_plain(cell.point[a]) for a in axes),
                 *numbers,
-                *(cell.images, cell.different, cell.seeds, cell.published, cell.seconds, cell.missing or ""),
+                *(cell.images, cell.different, cell.seeds, cell.published, cell.seconds, _plain(cell.missing or "")),
                 *(cell.others[name].mean if name in cell.others else "" for name in analysis.study.also),
             ]
         )
@@ -136,8 +158,8 @@ def claims_csv(analysis: Analysis) -> str:
     for claim in analysis.claims:
         d = claim.difference
         numbers = [d.mean, d.low, d.high, d.n] if d else [""] * 4
-        named = [analysis.study.name, analysis.scale]
-        writer.writerow([claim.text, claim.where, claim.metric, *numbers, claim.outcome, *named])
+        named = [_plain(analysis.study.name), analysis.scale]
+        writer.writerow([_plain(claim.text), _plain(claim.where), claim.metric, *numbers, claim.outcome, *named])
     return out.getvalue()
 
 

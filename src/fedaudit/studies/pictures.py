@@ -37,7 +37,10 @@ def write_pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> Path 
     Raises:
         BadInput: the folder can't be written.
     """
-    drawn = pictures(study, rows, folder)
+    import matplotlib as mpl
+
+    with mpl.rc_context({"text.parse_math": False}):  # a study's own words may have dollars
+        drawn = pictures(study, rows, folder)
     if drawn is None:
         return None
     try:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
+import reprlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from fedaudit.attacks import make_attack
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Metric, metric
 from fedaudit.scenario import EvaluationSpec, Scenario, apply_override, scenario_from
 from fedaudit.utils import plain_yaml
+from fedaudit.utils.bounds import GRID
 from fedaudit.utils.errors import BadInput, unknown_name
-from fedaudit.utils.validation import Count, Number, Spec, Whole, explain, no_boolean
+from fedaudit.utils.validation import Count, Number, Spec, Title, Whole, explain, no_boolean
 
 SCALES = ("smoke", "cpu", "paper")
 # Metrics of images, each with whether a higher value is the attack's success.
@@ -76,6 +79,20 @@ Changes = dict[str, Any]
 Point = dict[str, str]
 
 
+def _shown(text: str) -> str:
+    """Return ``text`` if pages, pictures and terminals can show it.
+
+    Raises:
+        ValueError: it is empty, longer than 2,000 characters, or has control characters.
+    """
+    if not 1 <= len(text) <= 2000 or not " ".join(text.split()).isprintable():
+        raise ValueError("give 1 to 2,000 characters, without control characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_shown)]
+
+
 class LevelSpec(Spec):
     """What a scale changes at one level of an axis only."""
 
@@ -86,7 +103,7 @@ class LevelSpec(Spec):
 class ScaleSpec(Spec):
     """What a scale changes, and that in words."""
 
-    states: str = Field(description="how this scale departs from the published setting, in a sentence")
+    states: Text = Field(description="how this scale departs from the published setting, in a sentence")
     repetitions: Count
     changes: Changes = Field(default={})
     only: dict[str, list[str]] = Field(default={}, description="axis -> the levels that are run; all if absent")
@@ -119,7 +136,7 @@ class ClaimSpec(Spec):
     With a margin: ``better`` falls behind ``worse`` by less than that.
     """
 
-    text: str
+    text: Text
     better: Point
     worse: Point
     margin: Annotated[Number, Field(ge=0)] = Field(default=0.0, description="in units of the metric")
@@ -135,13 +152,13 @@ class StudySpec(Spec):
     """
 
     version: Annotated[Literal[1], BeforeValidator(no_boolean)] = 1
-    name: str
-    title: str
-    paper: str = Field(description="where the table or figure is published")
+    name: Title
+    title: Text
+    paper: Text = Field(description="where the table or figure is published")
     seed: Whole = 0
     seeds: list[Whole] = Field(default=[], description="of the first repetitions, in place of seed, seed + 1, …")
     scenario: dict[str, Any]
-    axes: dict[str, dict[str, Changes]] = Field(min_length=1)
+    axes: dict[Title, Annotated[dict[Title, Changes], Field(min_length=1)]] = Field(min_length=1)
     together: list[TogetherSpec] = Field(
         default=[], description="what changes where levels of several axes meet, after what each changes alone"
     )
@@ -256,7 +273,7 @@ def study_from(values: Any, where: str) -> StudySpec:
     if not isinstance(values, dict):
         raise BadInput(f"{where}: expected a mapping of keys such as name, scenario, axes, scales")
     if "version" in values and values["version"] != 1:
-        raise BadInput(f"{where}: has version {values['version']!r}; this fedaudit reads version 1")
+        raise BadInput(f"{where}: has version {reprlib.repr(values['version'])}; this fedaudit reads version 1")
     try:
         return StudySpec.model_validate(values)
     except ValidationError as error:
@@ -285,7 +302,14 @@ def expand(
         levels[axis] = [level for level in levels[axis] if level in chosen]
         if not levels[axis]:
             raise BadInput(f"--only {axis}={','.join(chosen)}: the scale {scale} doesn't run it")
+    wanted = setting.repetitions * math.prod(map(len, levels.values()))
+    if wanted > (GRID.items or 0):
+        raise BadInput(
+            f"the study {study.name} at scale {scale} is of {wanted:,} trials, and {GRID.items:,} are the most; "
+            "lower its repetitions, or leave levels out"
+        )
     trials: dict[str, StudyTrial] = {}
+    made: dict[tuple[str, ...], Scenario] = {}  # at each combination, in its first repetition
     for repetition in range(setting.repetitions):
         for combination in itertools.product(*levels.values()):
             point = dict(zip(levels, combination, strict=True))
@@ -295,28 +319,35 @@ def expand(
             special = [setting.at.get(axis, {}).get(level, LevelSpec()) for axis, level in point.items()]
             if any(s.repetitions is not None and repetition >= s.repetitions for s in special):
                 continue
-            values: dict[str, Any] = {"version": 1, "seed": study.seed, **study.scenario}
-            for axis, level in point.items():
-                values = _change(values, study.axes[axis][level])
-            for together in study.together:
-                if together.at.items() <= point.items():
-                    values = _change(values, together.changes)
-            for changes in [setting.changes, *(s.changes for s in special)]:
-                values = _change(values, changes)
-            for override in overrides or []:
-                values = apply_override(values, override)
-            scenario = scenario_from(values, where=where)
+            if combination not in made:
+                changes = [study.axes[axis][level] for axis, level in point.items()]
+                changes += [together.changes for together in study.together if together.at.items() <= point.items()]
+                changes += [setting.changes, *(s.changes for s in special)]
+                made[combination] = _scenario_at(study, changes, overrides or [], where)
+            scenario = made[combination]
             listed = scenario.seed == study.seed and repetition < len(study.seeds)
             seed = study.seeds[repetition] if listed else scenario.seed + repetition
             scenario = scenario.model_copy(update={"seed": seed})
-            if len(scenario.attacks) != 1:
-                raise BadInput(f"{where}: a trial runs exactly one attack, not {len(scenario.attacks)}")
-            make_attack(scenario.attacks[0].name, scenario.attacks[0].settings())  # a wrong setting is found now
             key = trial_key(scenario)
             if key in trials:
                 raise BadInput(f"{where}: the scenario is the same as at {trials[key].point}; leave one of them out")
             trials[key] = StudyTrial(key, point, repetition, scenario)
+    if not trials:
+        raise BadInput(f"the study {study.name} has no trial at scale {scale}: leave less out")
     return list(trials.values())
+
+
+def _scenario_at(study: StudySpec, changes: list[Changes], overrides: list[str], where: str) -> Scenario:
+    values: dict[str, Any] = {"version": 1, "seed": study.seed, **study.scenario}
+    for change in changes:
+        values = _change(values, change)
+    for override in overrides:
+        values = apply_override(values, override)
+    scenario = scenario_from(values, where=where)
+    if len(scenario.attacks) != 1:
+        raise BadInput(f"{where}: a trial runs exactly one attack, not {len(scenario.attacks)}")
+    make_attack(scenario.attacks[0].name, scenario.attacks[0].settings())  # a wrong setting is found now
+    return scenario
 
 
 def trial_key(scenario: Scenario) -> str:

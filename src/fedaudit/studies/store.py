@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
 from fedaudit.studies.spec import Point, StudyTrial
+from fedaudit.utils.bounds import STORE, check_file
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import explain
 
 FILE = "study.sqlite"
 _VERSION = 2  # of the tables; 1 had no computations
@@ -28,6 +33,32 @@ create table if not exists trials (
     outcome text, seconds real, versions text, error text, finished text, computation text, expected text
 );
 """
+
+
+class _Attacked(BaseModel):
+    """What one run of the attack gave, as far as tables read it; there is more in it."""
+
+    federation: str
+    round: int | None
+    client: int | None
+    reason: str | None
+    seconds: float | None
+    images: list[dict[str, float | str | None]]
+    metrics: dict[str, float | None] = {}
+
+
+class _Trained(BaseModel):
+    """How one federation went, likewise."""
+
+    federation: str
+    attacked: bool
+
+
+class _Outcome(BaseModel):
+    """What came out of a trial, likewise."""
+
+    updates: list[_Attacked] = []
+    courses: list[_Trained] = []
 
 
 @dataclass(frozen=True)
@@ -55,6 +86,9 @@ class Row:
     old: bool = False
 
 
+_ROW = TypeAdapter(Row)
+
+
 class Store:
     """The only writer of a study's SQLite file (WAL).
 
@@ -67,18 +101,27 @@ class Store:
         self.path = folder / FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            for file in (self.path, folder / _LOCK):
+                if file.exists():
+                    check_file(file, STORE)
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
             self._check_owner()
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=normal")  # with WAL: safe against a killed process
             self._db.executescript(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise BadInput(f"can't use '{self.path}' as a study's store: {_reason(error)}") from None
+        except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: texts in it that aren't UTF-8
+            where = getattr(error, "filename", None) or self.path
+            raise BadInput(f"can't use '{where}' as a study's store: {_reason(error)}") from None
 
     def _check_owner(self) -> None:
         owner = self._db.execute("pragma application_id").fetchone()[0]
         version = self._db.execute("pragma user_version").fetchone()[0]
         tables = self._db.execute("select count(*) from sqlite_master").fetchone()[0]
+        others = self._db.execute("select name from sqlite_master where type in ('view', 'trigger')").fetchall()
+        if owner == _APPLICATION and others:
+            raise BadInput(
+                f"'{self.path}' has more than tables ({others[0][0][:60]!r}): it is none that fedaudit wrote"
+            )
         if owner == _APPLICATION:
             if version not in (1, _VERSION):
                 raise BadInput(f"'{self.path}' has format {version}; this fedaudit reads format {_VERSION}")
@@ -110,11 +153,17 @@ class Store:
         Raises:
             BadInput: another run is at work.
         """
-        lock = sqlite3.connect(self.folder / _LOCK, isolation_level=None, timeout=0)
+        path = self.folder / _LOCK
+        try:
+            lock = sqlite3.connect(path, isolation_level=None, timeout=0)
+        except sqlite3.Error as error:
+            raise BadInput(f"can't use '{path}' as a lock: {error}") from None
         try:
             try:
                 lock.execute("begin exclusive")
-            except sqlite3.OperationalError:
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise BadInput(f"can't use '{path}' as a lock: {error}; is the disk full?") from None
                 raise BadInput(
                     f"another run is at work in '{self.folder}'; wait for it, or choose another --out"
                 ) from None
@@ -123,8 +172,16 @@ class Store:
             lock.close()
 
     def about(self) -> dict[str, Any]:
-        """Return what :meth:`plan` was told of the study."""
-        return {key: json.loads(value) for key, value in self._db.execute("select key, value from about")}
+        """Return what :meth:`plan` was told of the study; nothing where it never was.
+
+        Raises:
+            BadInput: the file is damaged.
+        """
+        with self._reading():
+            found = {key: from_json(value) for key, value in self._db.execute("select key, value from about")}
+            if found and not (isinstance(found["name"], str) and isinstance(found["scale"], str)):
+                raise ValueError("the study's name or scale is no text")
+            return found
 
     def plan(self, about: dict[str, Any], trials: list[StudyTrial]) -> None:
         """Add the trials that aren't there yet; what there is of them stays.
@@ -150,7 +207,8 @@ class Store:
 
     def scenarios(self) -> dict[str, str]:
         """Return every trial's scenario, as YAML, by its key."""
-        return dict(self._db.execute("select key, scenario from trials"))
+        with self._reading():
+            return {str(key): str(text) for key, text in self._db.execute("select key, scenario from trials")}
 
     def expect(self, computations: dict[str, str | None]) -> None:
         """Note which computation each trial would be now; those that were finished as another one are old.
@@ -189,18 +247,47 @@ class Store:
             )
 
     def rows(self) -> list[Row]:
-        """Return all trials in the study's order."""
-        found = self._db.execute(
-            "select key, point, repetition, status, attempts, outcome, seconds, error, "
-            "status = 'done' and (computation is null or computation is not expected) from trials "
-            "order by position, key"
-        )
-        return [
-            Row(
-                key, json.loads(point), repetition, status, tries, outcome and json.loads(outcome), time, why, bool(old)
+        """Return all trials in the study's order.
+
+        Raises:
+            BadInput: the file is damaged.
+        """
+        with self._reading():
+            (count,) = self._db.execute("select count(*) from trials").fetchone()
+            if count > (STORE.items or 0):
+                raise ValueError(f"{count:,} rows, and {STORE.items:,} are the most that are read")
+            found = self._db.execute(
+                "select key, point, repetition, status, attempts, outcome, seconds, error, "
+                "status = 'done' and (computation is null or computation is not expected) from trials "
+                "order by position, key"
             )
-            for key, point, repetition, status, tries, outcome, time, why, old in found
-        ]
+            return [
+                _ROW.validate_python(
+                    {
+                        "key": key,
+                        "point": from_json(point),
+                        "repetition": repetition,
+                        "status": status,
+                        "attempts": tries,
+                        "outcome": _outcome(outcome),
+                        "seconds": time,
+                        "error": why,
+                        "old": bool(old),
+                    }
+                )
+                for key, point, repetition, status, tries, outcome, time, why, old in found
+            ]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn what a damaged file raises into one line."""
+        try:
+            yield
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as error:  # ValidationError is a ValueError
+            why = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())[:200]
+            raise BadInput(
+                f"'{self.path}' is damaged, or no study's: {why}; restore it, or choose another --out"
+            ) from None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -212,9 +299,17 @@ class Store:
                 self._db.execute("rollback")
                 raise
             self._db.execute("commit")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:
             raise BadInput(f"can't write '{self.path}': {_reason(error)}; what was finished before is kept") from None
 
 
+def _outcome(text: str | None) -> Any:
+    if text is None:
+        return None
+    values = from_json(text)
+    _Outcome.model_validate(values)
+    return values
+
+
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
+    return " ".join(str(getattr(error, "strerror", None) or error).split())

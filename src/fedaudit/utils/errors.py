@@ -32,6 +32,7 @@ class NotApplicable(FedAuditError):
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the one-line message for a name that is not among ``known``, with the nearest valid one."""
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    given = str(name) if len(str(name)) <= 100 else f"{str(name)[:100]}…"
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"unknown {kind} '{name}'; {hint}known: {', '.join(names)}"
+    return f"unknown {kind} '{given}'; {hint}known: {', '.join(names)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import BadInput
 
 
@@ -33,4 +34,4 @@ def check_folder(out: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
+        raise BadInput(f"can't write to '{shown(out)}': {error.strerror or error}") from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from fedaudit.utils.bounds import PICTURE
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 Taken = TypeVar("Taken")
 
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")  # what data sets hold, as Pillow calls it
-MAX_PIXELS = 2**26  # of one image, checked before it is decoded: 8192 x 8192
+MAX_PIXELS = PICTURE.items or 0  # of one image, checked before it is decoded: 8192 x 8192
 
 
 def decode(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 import reprlib
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from fedaudit.utils.bounds import PATH
 from fedaudit.utils.errors import BadInput, unknown_name
+
+SMALLEST, LARGEST = 1e-30, 1e30  # of numbers that aren't 0, without their sign
 
 
 class Spec(BaseModel):
@@ -45,11 +49,33 @@ def no_boolean(value: Any) -> Any:
     return value
 
 
+def of_use(value: float) -> float:
+    """Return ``value`` unless single precision, in which models are trained, can't compute with it.
+
+    Raises:
+        ValueError: it can't.
+    """
+    if abs(value) > LARGEST:
+        raise ValueError(f"{value:g} is too large to compute with: {LARGEST:g} is the most")
+    return value
+
+
+def not_tiny(value: float) -> float:
+    """Return ``value`` unless it is so near 0 that single precision can't tell.
+
+    Raises:
+        ValueError: it is.
+    """
+    if 0 < value < SMALLEST:
+        raise ValueError(f"{value:g} is too near 0 to compute with: {SMALLEST:g} is the least above it")
+    return value
+
+
 # A whole number from 1, a whole number from 0, and a finite number.
 Count = Annotated[int, BeforeValidator(no_boolean), Field(ge=1, le=10**9)]
 Whole = Annotated[int, BeforeValidator(no_boolean), Field(ge=0, le=2**63 - 1)]
-Number = Annotated[float, BeforeValidator(no_boolean), Field(allow_inf_nan=False)]
-Positive = Annotated[Number, Field(gt=0)]
+Number = Annotated[float, BeforeValidator(no_boolean), Field(allow_inf_nan=False), AfterValidator(of_use)]
+Positive = Annotated[Number, Field(gt=0), AfterValidator(not_tiny)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, lt=1)]
 
@@ -79,6 +105,19 @@ def printable(text: str) -> str:
     return text
 
 
+def path_of(path: Path) -> Path:
+    """Return ``path`` if a file may have it.
+
+    Raises:
+        ValueError: none may.
+    """
+    text = str(path)
+    if len(text) > PATH or not text.isprintable() or any(len(part.encode()) > 255 for part in path.parts):
+        raise ValueError(f"{reprlib.repr(text)} can't be the path of a file")
+    return path
+
+
+File = Annotated[Path, AfterValidator(path_of)]
 Name = Annotated[str, AfterValidator(safe_name)]
 Title = Annotated[str, AfterValidator(printable)]
 
@@ -104,7 +143,7 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, known:
     """Return a pydantic error as one line: the key, what is wrong, what is allowed; for a typo the nearest name."""
     details = error.errors()
     detail = details[0]
-    parts = [str(part) for part in detail["loc"] if "[" not in str(part)]  # without the branches of a union
+    parts = [str(part)[:80] for part in detail["loc"] if "[" not in str(part)]  # without the branches of a union
     where = ".".join(parts)
     at = f"{where}: " if where else ""
     given = reprlib.repr(detail.get("input"))
@@ -112,8 +151,10 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, known:
     match detail["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             names = known if known is not None else _fields_at(model, detail["loc"][:-1])
-            inside = f"{'.'.join(parts[:-1])}: " if parts[:-1] else ""
-            text = inside + (unknown_name("key", parts[-1], names) if names else f"unknown key '{parts[-1]}'")
+            key = str(detail["loc"][-1])[:80]
+            around = parts[:-1] if "[" not in key else parts
+            inside = f"{'.'.join(around)}: " if around else ""
+            text = inside + (unknown_name("key", key, names) if names else f"unknown key '{key}'")
         case "missing":
             text = f"'{where}' is missing"
         case "model_type" | "model_attributes_type":

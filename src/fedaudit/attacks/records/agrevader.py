@@ -150,13 +150,18 @@ class AgrEvader(Attack):
         """
         observation.need_client(self.name)
         whole(observation)
-        if len(observation.adversary_log.get(_LOSSES, ())) < 2:
+        losses = observation.adversary_log.get(_LOSSES)
+        known = len(observation.records) if observation.records else -1
+        if losses is not None and (losses.ndim != 2 or losses.shape[1] != known or not losses.isfinite().all()):
+            raise BadInput("what the malicious client recorded are no losses of its records; simulate again")
+        if losses is None or len(losses) < 2:
             raise NotApplicable(
                 "no client of this federation pushed records in two rounds or more; set malicious: agrevader, and its "
                 "start at least two below the number of rounds"
             )
 
     def _run(self, observation: Observation, *_: object) -> MembershipFinding:
+        """Return the scores."""
         losses = observation.adversary_log[_LOSSES][1:]  # the first is from before the first push
         scores = -losses[len(losses) // 2 :].mean(dim=0)
         return MembershipFinding(scores=scores, members=upper_half(scores))

@@ -1,0 +1,20 @@
+"""The targets' names, without what they import."""
+
+NAMES = [
+    *(
+        "scenario",
+        "setting",
+        "plugin",
+        "yaml",
+        "study",
+        "flags",
+        "resolve",
+        "index",
+        "transcript",
+        "recording",
+        "arrays",
+        "columns",
+    ),
+    *("pickle", "idx", "idx.gz", "npz", "mat", "csv", "parquet", "picture"),
+    *("safetensors", "pt", "kept", "finding", "generator", "store", "result"),
+]
