@@ -79,6 +79,7 @@ def _rows(claim: dict[str, Any]) -> Iterable[tuple[str, str]]:
     if file.is_file():
         with file.open(encoding="utf-8") as opened:
             rows = [row for row in csv.DictReader(opened) if row["claim"] == claim["says"] and row["n"]]
+        rows = [row for row in rows if claim.get("at") in (None, row["where"])]
     if not rows:
         took = f", about {_hours(claim):g} hours" if _hours(claim) else ""
         return [(f"{command}{took}", "not measured")]
