@@ -48,8 +48,9 @@ test-peers: .venv-peers/.ready  ## the tests against other people's libraries: B
 
 test-flower: .venv-peers/.ready  ## the tests of Flower apps at both ends of the versions that pyproject.toml allows
 	for version in 1.41 1.42; do \
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check "flwr==$$version.*" \
-	&& OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers tests/test_flower_*.py || exit 1; done
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	--target .venv-peers/flwr-$$version "flwr==$$version.*" \
+	&& PYTHONPATH=$(CURDIR)/.venv-peers/flwr-$$version OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers tests/test_flower_*.py || exit 1; done
 
 test-lowest: .venv-lowest/.ready  ## the core of the tests with the lowest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 -m 'not slow and not peers'
