@@ -1,0 +1,217 @@
+"""One digest for every file that is read back: it tells accidents, and with a secret key also whoever lacks it.
+
+A sealed file holds the digest of its own bytes, computed with zeros where it stands. It is a SHA-256, or with a secret
+in the environment's ``FEDAUDIT_KEY`` an HMAC-SHA-256. What the file is *about* (a trial's key, a recording's
+identifier and the file's name) goes into it first, so that no file stands in for another. An index that is sealed
+lists SHA-256 digests of the files that it names. Whoever may write to a folder can replace a digest without a key,
+too; nobody can forge one with a key that they haven't got.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedaudit.utils.errors import BadInput, CorruptTranscript
+
+SECRET_VARIABLE = "FEDAUDIT_KEY"
+
+_FIELD = re.compile(rb'"digest": ?"((?:hmac-)?sha256):([0-9a-f]{64})"')
+_ZEROS = "0" * 64
+_LONGEST_HEADER = 100_000_000  # of safetensors
+_PIECE = 1 << 20
+
+
+def blank() -> str:
+    """Return what stands in a file's ``digest`` until it is sealed."""
+    return f"{'hmac-sha256' if _secret() else 'sha256'}:{_ZEROS}"
+
+
+def sealed(text: str, about: str = "") -> bytes:
+    """Return a JSON text, one field of which is a :func:`blank` ``digest``, in UTF-8 and with the digest in place.
+
+    Args:
+        text: of the file.
+        about: what it is about; :func:`check` must be given the same.
+    """
+    data = text.encode()
+    place, value = _digest(io.BytesIO(data), about, keyed=bool(_secret()))
+    return data[:place] + value + data[place + 64 :]
+
+
+def digest_in(data: bytes) -> str | None:
+    """Return the digest that a JSON text holds, if one is there."""
+    found = _FIELD.search(data)
+    return (found[1] + b":" + found[2]).decode() if found else None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file at once: whoever reads it sees all of it, or what it was before.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_bytes(data)
+    draft.replace(path)
+
+
+def save_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], about: str = "") -> None:
+    """Write a sealed safetensors file; whoever is interrupted leaves no half-written one.
+
+    Args:
+        path: of the file.
+        tensors: by name; no two of them share memory.
+        metadata: by name, without ``digest``.
+        about: what it is about; :func:`load_sealed` must be given the same.
+
+    Raises:
+        OSError, SafetensorError: it can't be written.
+    """
+    draft = path.with_suffix(".part")
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        draft,
+        metadata={**metadata, "digest": blank()},
+    )
+    with draft.open("r+b") as file:
+        place, value = _digest(file, about, keyed=bool(_secret()))
+        file.seek(place)
+        file.write(value)
+    draft.replace(path)
+
+
+def load_sealed(
+    path: Path, about: str = "", *, own: Collection[str], remedy: str
+) -> tuple[dict[str, str], dict[str, Tensor], str | None]:
+    """Return what :func:`save_sealed` wrote: metadata, tensors, and the note of :func:`check`.
+
+    Args:
+        path: of the file.
+        about: that it was saved with.
+        own: names of its metadata.
+        remedy: as of :func:`check`.
+
+    Raises:
+        CorruptTranscript: its digest doesn't fit.
+        BadInput: it can't be checked with the key that there is.
+        ValueError: its metadata are other ones.
+        OSError, SafetensorError: it can't be read.
+    """
+    note = check(path, about, remedy=remedy)
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata() or {})
+        if set(metadata) != {*own, *(() if note else ("digest",))}:
+            raise ValueError("its metadata are none of ours")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    return metadata, tensors, note
+
+
+def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None) -> str | None:
+    """Check the digest in a file.
+
+    Args:
+        path: of the file.
+        about: what it was sealed with.
+        remedy: what to do where the digest doesn't fit, as the end of a sentence.
+        data: what was read of the file, where it was read already.
+
+    Returns:
+        A note where the file carries no digest, as those that earlier versions wrote; else None.
+
+    Raises:
+        CorruptTranscript: its digest doesn't fit.
+        BadInput: it can't be checked with the key that there is.
+        OSError: the file can't be read.
+    """
+    with path.open("rb") if data is None else io.BytesIO(data) as file:
+        found = _FIELD.search(_head(file))
+        secret = bool(_secret())
+        if found is None or not (keyed := found[1].startswith(b"hmac")):
+            if secret:
+                what = "no digest" if found is None else "a digest that was made without a key"
+                raise BadInput(
+                    f"{path} carries {what}, and {SECRET_VARIABLE} is set: whoever may write there could have changed "
+                    f"it; unset {SECRET_VARIABLE} to take it as it is, or {remedy}"
+                )
+            if found is None:
+                return f"{path.name} carries no digest, as an earlier fedaudit wrote it: nothing tells a change"
+        elif not secret:
+            raise BadInput(
+                f"{path} was sealed with a key, and {SECRET_VARIABLE} isn't set: set it to the same secret, or {remedy}"
+            )
+        if not hmac.compare_digest(_digest(file, about, keyed=keyed)[1], found[2]):
+            who = f"or somebody without the {SECRET_VARIABLE}" if keyed else "and whoever may write there"
+            other = f", or written under another {SECRET_VARIABLE}" if keyed else ""
+            raise CorruptTranscript(
+                f"{path} was changed or damaged after it was written{other}: its digest doesn't fit; a disk could have "
+                f"done so, {who}; {remedy}"
+            )
+    return None
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, as ``sha256sum`` prints it.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_listed(path: Path, files: Mapping[str, str], *, remedy: str) -> None:
+    """Check a file against the digests in a sealed index; where that is of an earlier version, ``files`` is empty.
+
+    Raises:
+        CorruptTranscript: the file isn't listed, or its digest is another.
+        OSError: it can't be read.
+    """
+    if not files:
+        return
+    if path.name not in files:
+        raise CorruptTranscript(
+            f"{path} isn't among the files that the index lists: whoever may write there put it; delete it"
+        )
+    if file_sha256(path) != files[path.name]:
+        raise CorruptTranscript(
+            f"{path} was changed or damaged after it was written: its digest isn't the one in the index; a disk could "
+            f"have done so, and whoever may write there; {remedy}"
+        )
+
+
+def _secret() -> bytes:
+    return os.fsencode(os.environ.get(SECRET_VARIABLE, ""))
+
+
+def _head(file: IO[bytes]) -> bytes:
+    """Return the part of a file in which its digest stands: of safetensors the header, of JSON all."""
+    file.seek(0)
+    start = file.read(8)
+    if start[:1] != b"{" and len(start) == 8:
+        return start + file.read(min(int.from_bytes(start, "little"), _LONGEST_HEADER))
+    return start + file.read()
+
+
+def _digest(file: IO[bytes], about: str, *, keyed: bool) -> tuple[int, bytes]:
+    """Return where a file's digest stands, and what it should be, as 64 hexadecimal digits."""
+    head = _head(file)
+    found = _FIELD.search(head)
+    assert found is not None
+    first = about.encode()
+    digest: Any = hmac.new(_secret(), digestmod="sha256") if keyed else hashlib.sha256()
+    digest.update(b"%d %s" % (len(first), first))
+    digest.update(head[: found.start(2)] + _ZEROS.encode() + head[found.end(2) :])
+    while piece := file.read(_PIECE):
+        digest.update(piece)
+    return found.start(2), digest.hexdigest().encode()
