@@ -127,7 +127,7 @@ def read_file(folder: Path, file: str, files: Mapping[str, str]) -> dict[str, Te
     if not path.is_file():
         raise CorruptTranscript(f"{path} is missing; the transcript is incomplete")
     try:
-        check_listed(path, files, remedy=REMEDY)
+        check_listed(path, file, files, remedy=REMEDY)
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a safetensors file ({error})") from None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit.studies.spec import Point, StudyTrial
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.integrity import check_text, digest_text
 
 FILE = "study.sqlite"
-_VERSION = 2  # of the tables; 1 had no computations
+_VERSION = 3  # of the tables; 1 had no computations, 2 no digests
 _LOCK = "running.lock"
+_DIGEST = "digest"  # of the table about, in itself
 _APPLICATION = 0x66656461  # "feda", in SQLite's header: a foreign file is told apart before it is touched
 
 Status = Literal["pending", "done", "failed"]
@@ -25,9 +28,17 @@ create table if not exists about (key text primary key, value text not null);
 create table if not exists trials (
     key text primary key, position integer not null, point text not null, repetition integer not null,
     scenario text not null, status text not null default 'pending', attempts integer not null default 0,
-    outcome text, seconds real, versions text, error text, finished text, computation text, expected text
+    outcome text, seconds real, versions text, error text, finished text, computation text, expected text,
+    files text, digest text
 );
 """
+_ADDED = {"computation", "expected", "files", "digest"}  # columns that version 1 lacks
+# All that a row holds, as its digest is over it.
+_SEALED = (
+    "key, position, point, repetition, scenario, status, attempts, outcome, seconds, versions, error, finished, "
+    "computation, expected, files"
+)
+_REMEDY = "delete the folder and run the study again, or take it from where it was made"
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class Row:
         seconds: of the last attempt.
         error: why it failed.
         old: whether it was done by another, or an unknown, version of code, torch, data or device than is now expected.
+        files: of the trial's folder, each with its SHA-256; empty where an earlier version wrote it.
     """
 
     key: str
@@ -53,10 +65,15 @@ class Row:
     seconds: float | None
     error: str | None
     old: bool = False
+    files: dict[str, str] = field(default_factory=dict)
 
 
 class Store:
-    """The only writer of a study's SQLite file (WAL).
+    """The only writer of a study's SQLite file (WAL). Every row is sealed (see :mod:`fedaudit.utils.integrity`).
+
+    Attributes:
+        folder, path: of the study, and of its file.
+        note: what readers should know of what they read; None where there is nothing.
 
     Raises:
         BadInput: the folder can't be written, or the file is something else's, or damaged.
@@ -65,6 +82,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / FILE
+        self.note: str | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
@@ -80,9 +98,9 @@ class Store:
         version = self._db.execute("pragma user_version").fetchone()[0]
         tables = self._db.execute("select count(*) from sqlite_master").fetchone()[0]
         if owner == _APPLICATION:
-            if version not in (1, _VERSION):
+            if version not in range(1, _VERSION + 1):
                 raise BadInput(f"'{self.path}' has format {version}; this fedaudit reads format {_VERSION}")
-            if version == 1:
+            if version < _VERSION:
                 self._migrate()
         elif owner or version or tables:
             raise BadInput(f"'{self.path}' is a database, but not a study's: choose another --out")
@@ -91,10 +109,10 @@ class Store:
             self._db.execute(f"pragma user_version={_VERSION}")
 
     def _migrate(self) -> None:
-        """Turn tables of version 1 into today's: what is done there is of an unknown version."""
+        """Turn tables of earlier versions into today's: what was done in version 1 is of an unknown version."""
         self._db.execute("begin immediate")
         there = {column[1] for column in self._db.execute("pragma table_info(trials)")}
-        for column in {"computation", "expected"} - there if there else ():  # nobody was quicker, or killed before
+        for column in _ADDED - there if there else ():  # nobody was quicker, or killed before
             self._db.execute(f"alter table trials add column {column} text")
         self._db.execute(f"pragma user_version={_VERSION}")
         self._db.execute("commit")
@@ -123,8 +141,20 @@ class Store:
             lock.close()
 
     def about(self) -> dict[str, Any]:
-        """Return what :meth:`plan` was told of the study."""
-        return {key: json.loads(value) for key, value in self._db.execute("select key, value from about")}
+        """Return what :meth:`plan` was told of the study.
+
+        Raises:
+            CorruptTranscript: it was changed.
+            BadInput: its digest can't be checked with the key that there is.
+        """
+        try:
+            found = dict(self._db.execute("select key, value from about order by key"))
+        except sqlite3.Error as error:
+            raise self._damaged(error) from None
+        digest = found.pop(_DIGEST, None)
+        if digest or found:
+            self._check(json.dumps(found), digest, _DIGEST, "what the study is")
+        return {key: json.loads(value) for key, value in found.items()}
 
     def plan(self, about: dict[str, Any], trials: list[StudyTrial]) -> None:
         """Add the trials that aren't there yet; what there is of them stays.
@@ -138,15 +168,21 @@ class Store:
                 raise BadInput(
                     f"'{self.folder}' holds {before['name']} at scale {before['scale']}; choose another --out"
                 )
+        for _ in self._whole():  # before they are sealed again
+            pass
         with self._writing():
             self._db.executemany(
                 "insert or replace into about values (?, ?)", [(k, json.dumps(v)) for k, v in about.items()]
             )
+            told = dict(self._db.execute("select key, value from about where key != ? order by key", (_DIGEST,)))
+            digest = digest_text(json.dumps(told), _DIGEST)
+            self._db.execute("insert or replace into about values (?, ?)", (_DIGEST, digest))
             self._db.executemany(
                 "insert into trials (key, position, point, repetition, scenario) values (?, ?, ?, ?, ?) "
                 "on conflict (key) do update set position = excluded.position",
                 [(t.key, i, json.dumps(t.point), t.repetition, t.scenario.to_yaml()) for i, t in enumerate(trials)],
             )
+            self._seal()
 
     def scenarios(self) -> dict[str, str]:
         """Return every trial's scenario, as YAML, by its key."""
@@ -162,23 +198,36 @@ class Store:
             self._db.executemany(
                 "update trials set expected = ? where key = ?", [(c, key) for key, c in computations.items()]
             )
+            self._seal(computations)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Let trials be run again as if they never had been."""
+        keys = list(keys)
         with self._writing():
             self._db.executemany(
                 "update trials set status = 'pending', outcome = null, computation = null where key = ?",
                 [(key,) for key in keys],
             )
+            self._seal(keys)
 
-    def finish(self, key: str, outcome: dict[str, Any], seconds: float, versions: dict[str, str], when: str) -> None:
-        """Note that a trial is done, as the computation that was expected of it."""
+    def finish(
+        self,
+        key: str,
+        outcome: dict[str, Any],
+        seconds: float,
+        versions: dict[str, str],
+        when: str,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Note that a trial is done, as the computation that was expected of it, and what its files hold."""
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in (files or {}).items()}
         with self._writing():
             self._db.execute(
                 "update trials set status = 'done', attempts = attempts + 1, outcome = ?, seconds = ?, versions = ?, "
-                "error = null, finished = ?, computation = expected where key = ?",
-                (json.dumps(outcome), seconds, json.dumps(versions), when, key),
+                "error = null, finished = ?, computation = expected, files = ? where key = ?",
+                (json.dumps(outcome), seconds, json.dumps(versions), when, json.dumps(digests), key),
             )
+            self._seal([key])
 
     def fail(self, key: str, error: str, when: str) -> None:
         """Note that a trial failed, and why."""
@@ -187,20 +236,59 @@ class Store:
                 "update trials set status = 'failed', attempts = attempts + 1, error = ?, finished = ? where key = ?",
                 (error, when, key),
             )
+            self._seal([key])
 
     def rows(self) -> list[Row]:
-        """Return all trials in the study's order."""
-        found = self._db.execute(
-            "select key, point, repetition, status, attempts, outcome, seconds, error, "
-            "status = 'done' and (computation is null or computation is not expected) from trials "
-            "order by position, key"
-        )
-        return [
-            Row(
-                key, json.loads(point), repetition, status, tries, outcome and json.loads(outcome), time, why, bool(old)
+        """Return all trials in the study's order.
+
+        Raises:
+            CorruptTranscript: a row was changed.
+            BadInput: its digest can't be checked with the key that there is.
+        """
+        found = []
+        for row in self._whole():
+            status, computation = row["status"], row["computation"]
+            found.append(
+                Row(
+                    row["key"],
+                    json.loads(row["point"]),
+                    row["repetition"],
+                    status,
+                    row["attempts"],
+                    row["outcome"] and json.loads(row["outcome"]),
+                    row["seconds"],
+                    row["error"],
+                    status == "done" and (computation is None or computation != row["expected"]),
+                    json.loads(row["files"] or "{}"),
+                )
             )
-            for key, point, repetition, status, tries, outcome, time, why, old in found
-        ]
+        return found
+
+    def _whole(self) -> Iterator[dict[str, Any]]:
+        """Yield what every row holds, in the study's order, once its digest was checked."""
+        names = _SEALED.split(", ")
+        try:
+            for *values, digest in self._db.execute(f"select {_SEALED}, digest from trials order by position, key"):
+                self._check(_text(values), digest, str(values[0]), f"trial {values[0]!s:.8}")
+                yield dict(zip(names, values, strict=True))
+        except sqlite3.Error as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> BadInput:
+        return CorruptTranscript(f"can't read '{self.path}': {_reason(error)}; {_REMEDY}")
+
+    def _check(self, text: str, digest: str | None, about: str, what: str) -> None:
+        note = check_text(text, digest, about, where=f"{what} in '{self.path}'", remedy=_REMEDY)
+        self.note = self.note or note
+
+    def _seal(self, keys: Iterable[str] | None = None) -> None:
+        """Seal the rows of those keys, or all."""
+        wanted = f"select {_SEALED} from trials" + ("" if keys is None else " where key = ?")
+        found = [row for key in keys for row in self._db.execute(wanted, (key,))] if keys is not None else None
+        rows = self._db.execute(wanted).fetchall() if found is None else found
+        self._db.executemany(
+            "update trials set digest = ? where key = ?", [(digest_text(_text(r), r[0]), r[0]) for r in rows]
+        )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -214,6 +302,10 @@ class Store:
             self._db.execute("commit")
         except sqlite3.Error as error:
             raise BadInput(f"can't write '{self.path}': {_reason(error)}; what was finished before is kept") from None
+
+
+def _text(values: Sequence[Any]) -> str:
+    return json.dumps(list(values), default=repr)  # a damaged file may hold bytes where text was
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ import hmac
 import io
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -136,27 +136,56 @@ def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None
     """
     with path.open("rb") if data is None else io.BytesIO(data) as file:
         found = _FIELD.search(_head(file))
-        secret = bool(_secret())
-        if found is None or not (keyed := found[1].startswith(b"hmac")):
-            if secret:
-                what = "no digest" if found is None else "a digest that was made without a key"
-                raise BadInput(
-                    f"{path} carries {what}, and {SECRET_VARIABLE} is set: whoever may write there could have changed "
-                    f"it; unset {SECRET_VARIABLE} to take it as it is, or {remedy}"
-                )
-            if found is None:
-                return f"{path.name} carries no digest, as an earlier fedaudit wrote it: nothing tells a change"
-        elif not secret:
-            raise BadInput(
-                f"{path} was sealed with a key, and {SECRET_VARIABLE} isn't set: set it to the same secret, or {remedy}"
-            )
-        if not hmac.compare_digest(_digest(file, about, keyed=keyed)[1], found[2]):
-            who = f"or somebody without the {SECRET_VARIABLE}" if keyed else "and whoever may write there"
-            other = f", or written under another {SECRET_VARIABLE}" if keyed else ""
-            raise CorruptTranscript(
-                f"{path} was changed or damaged after it was written{other}: its digest doesn't fit; a disk could have "
-                f"done so, {who}; {remedy}"
-            )
+        written = None if found is None else (found[1] + b":" + found[2]).decode()
+        return _judge(str(path), written, lambda keyed: _digest(file, about, keyed=keyed)[1].decode(), remedy)
+
+
+def digest_text(text: str, about: str = "") -> str:
+    """Return the digest of a text that is kept apart from it, as in a database; see :func:`check_text`."""
+    secret = bool(_secret())
+    return f"{'hmac-sha256' if secret else 'sha256'}:{_started(about, keyed=secret, then=text.encode()).hexdigest()}"
+
+
+def check_text(text: str, found: str | None, about: str = "", *, where: str, remedy: str) -> str | None:
+    """Check a text against the digest that was kept of it, as :func:`check` does a file.
+
+    Args:
+        text: as it was read.
+        found: the digest, as it was read; None where there is none.
+        about: what it was sealed with.
+        where: what the text is, for the message.
+        remedy: as of :func:`check`.
+
+    Raises:
+        CorruptTranscript: the digest doesn't fit.
+        BadInput: it can't be checked with the key that there is.
+    """
+    return _judge(where, found, lambda keyed: _started(about, keyed=keyed, then=text.encode()).hexdigest(), remedy)
+
+
+def _judge(where: str, found: str | None, fitting: Callable[[bool], str], remedy: str) -> str | None:
+    """Compare the digest that was found with the one that fits, given whether it is keyed; see :func:`check`."""
+    secret, keyed = bool(_secret()), str(found).startswith("hmac-")
+    if secret and not keyed:
+        what = "no digest" if found is None else "a digest that was made without a key"
+        raise BadInput(
+            f"{where} carries {what}, and {SECRET_VARIABLE} is set: whoever may write there could have changed it; "
+            f"unset {SECRET_VARIABLE} to take it as it is, or {remedy}"
+        )
+    if found is None:
+        return f"{where} carries no digest, as an earlier fedaudit wrote it: nothing tells a change"
+    if keyed and not secret:
+        raise BadInput(
+            f"{where} was sealed with a key, and {SECRET_VARIABLE} isn't set: set it to the same secret, or {remedy}"
+        )
+    fits = f"{'hmac-' * keyed}sha256:{fitting(keyed)}"
+    if not hmac.compare_digest(fits.encode(), str(found).encode(errors="replace")):
+        who = f"or somebody without the {SECRET_VARIABLE}" if keyed else "and whoever may write there"
+        other = f", or written under another {SECRET_VARIABLE}" if keyed else ""
+        raise CorruptTranscript(
+            f"{where} was changed or damaged after it was written{other}: its digest doesn't fit; a disk could have "
+            f"done so, {who}; {remedy}"
+        )
     return None
 
 
@@ -170,7 +199,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_listed(path: Path, files: Mapping[str, str], *, remedy: str) -> None:
+def check_listed(path: Path, name: str, files: Mapping[str, str], *, remedy: str) -> None:
     """Check a file against the digests in a sealed index; where that is of an earlier version, ``files`` is empty.
 
     Raises:
@@ -179,11 +208,11 @@ def check_listed(path: Path, files: Mapping[str, str], *, remedy: str) -> None:
     """
     if not files:
         return
-    if path.name not in files:
+    if name not in files:
         raise CorruptTranscript(
             f"{path} isn't among the files that the index lists: whoever may write there put it; delete it"
         )
-    if file_sha256(path) != files[path.name]:
+    if file_sha256(path) != files[name]:
         raise CorruptTranscript(
             f"{path} was changed or damaged after it was written: its digest isn't the one in the index; a disk could "
             f"have done so, and whoever may write there; {remedy}"
@@ -208,10 +237,16 @@ def _digest(file: IO[bytes], about: str, *, keyed: bool) -> tuple[int, bytes]:
     head = _head(file)
     found = _FIELD.search(head)
     assert found is not None
-    first = about.encode()
-    digest: Any = hmac.new(_secret(), digestmod="sha256") if keyed else hashlib.sha256()
-    digest.update(b"%d %s" % (len(first), first))
-    digest.update(head[: found.start(2)] + _ZEROS.encode() + head[found.end(2) :])
+    zeroed = head[: found.start(2)] + _ZEROS.encode() + head[found.end(2) :]
+    digest = _started(about, keyed=keyed, then=zeroed)
     while piece := file.read(_PIECE):
         digest.update(piece)
     return found.start(2), digest.hexdigest().encode()
+
+
+def _started(about: str, *, keyed: bool, then: bytes) -> Any:
+    first = about.encode(errors="surrogatepass")
+    digest: Any = hmac.new(_secret(), digestmod="sha256") if keyed else hashlib.sha256()
+    digest.update(b"%d %s" % (len(first), first))
+    digest.update(then)
+    return digest
