@@ -38,7 +38,7 @@ from fedaudit.models import build_model
 from fedaudit.training import Loss, TrainingConfig, loss_function
 from fedaudit.update import SanitiserInfo, TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import BadInput, CorruptTranscript
-from fedaudit.utils.fingerprint import tensor_bytes
+from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
 from fedaudit.utils.integrity import blank, check, file_sha256, sealed
 from fedaudit.utils.validation import Name, Number, explain
 
@@ -140,6 +140,14 @@ class Transcript:
         for tensor in vars(self.records).values() if self.records else ():
             digest.update(tensor_bytes(tensor))
         return digest.hexdigest()
+
+    def digest(self) -> str:
+        """Return a digest, 64 hexadecimal digits, of all that travelled and was recorded, by which results name it.
+
+        The architecture isn't in it (``task_info`` names it), nor what was added later: replay errors and notes.
+        """
+        parts = (self.rounds, self.adversary_log, self.records, self.clients, self.partial, self.recording)
+        return fingerprint(self.name, self.task_info, *parts)
 
     def save(self, folder: Path | str) -> None:
         """Write the transcript to ``folder``, which must be empty or new, sealed (see :mod:`fedaudit.utils.integrity`).
