@@ -25,8 +25,8 @@ from fedaudit.federation.recorded_truth import load_recorded_truth
 from fedaudit.federation.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
-from fedaudit.recording import recorder as recorder_module
 from fedaudit.scenario import scenario_from
+from fedaudit.utils import integrity
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from tests.conftest import Command, refused
 from tests.data_cases import one_line
@@ -316,7 +316,7 @@ def test_a_recorder_that_is_killed_between_any_two_writes_leaves_whole_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every write of an index is the last one once; what was closed before is read, and goes on."""
-    write = recorder_module.write_whole
+    write = integrity.write_whole
     writes = 1 + 3 * 3  # the header, and in each of three rounds the header, the round and the header again
     for last in range(1, writes + 1):
         count = itertools.count(1)
@@ -326,13 +326,13 @@ def test_a_recorder_that_is_killed_between_any_two_writes_leaves_whole_rounds(
                 raise KeyboardInterrupt
             write(path, data)
 
-        monkeypatch.setattr(recorder_module, "write_whole", killed)
+        monkeypatch.setattr("fedaudit.recording.recorder.write_whole", killed)
         folder = tmp_path / str(last)
         try:
             federation(folder, rounds=3)
         except KeyboardInterrupt:
             assert last < writes
-        monkeypatch.setattr(recorder_module, "write_whole", write)
+        monkeypatch.setattr("fedaudit.recording.recorder.write_whole", write)
         closed = last // 3
         if closed:
             assert [r.index for r in Transcript.load(folder, Net()).rounds] == list(range(closed))

@@ -133,7 +133,7 @@ RESULTS: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
         "scenario: results.json names the digest 0000000000000000…",
     ),
 ]
-FILES: list[tuple[Callable[[Path], None], str]] = [
+FILES: list[tuple[Callable[[Path], Any], str]] = [
     (seed_of_scenario, "scenario.yaml: results.json names the digest "),
     (image_swapped, " isn't the image that the finding and the truth give"),
     (image_gone, " is missing"),
@@ -217,3 +217,24 @@ def test_an_attack_on_a_recording_is_verified_with_its_module(command: Command, 
     assert command("attack", tmp_path / "loop", *own, *words).code == 0
     outcome = command("verify", tmp_path / "out", "--transcript", tmp_path / "loop", *own, "--workers", 1)
     assert outcome.code == 0, outcome
+
+
+def test_an_audit_of_one_s_own_model_and_data_is_verified_from_python(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    import fedaudit
+
+    torch.manual_seed(0)
+    own: dict[str, Any] = {
+        "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        "data": (torch.rand(30, 1, 8, 8), torch.arange(30) % 3),
+    }
+    audits: dict[str, Any] = {"federations": [{"name": "f", "clients": 2, "examples": 2}], "attacks": ["labels"]}
+    fedaudit.audit(**own, **audits, out=tmp_path / "out", progress=False)
+    found = fedaudit.verify(tmp_path / "out", **own, progress=False)
+    assert found.differences == []
+    assert found.findings == 2
+    own["model"] = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    found = fedaudit.verify(tmp_path / "out", **own, progress=False)
+    assert any(line.startswith("transcript of f: ") for line in found.differences)

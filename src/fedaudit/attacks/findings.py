@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,8 +95,8 @@ class Finding:
             OSError: it can't be written.
         """
         tensors: dict[str, Tensor] = {}
-        about = json.dumps({"kind": self.kind, "fields": _pack(self, "", tensors)})
-        save_sealed(path, tensors, {"about": about}, key)
+        fields = _pack(self, "", tensors)
+        save_sealed(path, tensors, {"kind": self.kind, "fields": fields}, key)
 
     @staticmethod
     def load(path: Path, key: str = "") -> Finding:
@@ -111,10 +110,9 @@ class Finding:
             BadInput: the file is truncated or something else, or its digest isn't that of what it holds under this key.
         """
         try:
-            written, tensors, note = load_sealed(path, key, own=["about"], remedy=_REMEDY)
+            about, tensors, note = load_sealed(path, key, own=["kind", "fields"], remedy=_REMEDY)
             if note and key:
                 raise BadInput(f"{path} carries no digest: it was changed or damaged after it was kept; {_REMEDY}")
-            about = json.loads(written["about"])
             values = _unpack(about["fields"], tensors)
             found: Finding = TypeAdapter(_KINDS[about["kind"]]).validate_python(values)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:

@@ -115,10 +115,10 @@ def _first_of_each(hashes: Tensor) -> Tensor:
 
 def _read(path: Path, recording: str | None, notes: dict[str, None]) -> dict[str, Tensor]:
     try:
-        metadata, tensors, note = load_sealed(path, path.name, own=["recording"], remedy="delete it, or take a copy")
+        about, tensors, note = load_sealed(path, path.name, own=["recording"], remedy="delete it, or take a copy")
     except (SafetensorError, OSError, ValueError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
-    if metadata["recording"] != recording:
+    if about.get("recording") != recording:
         raise CorruptTranscript(f"{path} is the truth of another recording")
     if not {"inputs", "targets"} <= set(tensors):
         raise CorruptTranscript(f"{path} has no inputs or no targets")

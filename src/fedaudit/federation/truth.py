@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.integrity import load_sealed, save_sealed
 
 FILE = "truth.safetensors"
+_ABOUT = ("scenario", "data", "model", "accuracy", "transcript")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Truth:
             if (r, c) in self.rows:
                 tensors[f"rows/{r}/{c}"] = self.rows[r, c]
         try:
-            save_sealed(path, tensors, {"about": json.dumps(self.about)})
+            save_sealed(path, tensors, self.about)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write the ground truth to '{path}': {error}") from None
 
@@ -111,10 +111,7 @@ class Truth:
         if not path.is_file():
             raise CorruptTranscript(f"no ground truth at {path}; without it findings can't be evaluated")
         try:
-            metadata, tensors, note = load_sealed(path, own=["about"], remedy="take it from where it was made")
-            about = json.loads(metadata["about"])
-            if not isinstance(about, dict):
-                raise ValueError("'about' is no mapping")
+            about, tensors, note = load_sealed(path, own=_ABOUT, remedy="take it from where it was made")
             inputs, labels, rows = {}, {}, {}
             for name, value in tensors.items():
                 if name.startswith("inputs/"):

@@ -1,10 +1,10 @@
 """One digest for every file that is read back: it tells accidents, and with a secret key also whoever lacks it.
 
-A sealed file holds the digest of its own bytes, computed with zeros where it stands. It is a SHA-256, or with a secret
-in the environment's ``FEDAUDIT_KEY`` an HMAC-SHA-256. What the file is *about* (a trial's key, a recording's
+A sealed file holds the ``digest`` of its own bytes, computed with zeros where it stands. It is a SHA-256, or with a
+secret in the environment's ``FEDAUDIT_KEY`` an HMAC-SHA-256. What the file is *about* (a trial's key, a recording's
 identifier and the file's name) goes into it first, so that no file stands in for another. An index that is sealed
 lists SHA-256 digests of the files that it names. Whoever may write to a folder can replace a digest without a key,
-too; nobody can forge one with a key that they haven't got.
+too; nobody can forge one with a key that they haven't got. Whoever writes while a file is read isn't kept out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import io
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -26,7 +27,8 @@ from fedaudit.utils.errors import BadInput, CorruptTranscript
 
 SECRET_VARIABLE = "FEDAUDIT_KEY"
 
-_FIELD = re.compile(rb'"digest": ?"((?:hmac-)?sha256):([0-9a-f]{64})"')
+# In a JSON text, or in one that is a string of another: a text within either has more backslashes.
+_FIELD = re.compile(rb'(?<!\\)\\?"digest\\?": ?\\?"((?:hmac-)?sha256):([0-9a-f]{64})\\?"')
 _ZEROS = "0" * 64
 _LONGEST_HEADER = 100_000_000  # of safetensors
 _PIECE = 1 << 20
@@ -66,14 +68,15 @@ def write_whole(path: Path, data: bytes) -> None:
     draft.replace(path)
 
 
-def save_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], about: str = "") -> None:
+def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any], about: str = "") -> None:
     """Write a sealed safetensors file; whoever is interrupted leaves no half-written one.
 
     Args:
         path: of the file.
         tensors: by name; no two of them share memory.
-        metadata: by name, without ``digest``.
-        about: what it is about; :func:`load_sealed` must be given the same.
+        values: what JSON can hold, without ``digest``; they stand in the metadata's ``about``, the only one: of
+            several, safetensors would write the order anew every time.
+        about: what the file is about; :func:`load_sealed` must be given the same.
 
     Raises:
         OSError, SafetensorError: it can't be written.
@@ -82,7 +85,7 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
         draft,
-        metadata={**metadata, "digest": blank()},
+        metadata={"about": json.dumps({"digest": blank(), **values})},
     )
     with draft.open("r+b") as file:
         place, value = _digest(file, about, keyed=bool(_secret()))
@@ -93,28 +96,28 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
 
 def load_sealed(
     path: Path, about: str = "", *, own: Collection[str], remedy: str
-) -> tuple[dict[str, str], dict[str, Tensor], str | None]:
-    """Return what :func:`save_sealed` wrote: metadata, tensors, and the note of :func:`check`.
+) -> tuple[dict[str, Any], dict[str, Tensor], str | None]:
+    """Return what :func:`save_sealed` wrote: values, tensors, and the note of :func:`check`.
 
     Args:
         path: of the file.
         about: that it was saved with.
-        own: names of its metadata.
+        own: names that its values may have.
         remedy: as of :func:`check`.
 
     Raises:
-        CorruptTranscript: its digest doesn't fit.
-        BadInput: it can't be checked with the key that there is.
-        ValueError: its metadata are other ones.
+        BadInput: its digest doesn't fit, or can't be checked with the key that there is.
+        ValueError: its values are other ones.
         OSError, SafetensorError: it can't be read.
     """
     note = check(path, about, remedy=remedy)
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
-        if set(metadata) != {*own, *(() if note else ("digest",))}:
-            raise ValueError("its metadata are none of ours")
+        values: Any = json.loads(metadata["about"]) if "about" in metadata else metadata  # a recording's, before
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    return metadata, tensors, note
+    if not isinstance(values, dict) or ("digest" in values) is bool(note) or not set(values) <= {"digest", *own}:
+        raise ValueError("its metadata are none of ours")
+    return {key: value for key, value in values.items() if key != "digest"}, tensors, note
 
 
 def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None) -> str | None:
