@@ -135,6 +135,20 @@ def test_every_flipped_byte_in_every_file_is_refused(kind: str, made: Path) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_no_other_byte_at_the_digest_makes_it_a_file_of_before(kind: str, made: Path) -> None:
+    """An index without a digest is read with a note: every byte of the field itself, each with all that it may be."""
+    (path,) = (p for p in files_of(kind, made) if p.name == "index.json")
+    whole = path.read_bytes()
+    start = whole.index(b'"digest"')
+    places = range(start - 1, start + len('"digest": "sha256:"'))
+    for place, change in itertools.product(places, [*range(1, 256, 7), ord(" ") ^ ord("\t"), ord(" ") ^ ord("\n")]):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :])
+        with pytest.raises(BadInput):
+            KINDS[kind][1](made / kind)
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_cut_or_gone_is_refused(kind: str, made: Path) -> None:
     read = KINDS[kind][1]
     for path in files_of(kind, made):

@@ -28,7 +28,7 @@ from fedaudit.utils.errors import BadInput, CorruptTranscript
 SECRET_VARIABLE = "FEDAUDIT_KEY"
 
 # In a JSON text, or in one that is a string of another: a text within either has more backslashes.
-_FIELD = re.compile(rb'(?<!\\)\\?"digest\\?": ?\\?"((?:hmac-)?sha256):([0-9a-f]{64})\\?"')
+_FIELD = re.compile(rb'(?<!\\)\\?"digest\\?":\s*\\?"((?:hmac-)?sha256):([0-9a-f]{64})\\?"')
 _ZEROS = "0" * 64
 _LONGEST_HEADER = 100_000_000  # of safetensors
 _PIECE = 1 << 20

@@ -112,8 +112,10 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, known:
     match detail["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             names = known if known is not None else _fields_at(model, detail["loc"][:-1])
-            inside = f"{'.'.join(parts[:-1])}: " if parts[:-1] else ""
-            text = inside + (unknown_name("key", parts[-1], names) if names else f"unknown key '{parts[-1]}'")
+            key = str(detail["loc"][-1])[:80]
+            around = parts[:-1] if "[" not in key else parts
+            inside = f"{'.'.join(around)}: " if around else ""
+            text = inside + (unknown_name("key", key, names) if names else f"unknown key '{key}'")
         case "missing":
             text = f"'{where}' is missing"
         case "model_type" | "model_attributes_type":
