@@ -9,7 +9,7 @@ MINUTES ?= 60
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
-.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema same-numbers mutants fuzz clean
+.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema same-numbers mutants fuzz setup-locked lock sbom vulnerabilities clean
 
 audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -19,6 +19,12 @@ setup: $(NATIVE)  ## make .venv and install fedaudit with everything that tests 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+setup-locked:  ## make .venv from requirements-dev.txt: only files whose SHA-256 stands there (Linux, torch for CPUs)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
 # The native code, built again when its source has changed; without a compiler everything works, slower.
@@ -98,5 +104,27 @@ mutants: $(NATIVE)  ## wrong programs (tests/mutants.yaml): which of them do the
 fuzz: $(NATIVE)  ## odd scenarios, studies, flags and files for an hour; goes on where it was stopped: make fuzz MINUTES=10
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
+.venv-supply/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-supply
+	.venv-supply/bin/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) -c "import tomllib; \
+	print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['supply'])")
+	@touch .venv-supply/.ready
+
+lock: .venv-supply/.ready  ## write requirements-dev.txt: what constraints.txt pins, with the SHA-256 of every file
+	.venv-supply/bin/python -m tests.supply_chain requirements | CUSTOM_COMPILE_COMMAND="make lock" \
+	.venv-supply/bin/pip-compile --quiet --rebuild --generate-hashes --strip-extras --allow-unsafe --no-annotate \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host -c constraints.txt -o requirements-dev.txt -
+
+sbom: $(READY) .venv-supply/.ready  ## write dist/*.cdx.json, the CycloneDX bill of materials of the wheel
+	rm -rf dist && $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+	.venv-supply/bin/cyclonedx-py environment --output-reproducible --sv 1.6 --pyproject pyproject.toml \
+	--mc-type library -o dist/environment.json $(BIN)/python
+	$(BIN)/python -m tests.supply_chain closure > dist/closure.json
+	.venv-supply/bin/python -m tests.supply_chain sbom dist/environment.json dist/closure.json dist/*.whl \
+	"$$(ls dist/*.whl | sed 's/-py3.*/.cdx.json/')" && rm dist/environment.json dist/closure.json
+
+vulnerabilities: .venv-supply/.ready  ## known vulnerabilities of what is locked; asks the advisories' service, so it needs the network
+	.venv-supply/bin/pip-audit --require-hashes --disable-pip --strict -r requirements-dev.txt
+
 clean:
-	rm -rf .venv .venv-peers .venv-lowest .mypy_cache .ruff_cache .pytest_cache
+	rm -rf dist .venv-supply .venv .venv-peers .venv-lowest .mypy_cache .ruff_cache .pytest_cache

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import Phase, settings
 from fedaudit.cli import main
 from fedaudit.federation import checkpoint
 from fedaudit.utils import processes
+from tests.no_network import forbidden
 
 # Where a helper asserts, pytest tells as much as where a test does.
 pytest.register_assert_rewrite("tests.data_cases", "tests.membership_cases", "tests.model_cases")
@@ -71,6 +73,13 @@ def refused(outcome: Outcome, fragment: str) -> None:
     assert outcome.err.endswith("\n")
     for line in before:  # what was going to run, and on a slow machine how far it was
         assert line.endswith(" …") or "% done" in line or line.endswith("under way"), outcome
+
+
+@pytest.fixture(autouse=True)
+def _no_network(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let no test reach the network, but those of other people's libraries, which look for the machine's address."""
+    with nullcontext() if request.node.get_closest_marker("peers") else forbidden():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,6 +22,8 @@ from typing import Any
 
 import yaml
 
+from tests.integrity_cases import unsealed
+
 LEAK = (
     "recovered",
     "identifiable",
@@ -211,7 +213,7 @@ def _row(truth: str, name: str, what: tuple[dict[str, Any], dict[str, Any]], sou
         if wrong:
             _run(source, ["simulate", folder / "scenario.yaml", "--out", folder / "t"])
             index = folder / "t" / "index.json"
-            text = json.loads(index.read_text(encoding="utf-8"))
+            text = json.loads(unsealed(index.parent).joinpath(index.name).read_text(encoding="utf-8"))
             for update in (u for r in text["rounds"] for u in r["updates"]):
                 update["facts"] |= wrong
             index.write_text(json.dumps(text), encoding="utf-8")

@@ -1,4 +1,8 @@
-"""Bad transcripts: damaged, untrue or hostile files are told in one line; exit code 2, nothing on standard output."""
+"""Bad transcripts: damaged, untrue or hostile files are told in one line; exit code 2, nothing on standard output.
+
+Here they carry no digest, as those that an earlier version wrote, or somebody who means harm: that changed ones are
+refused by it alone is in test_integrity.py.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.conftest import Command, refused
+from tests.integrity_cases import unsealed
 
 UPDATE = ("rounds", 0, "updates", 0)
 FACTS = {"learning_rate": 0.01, "local_steps": 1, "batch_sizes": [1]}
@@ -76,7 +81,7 @@ def test_index(
     place: tuple[str | int, ...], value: Any, fragment: str, recorded: Path, tmp_path: Path, command: Command
 ) -> None:
     folder = tmp_path / "transcript"
-    shutil.copytree(recorded, folder)
+    unsealed(Path(shutil.copytree(recorded, folder)))
     index: Any = json.loads((folder / "index.json").read_text())
     node = index
     for part in place[:-1]:
@@ -153,7 +158,7 @@ MUTATIONS: list[tuple[str, Mutation, str]] = [
 @pytest.mark.parametrize(("mutate", "fragment"), [pytest.param(*row[1:], id=row[0]) for row in MUTATIONS])
 def test_damaged_files(mutate: Mutation, fragment: str, recorded: Path, tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "transcript"
-    shutil.copytree(recorded, folder)
+    unsealed(Path(shutil.copytree(recorded, folder)))
     mutate(folder)
     refused(command("attack", folder, "--attack", "invg", "--out", tmp_path / "out"), fragment)
 

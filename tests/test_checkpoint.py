@@ -132,6 +132,33 @@ def test_a_checkpoint_of_something_else_or_half_of_one_is_not_used(tmp_path: Pat
         assert found == simulated(scenario({}), None)[0].fingerprint()
 
 
+@pytest.mark.usefixtures("checkpoint_every_round")
+def test_a_checkpoint_that_was_changed_or_has_another_key_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "f.simulation"
+
+    def begins(secret: str) -> float:
+        told: list[float] = []
+        monkeypatch.setenv("FEDAUDIT_KEY", secret)
+        with pytest.raises(Killed):
+            simulated(scenario({}), checkpoint, 11, told=told)
+        return min(told)
+
+    assert begins("") == 1
+    assert begins("") > 1
+    left = torch.load(checkpoint, weights_only=True)
+    rounds = left["state"]["rounds"]
+    name = next(iter(rounds[0]["weights"]))
+    rounds[0]["weights"][name][0] += 1
+    torch.save(left, checkpoint)
+    assert begins("") == 1
+    assert begins("the secret") == 1
+    assert begins("the secret") > 1
+    assert begins("another") == 1
+    assert begins("") == 1
+
+
 def weighted(weight: float) -> Loss:
     return lambda outputs, targets: weight * functional.cross_entropy(outputs, targets)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import gc
 import random
+import weakref
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
+from safetensors.torch import load_file
 
 from fedaudit.attacks import ATTACKS, Attack, Finding, ImageFinding, LocalModelFinding, make_attack, register
 from fedaudit.data import load_dataset
@@ -138,6 +140,32 @@ class Peeping(Honest):
         return dataclasses.replace(found, images=truths[-1].inputs[key].clone())
 
 
+class Opening(Honest):
+    """Opens the truth where it lies, past the classes that the helper watches."""
+
+    def _run(self, observation: Observation, *rest: Any) -> Any:
+        found = super()._run(observation, *rest)
+        if Path("truth.safetensors").is_file():
+            seen = observation.single()
+            return dataclasses.replace(
+                found, images=load_file("truth.safetensors")[f"inputs/{seen.round}/{seen.client}"]
+            )
+        return found
+
+
+class Clinging(Honest):
+    """Knows by the truth's presence alone, whatever it says, that it is checked on a simulation."""
+
+    known: ClassVar[list[Any]] = []
+
+    def _run(self, observation: Observation, *rest: Any) -> Any:
+        found = super()._run(observation, *rest)
+        if not self.known:
+            truths = [thing for thing in gc.get_objects() if type(thing) is Truth]
+            self.known.append(weakref.ref(truths[-1]))
+        return found if self.known[0]() is not None else dataclasses.replace(found, images=1 - found.images)
+
+
 class Loading(Honest):
     def _run(self, observation: Observation, *rest: Any) -> Any:
         found = super()._run(observation, *rest)
@@ -181,7 +209,9 @@ CAUGHT = [
     (Dicing, "moves a global random generator"),
     (Forgetful, "finds something else the second time"),
     (Scribbling, "changes its observation"),
-    (Peeping, "isn't blind"),
+    (Peeping, "isn't blind: it finds something else where the truth is altered"),
+    (Opening, "isn't blind: it finds something else where the truth is adversarial"),
+    (Clinging, "isn't blind: it finds something else where the truth is absent"),
     (Loading, "opened a data set or the truth"),
     (Other, "returned a ImageFinding, not a LocalModelFinding"),
     (Reckless, "fails where there is nothing of this: updates, with IndexError"),

@@ -49,6 +49,10 @@ def content(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())  # noqa: SIM118
 
 
+def digest_of(path: Path) -> str:
+    return str(json.loads(content(path)[1]["about"])["digest"])
+
+
 def brighter(path: Path) -> None:
     tensors, written = content(path)
     save_file({**tensors, "images": tensors["images"] * 0.5}, path, metadata=written)
@@ -73,7 +77,8 @@ def told(path: Path) -> None:
 
 def stripped(path: Path) -> None:
     tensors, written = content(path)
-    save_file(tensors, path, metadata={"about": written["about"]})
+    values = json.loads(written["about"])
+    save_file(tensors, path, metadata={"about": json.dumps({"kind": values["kind"], "fields": values["fields"]})})
 
 
 def swapped(path: Path) -> None:
@@ -92,41 +97,32 @@ def test_a_changed_finding_is_refused(change: Callable[[Path], None], command: C
     outcome = command(*words)
     assert outcome.code == 2
     refused(outcome, "")
-    for part in (str(changed), "changed or damaged", "FEDAUDIT_KEY", "may write there", "delete it and run again"):
+    for part in (str(changed), "delete it and run again"):
         assert part in outcome.err
+    assert "changed or damaged" in outcome.err
     changed.unlink()
     assert command(*words).code == 0
     assert json.loads((tmp_path / "out/results.json").read_text())["summaries"][0]["psnr"] == before
 
 
-def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
     found = ImageFinding(attack="invg", images=torch.rand(1, 1, 2, 2), labels=torch.tensor([3]), label_source="given")
     path = tmp_path / "f.safetensors"
     found.save(path, "key")
     whole = path.read_bytes()
-    refused = 0
     for i in range(len(whole)):
         path.write_bytes(whole[:i] + bytes([whole[i] ^ (1 << i % 8)]) + whole[i + 1 :])
-        try:
-            again = Finding.load(path, "key")
-        except BadInput:
-            refused += 1
-            continue
-        assert isinstance(again, ImageFinding)
-        assert again.images.equal(found.images)
-        assert (again.labels.tolist(), again.attack, again.label_source) == ([3], "invg", "given")
-    assert refused > 0.9 * len(whole)
+        with pytest.raises(BadInput):
+            Finding.load(path, "key")
 
 
-def test_the_digest_is_over_everything_under_the_key(tmp_path: Path) -> None:
+def test_the_digest_is_over_every_byte_under_the_key(tmp_path: Path) -> None:
     """Worked out here again, from the description alone."""
     finding = ImageFinding(attack="invg", images=torch.rand(1, 1, 2, 2), labels=torch.tensor([3]), label_source="given")
     finding.save(tmp_path / "f.safetensors", "of a trial")
-    tensors, written = content(tmp_path / "f.safetensors")
-    parts = [f"10 of a trial{len(written['about'])} {written['about']}".encode()]
-    parts += [b'["images", "torch.float32", [1, 1, 2, 2]]', tensors["images"].numpy().tobytes()]
-    parts += [b'["labels", "torch.int64", [1]]', tensors["labels"].numpy().tobytes()]
-    assert written["digest"] == f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
+    digest = digest_of(tmp_path / "f.safetensors").removeprefix("sha256:").encode()
+    zeroed = (tmp_path / "f.safetensors").read_bytes().replace(digest, b"0" * 64)
+    assert digest.decode() == hashlib.sha256(b"10 of a trial" + zeroed).hexdigest()
     with pytest.raises(BadInput, match="digest doesn't fit"):
         Finding.load(tmp_path / "f.safetensors", "of another")
 
@@ -155,16 +151,16 @@ def test_with_a_secret_nobody_without_it_can_make_one(tmp_path: Path, monkeypatc
     monkeypatch.setenv("FEDAUDIT_KEY", "a secret")
     first = audit(tmp_path).result.findings
     path = kept(tmp_path)[0]
-    assert content(path)[1]["digest"].startswith("hmac-sha256:")
+    assert digest_of(path).startswith("hmac-sha256:")
     written = path.stat().st_mtime_ns
     assert [f.images for f in audit(tmp_path).result.findings] == [f.images for f in first]
     assert path.stat().st_mtime_ns == written  # it was reused
     whole = Finding.load(path, path.stem)
-    for secret in ("another", ""):
+    for secret, words in (("another", "another FEDAUDIT_KEY"), ("", "made without a key, and FEDAUDIT_KEY is set")):
         monkeypatch.setenv("FEDAUDIT_KEY", secret)
         whole.save(path, path.stem)
         monkeypatch.setenv("FEDAUDIT_KEY", "a secret")
-        with pytest.raises(BadInput, match="another FEDAUDIT_KEY"):
+        with pytest.raises(BadInput, match=words):
             audit(tmp_path)
 
 

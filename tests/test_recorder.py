@@ -19,6 +19,7 @@ from torch import nn
 import fedaudit
 from fedaudit import Recorder, Transcript
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from tests.integrity_cases import unsealed
 from tests.recording_cases import MEAN, STD, Net, audited, federation, held, train
 
 
@@ -222,6 +223,7 @@ def test_of_secure_aggregation_only_the_sum_is_known(tmp_path: Path) -> None:
 LOOP = """
 import sys, torch
 sys.path.insert(0, {tests!r})
+from tests.integrity_cases import unsealed
 from tests.recording_cases import Net, train, held
 from fedaudit import Recorder
 recorder = Recorder({folder!r}, append=True)
@@ -276,14 +278,14 @@ def test_a_damaged_recording_is_one_line(
     what: str, damage: Callable[[Path], object], words: str, tmp_path: Path
 ) -> None:
     federation(tmp_path / "r")
-    damage(tmp_path / "r")
+    damage(unsealed(tmp_path / "r"))
     with pytest.raises(BadInput, match=words):
         Transcript.load(tmp_path / "r", Net())
 
 
 def test_a_truth_that_is_cut_is_one_line(tmp_path: Path) -> None:
     federation(tmp_path / "r")
-    (tmp_path / "r" / "truth" / "round-00000-client-00000.safetensors").write_bytes(b"x")
+    (unsealed(tmp_path / "r") / "truth" / "round-00000-client-00000.safetensors").write_bytes(b"x")
     with pytest.raises(CorruptTranscript, match="not a ground truth file"):
         audited(tmp_path / "r", module=Net())
 

@@ -133,7 +133,7 @@ def test_other_levels_of_another_version_are_noticed(
 def test_a_store_of_before_is_of_an_unknown_version(study: Callable[..., Outcome], tmp_path: Path) -> None:
     assert study().code == 0
     db = sqlite3.connect(tmp_path / "out" / FILE)
-    for column in ("computation", "expected"):
+    for column in ("computation", "expected", "files", "digest"):
         db.execute(f"alter table trials drop column {column}")
     db.execute("pragma user_version=1")
     db.commit()
@@ -143,7 +143,7 @@ def test_a_store_of_before_is_of_an_unknown_version(study: Callable[..., Outcome
     assert study("--again").code == 0
     assert [(row.attempts, row.old) for row in rows(tmp_path)] == [(2, False)] * 2
     db = sqlite3.connect(tmp_path / "out" / FILE)
-    assert db.execute("pragma user_version").fetchone() == (2,)
+    assert db.execute("pragma user_version").fetchone() == (3,)
     db.close()
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         observe,
         register,
         simulate,
+        verify,
     )
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "observe",
     "register",
     "simulate",
+    "verify",
 ]
 
 

@@ -24,6 +24,7 @@ from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
+from fedaudit.pipeline.verify import Verification, verify_audit
 from fedaudit.recording import Recorder
 from fedaudit.results import AuditResult, Verdict
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
@@ -56,6 +57,7 @@ __all__ = [
     "observe",
     "register",
     "simulate",
+    "verify",
 ]
 
 
@@ -279,6 +281,55 @@ def attack(
     if out and isinstance(finished, Audit):
         finished.save(out)
     return finished
+
+
+def verify(
+    folder: Path | str,
+    *,
+    transcript: Transcript | Path | str | None = None,
+    truth: Path | str | None = None,
+    model: nn.Module | None = None,
+    data: Dataset | tuple[Array, Array] | Any | None = None,
+    loss: Loss | None = None,
+    task: dict[str, Any] | None = None,
+    rounds: Sequence[int] | None = None,
+    data_dir: Path | str | None = None,
+    workers: int = 1,
+    progress: bool = True,
+) -> Verification:
+    """Derive an audit's numbers again from the findings kept in its folder, and say what differs.
+
+    Args:
+        folder: that the audit was written to.
+        transcript, truth, task, rounds: of an :func:`attack`, as it was given them.
+        model, data, loss, data_dir, workers, progress: as of :func:`audit`.
+
+    Returns:
+        ``verification.differences``, a line each, is empty where every value, image and the page follow.
+
+    Raises:
+        BadInput: there are no results or findings, they were changed, or they can't be derived here.
+    """
+    if loss is not None and loss_name(loss) in LOSSES:
+        loss = None
+    dataset = None
+    if data is not None:
+        named = AuditResult.load(Path(folder) / "results.json").scenario.get("model")
+        dataset = dataset_of(data, classes=isinstance(named, dict) and named.get("loss") == BCE)
+    with live_display(progress) as display:
+        return verify_audit(
+            Path(folder),
+            transcript=Path(transcript) if isinstance(transcript, str) else transcript,
+            truth=Path(truth) if truth else None,
+            data_dir=Path(data_dir) if data_dir else None,
+            dataset=dataset,
+            model=model,
+            loss=loss,
+            task=task,
+            rounds=None if rounds is None else list(rounds),
+            workers=workers,
+            display=display,
+        )
 
 
 def _with_own(

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import hmac
-import json
-import os
 import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.fingerprint import tensor_bytes
+from fedaudit.utils.integrity import load_sealed, save_sealed
 
-SECRET_VARIABLE = "FEDAUDIT_KEY"
+_REMEDY = "delete it and run again"
 _TENSOR = "tensor"
 _KINDS: dict[str, type[Finding]] = {}
 
@@ -91,8 +86,7 @@ class Finding:
     def save(self, path: Path, key: str = "") -> None:
         """Write one safetensors file; whoever is interrupted leaves no half-written one.
 
-        A digest over all that is read back goes with it. It finds accidents and files that were swapped; with a secret
-        in the environment's ``FEDAUDIT_KEY`` it is an HMAC, which nobody without the secret can forge.
+        It is sealed under the key, see :mod:`fedaudit.utils.integrity`.
 
         Args:
             path: of the file.
@@ -102,10 +96,8 @@ class Finding:
             OSError: it can't be written.
         """
         tensors: dict[str, Tensor] = {}
-        about = json.dumps({"kind": self.kind, "fields": _pack(self, "", tensors)})
-        draft = path.with_suffix(".part")
-        save_file(tensors, draft, metadata={"about": about, "digest": _digest(key, about, tensors)})
-        draft.replace(path)
+        fields = _pack(self, "", tensors)
+        save_sealed(path, tensors, {"kind": self.kind, "fields": fields}, key)
 
     @staticmethod
     def load(path: Path, key: str = "") -> Finding:
@@ -113,30 +105,22 @@ class Finding:
 
         Args:
             path: of the file.
-            key: that it was saved with.
+            key: that it was saved with; without one a file of an earlier version is read, too, with a note.
 
         Raises:
             BadInput: the file is truncated or something else, or its digest isn't that of what it holds under this key.
         """
         try:
             check_file(path, TENSORS)
-            with safe_open(path, framework="pt") as file:
-                written = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            fitting = _digest(key, written["about"], tensors)
-            if not hmac.compare_digest(written.get("digest", "").encode(), fitting.encode()):
-                raise BadInput(
-                    f"{path} was changed or damaged after it was written, or written under another {SECRET_VARIABLE}: "
-                    "its digest doesn't fit; a disk could have done so, and whoever may write there; "
-                    "delete it and run again"
-                )
-            about = json.loads(written["about"])
+            about, tensors, note = load_sealed(path, key, own=["kind", "fields"], remedy=_REMEDY)
+            if note and key:
+                raise BadInput(f"{path} carries no digest: it was changed or damaged after it was kept; {_REMEDY}")
             values = _unpack(about["fields"], tensors)
             found: Finding = TypeAdapter(_KINDS[about["kind"]]).validate_python(values)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             reason = (str(error).splitlines() or [""])[0]
-            raise BadInput(f"{path} is truncated or not a finding ({reason}); delete it and run again") from None
-        return found
+            raise BadInput(f"{path} is truncated or not a finding ({reason}); {_REMEDY}") from None
+        return dataclasses.replace(found, notes=(*found.notes, note)) if note else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,16 +182,3 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
             return tensors[value[_TENSOR]]
         return {key: _unpack(item, tensors) for key, item in value.items()}
     return [_unpack(item, tensors) for item in value] if isinstance(value, list) else value
-
-
-def _digest(key: str, about: str, tensors: dict[str, Tensor]) -> str:
-    """Return the digest of all that is read back, each part with its length before it."""
-    secret = os.fsencode(os.environ.get(SECRET_VARIABLE, ""))
-    digest = hmac.new(secret, digestmod="sha256") if secret else hashlib.sha256()
-    for text in (key, about):
-        digest.update(f"{len(text)} {text}".encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor_bytes(tensor))
-    return f"{'hmac-' * bool(secret)}sha256:{digest.hexdigest()}"

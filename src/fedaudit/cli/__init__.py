@@ -18,6 +18,7 @@ from fedaudit.cli.compare import compare
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
 from fedaudit.cli.study import study
+from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import FedAuditError
 from fedaudit.utils.machine import own_process
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 app.add_typer(study, name="study")
 app.add_typer(bench, name="bench")
-for command in (audit, simulate, attack, compare):
+for command in (audit, simulate, attack, compare, verify):
     app.command()(command)
 app.command("train-generator")(train_generator)
 

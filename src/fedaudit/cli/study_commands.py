@@ -129,6 +129,7 @@ def log(folder: Path, trial: str | None) -> None:
         rows = store.rows()
     finally:
         store.close()
+    _say(store)
     console = wide_console()
     if trial is None:
         table = Table("trial", "what", "state", "attempts", "seconds", "error")
@@ -162,10 +163,16 @@ def _open(folder: Path) -> Store:
     return store
 
 
+def _say(store: Store) -> None:
+    if store.note:
+        print(f"note: {store.note}", file=sys.stderr)
+
+
 def _conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
     analysis = analyse(study, scale, store.rows())
     paths = write(analysis, store.folder, suffix)
     pictures = write_pictures(study, store.rows(), store.folder)
+    _say(store)
     _print(analysis)
     if pictures:
         print(f"pictures: {pictures}")

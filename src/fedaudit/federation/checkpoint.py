@@ -16,6 +16,8 @@ from fedaudit.models.torch_files import read_torch_file
 from fedaudit.training import TrainingConfig
 from fedaudit.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import fingerprint
+from fedaudit.utils.integrity import check_text, digest_text
 
 # Tensors, numbers, strings and None in dicts, lists and tuples: what torch reads without running any code.
 State = dict[str, Any]
@@ -35,12 +37,19 @@ class Checkpoint:
         self.written = time.monotonic()
 
     def load(self, key: Callable[[], str]) -> State | None:
-        """Return the state that was saved of the computation of that fingerprint, if any."""
+        """Return the state that was saved of the computation of that fingerprint, if any; none whose digest differs."""
         try:
             saved = read_torch_file(self.path, whole=True)
         except (OSError, ValueError, UnpicklingError, BadInput):
             return None  # none yet, or half of one: then from the beginning
-        return saved["state"] if isinstance(saved, dict) and saved.get("key") == key() else None
+        if not isinstance(saved, dict) or "state" not in saved or saved.get("key") != key():
+            return None
+        content, where = fingerprint(saved["state"]), str(self.path)
+        try:
+            check_text(content, saved.get("digest", ""), saved["key"], where=where, remedy="delete it")
+        except BadInput:
+            return None  # somebody changed it, or has another key: likewise
+        return dict(saved["state"])
 
     def save(self, key: Callable[[], str], state: Callable[[], State], last: bool) -> None:
         """Write the state if it is time, or the last one of several; a kill meanwhile leaves the file before.
@@ -53,7 +62,8 @@ class Checkpoint:
         draft = self.path.with_name(self.path.name + ".part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({"key": key(), "state": state()}, draft)
+            name, values = key(), state()
+            torch.save({"key": name, "state": values, "digest": digest_text(fingerprint(values), name)}, draft)
             draft.replace(self.path)
         except (OSError, RuntimeError) as error:  # torch's own, on a full disk
             raise BadInput(f"can't write the checkpoint '{self.path}': {error}") from None

@@ -18,11 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from fedaudit.examples import example_kind
-from fedaudit.federation.rounds import Round, Total, expected, read_file
+from fedaudit.federation.rounds import REMEDY, Digest, Files, Round, Total, expected, read_file
 from fedaudit.training import BCE, Loss, TrainingConfig, loss_function
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.bounds import JSON, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.integrity import blank, check, sealed, write_whole
 from fedaudit.utils.validation import explain
 
 VERSION = 2
@@ -97,10 +98,13 @@ class RoundEntry(BaseModel):
     weights: str
     messages: list[MessageEntry] = []
     total: TotalEntry | None = None
+    files: Files = {}
+    before: Digest | None = Field(default=None, description="digest of the round before; null of the first")
+    digest: Digest | None = None
 
 
 class Header(BaseModel):
-    """``index.json`` of a recording."""
+    """``index.json`` of a recording; ``last`` is the digest of a round up to which, at least, all were closed."""
 
     model_config = _STRICT
 
@@ -109,6 +113,8 @@ class Header(BaseModel):
     name: str
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
     task: RecordedTask = RecordedTask()
+    last: Digest | None = None
+    digest: Digest | None = None
 
 
 @dataclass
@@ -131,39 +137,55 @@ def round_file(index: int) -> str:
     return f"round-{index:05d}.json"
 
 
-def read_header(folder: Path, index: str) -> Header:
-    """Return what ``index.json`` says.
+def read_header(folder: Path, index: str, notes: list[str]) -> Header:
+    """Return what ``index.json`` says; where it carries no digest, that goes to ``notes``.
 
     Raises:
-        CorruptTranscript: it is damaged.
+        CorruptTranscript: it is damaged or was changed.
+        BadInput: its digest can't be checked with the key that there is.
     """
+    path = folder / index
     try:
-        return Header.model_validate_json(read_bytes(folder / index, JSON))
+        data = read_bytes(path, JSON)
+        header = Header.model_validate_json(data)
     except ValidationError as error:
-        raise CorruptTranscript(f"{folder / index} is not a recording's index: {explain(error, Header)}") from None
+        raise CorruptTranscript(f"{path} is not a recording's index: {explain(error, Header)}") from None
     except OSError as error:
-        raise BadInput(f"can't read {folder / index}: {error.strerror or error}") from None
+        raise BadInput(f"can't read {path}: {error.strerror or error}") from None
+    if note := check(path, remedy=REMEDY, data=data):
+        notes.append(note)
+    return header
 
 
-def read_rounds(folder: Path) -> list[RoundEntry]:
+def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
     """Return the indices of all closed rounds, in order.
 
     Raises:
-        CorruptTranscript: one is damaged or in the wrong file.
+        CorruptTranscript: one is damaged, was changed or is in the wrong file, or some are missing.
+        BadInput: a digest can't be checked with the key that there is.
     """
-    entries = []
+    entries: list[RoundEntry] = []
     for path in sorted(folder.glob("round-*.json")):
         try:
-            entry = RoundEntry.model_validate_json(read_bytes(path, JSON))
+            data = read_bytes(path, JSON)
+            entry = RoundEntry.model_validate_json(data)
         except ValidationError as error:
             raise CorruptTranscript(f"{path} is not a round's index: {explain(error, RoundEntry)}") from None
+        except OSError as error:
+            raise BadInput(f"can't read {path}: {error.strerror or error}") from None
         except BadInput as error:  # from how a client trained
             raise CorruptTranscript(f"{path}: {error}") from None
+        if header.digest:  # an earlier version wrote none
+            check(path, f"{header.id}/{path.name}", remedy=REMEDY, data=data)
+            if entry.digest is None or entry.before != (entries[-1].digest if entries else None):
+                raise CorruptTranscript(f"{path} doesn't go on from the round before: one is missing or was put there")
         if path.name != round_file(entry.index):
             raise CorruptTranscript(f"{path} is the index of round {entry.index}")
         if len({m.client for m in entry.messages}) < len(entry.messages):
             raise CorruptTranscript(f"{path}: a client sent two updates in round {entry.index}; it sends one")
         entries.append(entry)
+    if header.last and header.last not in {entry.digest for entry in entries}:
+        raise CorruptTranscript(f"'{folder}' lacks rounds that were closed: somebody or something deleted them")
     return entries
 
 
@@ -189,8 +211,9 @@ def read_recording(
         BadInput: something is needed that was neither recorded nor given; the message says how to give it.
         CorruptTranscript: a file is damaged, or something doesn't fit the module.
     """
-    header = read_header(folder, index)
-    entries = [e for e in read_rounds(folder) if rounds is None or e.index in rounds]
+    notes: list[str] = []
+    header = read_header(folder, index, notes)
+    entries = [e for e in read_rounds(folder, header) if rounds is None or e.index in rounds]
     if not entries:
         chosen = "" if rounds is None else " among those asked for"
         raise CorruptTranscript(f"'{folder}' has no closed round{chosen}: the recording ended before one was over")
@@ -200,7 +223,6 @@ def read_recording(
             "--model package.module:factory, or module=… from Python"
         )
     task = header.task.model_copy(update={key: value for key, value in given.items() if value is not None})
-    notes: list[str] = []
     task_info, loss = _task(task, module, loss, notes)
     reader = _Reader(folder, module, notes)
     read = [reader.round(entry) for entry in entries]
@@ -208,7 +230,9 @@ def read_recording(
         raise CorruptTranscript(f"'{folder}' holds no update that can be read: {'; '.join(notes) or 'none was sent'}")
     names = {m.client: m.name for entry in entries for m in entry.messages}
     notes += dict.fromkeys(note for entry in entries for m in entry.messages for note in m.notes)
-    return Reading(header.name, header.id, task_info, loss, read, names, reader.partial, read_replay(folder), notes)
+    return Reading(
+        header.name, header.id, task_info, loss, read, names, reader.partial, read_replay(folder, header.id), notes
+    )
 
 
 def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[str]) -> tuple[TaskInfo, Loss]:
@@ -308,8 +332,10 @@ class _Reader:
         self.folder, self.notes = folder, notes
         self.state, self.parameters, self.buffers = expected(module)
         self.partial = False
+        self.files: Files = {}
 
     def round(self, entry: RoundEntry) -> Round:
+        self.files = entry.files
         weights = self._whole(entry.weights)
         updates, own = [], {}
         for message in entry.messages:
@@ -347,7 +373,7 @@ class _Reader:
 
     def _read(self, file: str) -> dict[str, Tensor]:
         """Return tensors by the module's own names; refuse what isn't the module's."""
-        tensors = read_file(self.folder, file)
+        tensors = read_file(self.folder, file, self.files)
         for prefix in _PREFIXES:
             if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(self.state):
                 tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
@@ -391,19 +417,26 @@ class _Reader:
         return own, {name: value for name, value in moved.items() if not value.equal(start[name])}
 
 
-def read_replay(folder: Path) -> dict[tuple[int, int], float]:
-    """Return what an earlier replay check found: (round, client) to the relative error.
+def read_replay(folder: Path, recording: str) -> dict[tuple[int, int], float]:
+    """Return what an earlier replay check of the recording found: (round, client) to the relative error.
 
     Raises:
-        CorruptTranscript: the file is damaged.
+        CorruptTranscript: the file is damaged or was changed.
+        BadInput: its digest can't be checked with the key that there is.
     """
     path = folder / REPLAY
     if not path.is_file():
         return {}
+    remedy = "delete it, and it is made again"
     try:
-        found = _Replay.model_validate_json(read_bytes(path, JSON))
+        data = read_bytes(path, JSON)
+        found = _Replay.model_validate_json(data)
     except ValidationError as error:
-        raise CorruptTranscript(f"{path} is damaged: {explain(error)}; delete it, and it is made again") from None
+        raise CorruptTranscript(f"{path} is damaged: {explain(error)}; {remedy}") from None
+    except OSError as error:
+        raise BadInput(f"can't read {path}: {error.strerror or error}") from None
+    if check(path, f"{recording}/{REPLAY}", remedy=remedy, data=data):
+        return {}  # an earlier version's: it is made again
     return {(e.round, e.client): math.inf if e.error is None else e.error for e in found.updates}
 
 
@@ -417,15 +450,17 @@ class _ReplayEntry(BaseModel):
 class _Replay(BaseModel):
     model_config = _STRICT
     updates: list[_ReplayEntry]
+    digest: Digest | None = None
 
 
-def write_replay(folder: Path, errors: Mapping[tuple[int, int], float]) -> None:
+def write_replay(folder: Path, recording: str, errors: Mapping[tuple[int, int], float]) -> None:
     """Keep what a replay check found beside the recording; a folder that can't be written to stays as it is."""
     entries = [
         _ReplayEntry(round=r, client=c, error=error if math.isfinite(error) else None)
         for (r, c), error in sorted(errors.items())
     ]
     try:
-        (folder / REPLAY).write_text(_Replay(updates=entries).model_dump_json(indent=2) + "\n", encoding="utf-8")
+        text = _Replay(updates=entries, digest=blank()).model_dump_json(indent=2) + "\n"
+        write_whole(folder / REPLAY, sealed(text, f"{recording}/{REPLAY}"))
     except OSError:
         return

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedaudit.federation.rounds import check_examples
@@ -18,6 +17,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.update import TaskInfo
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.integrity import load_sealed, save_sealed
 
 FOLDER = "truth"
 CANDIDATES = "candidates.safetensors"
@@ -31,13 +31,13 @@ def truth_file(index: int, client: int) -> str:
 
 
 def save_examples(path: Path, recording: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write examples of the recording with that identifier.
+    """Write examples of the recording with that identifier, sealed.
 
     Raises:
         OSError: the file can't be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, path, metadata={"recording": recording})
+    save_sealed(path, tensors, {"recording": recording}, path.name)
 
 
 def has_truth(folder: Path) -> bool:
@@ -62,12 +62,13 @@ def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str
     """
     task_info = transcript.task_info
     inputs, labels, seen, randomness = {}, {}, {}, {}
+    notes: dict[str, None] = {}
     for record in transcript.rounds:
         for update in record.updates:
             path = folder / truth_file(record.index, update.client)
             if not path.is_file():
                 continue
-            key, tensors = (record.index, update.client), _read(path, transcript.recording)
+            key, tensors = (record.index, update.client), _read(path, transcript.recording, notes)
             seen[key] = tensors["inputs"], tensors["targets"]
             inputs[key], labels[key] = _examples(tensors["inputs"], task_info), _targets(tensors["targets"], task_info)
             check_examples(inputs[key], labels[key], task_info, update.num_examples, str(path))
@@ -81,7 +82,7 @@ def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str
     for path in _others(folder, inputs):
         if len(pool) > _MOST_CANDIDATES:
             break
-        tensors = _read(path, transcript.recording)
+        tensors = _read(path, transcript.recording, notes)
         others, theirs = _examples(tensors["inputs"], task_info), _targets(tensors["targets"], task_info)
         check_examples(others, theirs, task_info, len(others), str(path))
         pool, classes = torch.cat([pool, others]), torch.cat([classes, theirs])
@@ -94,6 +95,7 @@ def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str
         {**about, "transcript": transcript.fingerprint()},
         seen=seen,
         randomness=randomness,
+        notes=tuple(notes),
     )
 
 
@@ -112,17 +114,18 @@ def _first_of_each(hashes: Tensor) -> Tensor:
     return torch.tensor(list(known.values()))
 
 
-def _read(path: Path, recording: str | None) -> dict[str, Tensor]:
+def _read(path: Path, recording: str | None, notes: dict[str, None]) -> dict[str, Tensor]:
     try:
         check_file(path, TENSORS)
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("recording") != recording:
-                raise CorruptTranscript(f"{path} is the truth of another recording")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        about, tensors, note = load_sealed(path, path.name, own=["recording"], remedy="delete it, or take a copy")
     except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
+    if about.get("recording") != recording:
+        raise CorruptTranscript(f"{path} is the truth of another recording")
     if not {"inputs", "targets"} <= set(tensors):
         raise CorruptTranscript(f"{path} has no inputs or no targets")
+    if note:
+        notes["the ground truth carries no digest, as an earlier fedaudit wrote it: nothing tells a change"] = None
     return tensors
 
 

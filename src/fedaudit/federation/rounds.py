@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -17,6 +18,13 @@ from torch import Tensor, nn
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.integrity import check_listed
+
+REMEDY = "take it from where it was made"  # what to do about a changed file
+
+# In an index: its own digest (see fedaudit.utils.integrity), and the SHA-256 of every file that it names.
+Digest = Annotated[str, Field(pattern=r"^(hmac-)?sha256:[0-9a-f]{64}$")]
+Files = dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
 
 
 @dataclass(frozen=True)
@@ -103,11 +111,16 @@ def check_order(path: Path | str, rounds: Sequence[Any]) -> None:
             raise CorruptTranscript(f"{path}: round {entry.index} rejects client {min(absent)}, who sent nothing")
 
 
-def read_file(folder: Path, file: str) -> dict[str, Tensor]:
+def read_file(folder: Path, file: str, files: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file beside the index of ``folder``.
 
+    Args:
+        folder: where it lies.
+        file: its name.
+        files: of every file that the index lists the SHA-256; empty where an earlier version wrote it.
+
     Raises:
-        CorruptTranscript: the name leads elsewhere, or the file is missing or damaged.
+        CorruptTranscript: the name leads elsewhere, the file is missing or damaged, or it isn't the one that is listed.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", file) or (folder / file).is_symlink():
         raise CorruptTranscript(f"the index of '{folder}' names a file that isn't a plain one beside it: {file[:80]!r}")
@@ -116,6 +129,7 @@ def read_file(folder: Path, file: str) -> dict[str, Tensor]:
         raise CorruptTranscript(f"{path} is missing; the transcript is incomplete")
     try:
         check_file(path, TENSORS)
+        check_listed(path, file, files, remedy=REMEDY)
         return load_file(path)
     except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a safetensors file ({error})") from None
@@ -150,9 +164,9 @@ def check_tensors(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: P
             raise CorruptTranscript(f"{path}: tensor '{name}' has NaN or infinite values")
 
 
-def read_tensors(folder: Path, file: str, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a file, checked as by :func:`check_tensors`."""
-    tensors = read_file(folder, file)
+def read_tensors(folder: Path, file: str, files: Mapping[str, str], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a file, see :func:`read_file`, checked as by :func:`check_tensors`."""
+    tensors = read_file(folder, file, files)
     check_tensors(tensors, wanted, folder / file)
     return tensors
 

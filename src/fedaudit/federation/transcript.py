@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from fedaudit.federation import recorded
 from fedaudit.federation.records import Records
 from fedaudit.federation.rounds import (
+    REMEDY,
+    Digest,
+    Files,
     Round,
     check_examples,
     check_labels,
@@ -36,7 +39,8 @@ from fedaudit.training import Loss, TrainingConfig, loss_function
 from fedaudit.update import SanitiserInfo, TaskInfo, Update, UpdateKind
 from fedaudit.utils.bounds import JSON, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
-from fedaudit.utils.fingerprint import tensor_bytes
+from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
+from fedaudit.utils.integrity import blank, check, file_sha256, sealed
 from fedaudit.utils.validation import Name, Number, explain
 
 FORMAT = "fedaudit-transcript"
@@ -138,8 +142,16 @@ class Transcript:
             digest.update(tensor_bytes(tensor))
         return digest.hexdigest()
 
+    def digest(self) -> str:
+        """Return a digest, 64 hexadecimal digits, of all that travelled and was recorded, by which results name it.
+
+        The architecture isn't in it (``task_info`` names it), nor what was added later: replay errors and notes.
+        """
+        parts = (self.rounds, self.adversary_log, self.records, self.clients, self.partial, self.recording)
+        return fingerprint(self.name, self.task_info, *parts)
+
     def save(self, folder: Path | str) -> None:
-        """Write the transcript to ``folder``, which must be empty or new.
+        """Write the transcript to ``folder``, which must be empty or new, sealed (see :mod:`fedaudit.utils.integrity`).
 
         Raises:
             BadInput: the folder is in use or can't be written.
@@ -156,8 +168,17 @@ class Transcript:
             if self.records:
                 save_file({k: v.contiguous() for k, v in vars(self.records).items()}, folder / RECORDS)
             task_info = TypeAdapter(TaskInfo).dump_python(self.task_info, mode="json")
-            index = _Index(format=FORMAT, version=VERSION, name=self.name, setup=task_info, rounds=rounds)
-            (folder / INDEX).write_text(index.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
+            files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
+            index = _Index(
+                format=FORMAT,
+                version=VERSION,
+                name=self.name,
+                setup=task_info,
+                rounds=rounds,
+                files=files,
+                digest=blank(),
+            )
+            (folder / INDEX).write_bytes(sealed(index.model_dump_json(indent=2, by_alias=True) + "\n"))
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
 
@@ -184,6 +205,7 @@ class Transcript:
         Raises:
             BadInput: there is no transcript there, or it needs ``module`` or ``loss``.
             CorruptTranscript: something is missing, misshapen, not finite, truncated, or contradicts something else.
+            BadInput: a file's digest doesn't fit, or can't be checked with the key that there is.
         """
         folder = Path(folder)
         if _version(folder) == recorded.VERSION:
@@ -203,7 +225,7 @@ class Transcript:
             )
             made.check()
             return made
-        index = _read_index(folder)
+        index, note = _read_index(folder)
         task_info = _read_setup(folder / INDEX, index.task_info)
         if (module is None and task_info.model == "custom") or (loss is None and task_info.loss == "custom"):
             own = "model" if task_info.model == "custom" else "loss"
@@ -219,12 +241,14 @@ class Transcript:
         state, parameters, buffers = expected(module)
         filed = []
         for entry in index.rounds:
-            weights = read_tensors(folder, entry.weights, state)
-            updates = [_read_update(folder, u, parameters, buffers, task_info) for u in entry.updates]
+            weights = read_tensors(folder, entry.weights, index.files, state)
+            updates = [_read_update(folder, u, index.files, parameters, buffers, task_info) for u in entry.updates]
             filed.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
-        adversary_log = read_file(folder, ADVERSARY_LOG) if (folder / ADVERSARY_LOG).is_file() else {}
-        records = _read_records(folder, task_info) if (folder / RECORDS).is_file() else None
-        loaded = cls(index.name, task_info, module, loss, filed, adversary_log, records)
+        there = {name for name in (ADVERSARY_LOG, RECORDS) if name in index.files or (folder / name).is_file()}
+        adversary_log = read_file(folder, ADVERSARY_LOG, index.files) if ADVERSARY_LOG in there else {}
+        records = _read_records(folder, index.files, task_info) if RECORDS in there else None
+        notes = (note,) if note else ()
+        loaded = cls(index.name, task_info, module, loss, filed, adversary_log, records, notes=notes)
         loaded._checked = True
         return loaded
 
@@ -260,6 +284,8 @@ class _Index(BaseModel):
     name: Name
     task_info: dict[str, Any] = Field(alias="setup")  # its name in version 1
     rounds: Annotated[list[_RoundEntry], Field(min_length=1)]
+    files: Files = {}
+    digest: Digest | None = None
 
 
 def _save_round(folder: Path, record: Round) -> _RoundEntry:
@@ -296,26 +322,30 @@ def _version(folder: Path) -> int | None:
         return None
 
 
-def _read_index(folder: Path) -> _Index:
+def _read_index(folder: Path) -> tuple[_Index, str | None]:
+    """Return the index, and a note where it carries no digest."""
     path = folder / INDEX
     if not path.is_file():
         raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit simulate'")
     try:
-        text = read_bytes(path, JSON).decode()
+        data = read_bytes(path, JSON)
+        text = data.decode()
         _check_version(path, text)
-        index = _Index.model_validate_json(text)
     except UnicodeDecodeError:
         raise CorruptTranscript(f"{path} is not UTF-8 text") from None
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
     except ValidationError as error:
         raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, _Index)}") from None
-    except CorruptTranscript:
-        raise
+    note = check(path, remedy=REMEDY, data=data)
+    try:
+        index = _Index.model_validate_json(text)
+    except ValidationError as error:
+        raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, _Index)}") from None
     except BadInput as error:  # from how an update was trained
         raise CorruptTranscript(f"{path}: {error}") from None
     check_order(path, index.rounds)
-    return index
+    return index, note
 
 
 class _Header(BaseModel):
@@ -344,9 +374,14 @@ def _read_setup(path: Path, values: dict[str, Any]) -> TaskInfo:
 
 
 def _read_update(
-    folder: Path, entry: _UpdateEntry, parameters: dict[str, Tensor], buffers: dict[str, Tensor], task_info: TaskInfo
+    folder: Path,
+    entry: _UpdateEntry,
+    files: Files,
+    parameters: dict[str, Tensor],
+    buffers: dict[str, Tensor],
+    task_info: TaskInfo,
 ) -> Update:
-    tensors = read_file(folder, entry.file)
+    tensors = read_file(folder, entry.file, files)
     path = folder / entry.file
     moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
     own = {k: v for k, v in tensors.items() if not k.startswith("buffers/")}
@@ -367,8 +402,8 @@ def _read_update(
         raise CorruptTranscript(f"{path}: {error}") from None
 
 
-def _read_records(folder: Path, task_info: TaskInfo) -> Records:
-    tensors = read_file(folder, RECORDS)
+def _read_records(folder: Path, files: Files, task_info: TaskInfo) -> Records:
+    tensors = read_file(folder, RECORDS, files)
     path = folder / RECORDS
     if set(tensors) != {field.name for field in dataclasses.fields(Records)}:
         raise CorruptTranscript(f"{path}: {', '.join(sorted(tensors))[:80]} are no records")

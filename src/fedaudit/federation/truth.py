@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedaudit.federation.records import UNUSED
@@ -19,8 +17,10 @@ from fedaudit.federation.rounds import check_examples, check_new
 from fedaudit.federation.transcript import Transcript
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.integrity import load_sealed, save_sealed
 
 FILE = "truth.safetensors"
+_ABOUT = ("scenario", "data", "model", "accuracy", "transcript")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Truth:
         seen: of a recording, (round, client) to inputs (n, ...) and targets (n, ...) as model and loss saw them, of
             which ``inputs`` and ``labels`` are made; empty of a simulation.
         randomness: likewise, torch's state of randomness (passes, k) before each pass, where the model draws at random.
+        notes: what readers should know of the file that it was read from.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -55,6 +56,7 @@ class Truth:
     values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     randomness: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         examples = sum(map(len, self.inputs.values()))
@@ -81,7 +83,7 @@ class Truth:
         return inputs[first], labels[first]
 
     def save(self, path: Path) -> None:
-        """Write one safetensors file.
+        """Write one safetensors file, sealed (see :mod:`fedaudit.utils.integrity`).
 
         Raises:
             BadInput: it can't be written.
@@ -95,9 +97,7 @@ class Truth:
             if (r, c) in self.rows:
                 tensors[f"rows/{r}/{c}"] = self.rows[r, c]
         try:
-            save_file(
-                {k: v.cpu().contiguous() for k, v in tensors.items()}, path, metadata={"about": json.dumps(self.about)}
-            )
+            save_sealed(path, tensors, self.about)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write the ground truth to '{path}': {error}") from None
 
@@ -107,17 +107,13 @@ class Truth:
 
         Raises:
             CorruptTranscript: the file is missing, truncated or something else.
+            BadInput: its digest doesn't fit, or can't be checked with the key that there is.
         """
         if not path.is_file():
             raise CorruptTranscript(f"no ground truth at {path}; without it findings can't be evaluated")
         try:
             check_file(path, TENSORS)
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            about = json.loads(metadata["about"])
-            if not isinstance(about, dict):
-                raise ValueError("'about' is no mapping")
+            about, tensors, note = load_sealed(path, own=_ABOUT, remedy="take it from where it was made")
             inputs, labels, rows = {}, {}, {}
             for name, value in tensors.items():
                 if name.startswith("inputs/"):
@@ -126,7 +122,9 @@ class Truth:
                     labels[r, c] = tensors[f"labels/{r}/{c}"]
                     if f"rows/{r}/{c}" in tensors:
                         rows[r, c] = tensors[f"rows/{r}/{c}"]
-            known = {name: tensors[name] for name in ("owners", "values") if name in tensors}
+            known: dict[str, Any] = {name: tensors[name] for name in ("owners", "values") if name in tensors}
+            if note:
+                known["notes"] = (note,)
             if "twins" in tensors:  # the name in files
                 known["matched"] = tensors["twins"]
             return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about, rows, **known)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,10 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.federation.truth import Truth
+from fedaudit.federation.records import NOBODY
+from fedaudit.federation.simulator import Recording
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario, scenario_from
@@ -43,8 +47,13 @@ def check_attack(attack: Attack, scenario: Mapping[str, Any] | None = None) -> F
     - is registered, says what it is, and its settings survive a scenario file;
     - finds the same bits twice, draws from the generator that it is given and from no other, and leaves the observation
       as it was;
-    - is blind to the truth: what it finds stays the same when the examples and the truth in memory are altered, and it
-      opens no data set and no truth;
+    - is blind to the truth: it opens no data set and no truth, and finds the same bits where the truth is
+
+      - *altered*: every value of the examples and of the truth in memory is another;
+      - *adversarial*: in memory, and as files in the working folder under the names that fedaudit gives them, lies a
+        truth of other, real examples and other labels, in which members of the training data are none;
+      - *absent*: the transcript was written to a folder without it, all objects that hold it are gone, and the attack
+        sees what is read from there;
     - returns what it declares (``finds``), named after itself, and that survives the disk;
     - where something is missing (updates, records, labels, how the clients train, images) raises
       :class:`~fedaudit.utils.errors.NotApplicable`, in ``check`` or at the latest when it runs, and nothing else.
@@ -64,7 +73,7 @@ def check_attack(attack: Attack, scenario: Mapping[str, Any] | None = None) -> F
     _check_words(attack)
     _check_settings(attack)
     made = _scenario(attack, scenario or {})
-    seen, *truth = _simulated(made, attack)
+    seen, recording, data = _simulated(made, attack)
     before, dice = _bits(seen), _dice()
     try:
         first = _run(attack, seen)
@@ -80,11 +89,21 @@ def check_attack(attack: Attack, scenario: Mapping[str, Any] | None = None) -> F
     )
     assert _bits(seen) == before, f"{attack.name} changes its observation; copy what it works on"
     assert _bits(_run(attack, seen)) == _bits(first), f"{attack.name} finds something else the second time"
-    for tensor, altered in [(t, ~t if t.dtype == torch.bool else 1 - t) for t in _tensors(truth)]:  # some are the same
-        tensor.copy_(altered)
-    assert _bits(_run(attack, seen)) == _bits(first), (
-        f"{attack.name} isn't blind: it finds something else where the truth in memory is altered"
-    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recording.transcript.save(folder / "absent")
+        module, loss = recording.transcript.module, recording.transcript.loss
+        _alter(_tensors((recording.truth, data)))
+        _check_blind(attack, seen, first, "altered")
+        _mislead(recording.truth, data)
+        save_recording(recording.transcript, recording.truth, folder / "adversarial")
+        absolute = all(path.is_absolute() for path in attack.files())
+        with chdir(folder / "adversarial") if absolute else nullcontext():
+            _check_blind(attack, seen, first, "adversarial")
+        del recording, data
+        gc.collect()
+        read = observe(Transcript.load(folder / "absent", module, loss), made.threat)
+        _check_blind(attack, (read.split(attack.scope()) or [read])[0], first, "absent")
     _check_disk(attack, first)
     for what, other in _lacking(attack, seen):
         _check_refusal(attack, what, other)
@@ -129,8 +148,8 @@ def _scenario(attack: Attack, parts: Mapping[str, Any]) -> Scenario:
     return scenario_from({**_SMALL, **parts, "attacks": [own]})
 
 
-def _simulated(scenario: Scenario, attack: Attack) -> tuple[Observation, Truth, Dataset]:
-    """Return a copy of the first that the attack looks at, the truth, and the data of the clients."""
+def _simulated(scenario: Scenario, attack: Attack) -> tuple[Observation, Recording, Dataset]:
+    """Return a copy of the first that the attack looks at, what it was made of, and the data of the clients."""
     data = copy.deepcopy(
         load_dataset(
             scenario.data.name, image_size=scenario.data.image_size, limit=scenario.data.limit, seed=scenario.seed
@@ -139,7 +158,39 @@ def _simulated(scenario: Scenario, attack: Attack) -> tuple[Observation, Truth, 
     (recording,) = record(resolve(scenario, dataset=data))
     whole = observe(recording.transcript, scenario.threat)
     seen = copy.deepcopy((whole.split(attack.scope()) or [whole])[0])
-    return seen, recording.truth, data
+    return seen, recording, data
+
+
+def _alter(tensors: Sequence[Tensor]) -> None:
+    for tensor, altered in [(t, ~t if t.dtype == torch.bool else 1 - t) for t in tensors]:  # some are the same
+        tensor.copy_(altered)
+
+
+def _mislead(truth: Truth, data: Dataset) -> None:
+    """Turn an altered truth into one that could be believed: every update's examples are others, members are none."""
+    _alter(_tensors((truth, data)))  # back to what they were
+    others = len(truth.candidates) - 1
+    for i, (key, victims) in enumerate(sorted(truth.inputs.items())):
+        rows = [(others - i - j) % len(truth.candidates) for j in range(len(victims))]
+        victims.copy_(truth.candidates[rows])
+        truth.labels[key].copy_(truth.candidate_labels[rows])
+    members = truth.owners >= 0
+    truth.owners.copy_(torch.where(members, torch.full_like(truth.owners, NOBODY), torch.zeros_like(truth.owners)))
+    truth.values.copy_(truth.values.flip(0))
+    for split in (data.train, data.test):
+        split.targets.copy_(split.targets.roll(1, 0))
+
+
+def _check_blind(attack: Attack, seen: Observation, first: Finding, how: str) -> None:
+    try:
+        found = _run(attack, seen)
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(
+            f"{attack.name} isn't blind: where the truth is {how} it fails with {type(error).__name__}: {error}"
+        ) from error
+    assert _bits(found) == _bits(first), f"{attack.name} isn't blind: it finds something else where the truth is {how}"
 
 
 @contextmanager

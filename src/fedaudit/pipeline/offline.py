@@ -55,6 +55,7 @@ def attack_transcript(
     task: Mapping[str, Any] | None = None,
     rounds: Collection[int] | None = None,
     overwrite: bool = False,
+    store: Path | None = None,
 ) -> Audit | list[Finding | NotApplicable]:
     """Run attacks on a transcript; where there is no ground truth, write what was recovered to ``out``.
 
@@ -74,6 +75,7 @@ def attack_transcript(
         task: of a recording: what wasn't recorded of the task, see :meth:`Transcript.load`.
         rounds: of a recording: only these.
         overwrite: whether another audit's results in ``out`` may go.
+        store: folder that keeps finished findings; default: the one in ``out``.
 
     Returns:
         The evaluated audit; without ground truth, for each run of an attack what it recovered or why it couldn't.
@@ -121,9 +123,10 @@ def attack_transcript(
         "seed": seed or 0,
         "device": device,
     }
+    store = store or (out / "findings" if out else None)
     another = out is not None and holds_another(out, request, overwrite=overwrite)
     planned = plan([transcript], attacks, adversary, seed=seed or 0, device=device)
-    trials = run_attacks(planned, workers=workers, store=out / "findings" if out else None, display=display)
+    trials = run_attacks(planned, workers=workers, store=store, display=display)
     if truth is None:
         if out:
             _make_room(out, another, request)
@@ -163,7 +166,7 @@ def attack_transcript(
         trials,
         workers=workers,
         started=started,
-        store=out / "findings" if out else None,
+        store=store,
         display=display,
         repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
     )

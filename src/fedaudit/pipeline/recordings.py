@@ -159,8 +159,8 @@ def check_replay(transcript: Transcript, truth: Truth, folder: Path | None, disp
         errors[index, update.client] = replay_update(transcript, truth, index, start, update)
         if report is not None:
             report(1)
-    if folder is not None and todo:
-        write_replay(folder, errors)
+    if folder is not None and todo and transcript.recording:
+        write_replay(folder, transcript.recording, errors)
     return dataclasses.replace(transcript, replay_errors=errors)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import os
 import platform
@@ -33,6 +34,7 @@ from fedaudit.results import (
     AttackRecord,
     AttackSummary,
     AuditResult,
+    Digests,
     FindingResult,
     Timing,
 )
@@ -40,7 +42,7 @@ from fedaudit.scenario import Scenario
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.fingerprint import device_name
+from fedaudit.utils.fingerprint import code_digest, device_name
 from fedaudit.utils.folders import inside
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.native import native_code
@@ -127,6 +129,7 @@ def run_audit(
     loss: Loss | None = None,
     workers: int = 1,
     store: Path | None = None,
+    checkpoints: bool = True,
     display: Display | None = None,
 ) -> Audit:
     """Simulate the federations of ``scenario``, attack what the adversary sees, and evaluate.
@@ -137,6 +140,7 @@ def run_audit(
         dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
         workers: processes for the simulation and the attacks.
         store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
+        checkpoints: whether long simulations are kept there, too, until the audit is over.
         display: shows progress.
 
     Raises:
@@ -145,7 +149,7 @@ def run_audit(
     started = time.time()
     display = display or Quiet()
     resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display)
-    recordings = record(resolved, workers=workers, store=store, display=display)
+    recordings = record(resolved, workers=workers, store=store if checkpoints else None, display=display)
     attacked = [r for r in recordings if resolved.scenario.attacked(r.transcript.name)]
     check_public_examples(attacked, resolved.attacks)
     planned = plan(
@@ -159,7 +163,7 @@ def run_audit(
     )
     trials = run_attacks(planned, workers=workers, store=store, display=display)
     audit = assess(resolved, recordings, trials, workers=workers, started=started, store=store, display=display)
-    if store:
+    if store and checkpoints:
         for federation in resolved.federations:
             simulation_checkpoint(store, federation.name).unlink(missing_ok=True)
     return audit
@@ -356,6 +360,7 @@ def assess(
         repeat=repeat or _how_to_repeat(scenario),
         thresholds=[],
         environment=environment(scenario.device),
+        digests=_digests(scenario, recordings),
         timing=Timing(
             seconds=time.time() - started,
             started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
@@ -422,6 +427,16 @@ def _how_to_repeat(scenario: Scenario) -> str:
         return "fedaudit.audit('scenario.yaml', out='DIR', …) from Python, with the same model, data and loss"
     where = "" if DATASETS[scenario.data.name].info["embedded"] else " --data-dir DATA"
     return f"fedaudit audit scenario.yaml --out DIR{where}"
+
+
+def _digests(scenario: Scenario, recordings: Sequence[Recording]) -> Digests:
+    notes = [note for r in recordings for note in (*r.transcript.notes, *r.truth.notes) if "no digest" in note]
+    return Digests(
+        scenario=hashlib.sha256(scenario.to_yaml().encode()).hexdigest(),
+        transcripts={r.transcript.name: r.transcript.digest() for r in recordings},
+        code=code_digest(),
+        notes=list(dict.fromkeys(notes)),
+    )
 
 
 def environment(device: str) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,6 +92,21 @@ class Trial:
         return found
 
 
+# What a trial comes to whose finding isn't kept, where none may be run.
+Missing = Callable[[Trial, Path], NotApplicable]
+_missing: ContextVar[Missing | None] = ContextVar("missing", default=None)
+
+
+@contextmanager
+def only_kept(missing: Missing) -> Iterator[None]:
+    """Let :func:`run_trials` run nothing while the block runs: it takes what is kept, and ``missing`` for the rest."""
+    token = _missing.set(missing)
+    try:
+        yield
+    finally:
+        _missing.reset(token)
+
+
 def run_trials(
     trials: Sequence[Trial],
     *,
@@ -118,11 +135,13 @@ def run_trials(
         if path and path.is_file():
             outcomes[i] = trials[i].kept(path)
             done += trials[i].work
+        elif path and (missing := _missing.get()):
+            outcomes[i] = missing(trials[i], path)
     if report:
         report(done)
     todo = [i for i, outcome in enumerate(outcomes) if outcome is None]
     wanted = sum(trial.outcome is None for trial in trials)
-    if say and len(todo) < wanted:
+    if say and len(todo) < wanted and not _missing.get():
         say(f"resuming: {wanted - len(todo)} of {wanted} attacks kept in {store}")
     if store and todo:
         _make_folder(store)

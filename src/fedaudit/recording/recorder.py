@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -36,6 +35,7 @@ from fedaudit.federation.rounds import check_new
 from fedaudit.federation.transcript import FORMAT, INDEX
 from fedaudit.training import LOSSES, TrainingConfig
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.integrity import blank, digest_in, file_sha256, sealed, write_whole
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ _CONFIG = TypeAdapter(TrainingConfig)  # takes ten milliseconds to make
 class Recorder:
     """Writes what travels in a federation to a folder that ``fedaudit attack`` takes; see docs/your-own-loop.md.
 
-    A round is readable as soon as it is closed, whatever happens later. In memory is one round's global model, one
+    A round is readable as soon as it is closed, whatever happens later, and sealed: its index lists the digests of its
+    files and the round's before (:mod:`fedaudit.utils.integrity`). In memory is one round's global model, one
     update, and the inputs of the client that is being captured.
 
     Args:
@@ -89,23 +90,30 @@ class Recorder:
         self.every = every
         self._clients: dict[str, int] = {}
         self._next = 0
+        self._before: str | None = None  # digest of the last closed round
         self._open: RoundEntry | None = None
         self._weights: dict[str, Tensor] = {}
         given: dict[str, Any] = {"mean": mean, "std": std, "loss": loss}
         if append and (self.folder / INDEX).is_file():
-            self._header = read_header(self.folder, INDEX)
-            for entry in read_rounds(self.folder):
+            self._header = read_header(self.folder, INDEX, [])
+            for entry in read_rounds(self.folder, self._header):
+                self._before = entry.digest
                 self._next = entry.index + 1
                 self._clients |= {m.name: m.client for m in entry.messages}
         else:
             check_new(self.folder)
             self._header = Header(
-                format=FORMAT, version=VERSION, name=_printable(name), id=secrets.token_hex(16), task=RecordedTask()
+                format=FORMAT,
+                version=VERSION,
+                name=_printable(name),
+                id=secrets.token_hex(16),
+                task=RecordedTask(),
+                digest=blank(),
             )
         self._learn(**given)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(INDEX, self._header)
+            self._write_header()
         except OSError as error:
             raise self._full(error) from None
 
@@ -154,8 +162,9 @@ class Recorder:
             key: value.clone() for key, value in _tensors(weights).items()
         }  # whoever trains changes theirs
         file = f"round-{index:05d}-global.safetensors"
-        self._save(file, self._weights)
-        self._open = RoundEntry(index=index, weights=file)
+        entry = RoundEntry(index=index, weights=file)
+        self._save(file, self._weights, entry)
+        self._open = entry
 
     def end_round(self) -> None:
         """Close the round: from now on it is readable. Nothing happens where none is open."""
@@ -163,9 +172,12 @@ class Recorder:
         if entry is None or not (entry.messages or entry.total):
             return
         entry.time = datetime.now(UTC).isoformat(timespec="seconds")
+        entry.before = self._before
         try:
-            self._write(INDEX, self._header)
-            self._write(round_file(entry.index), entry)
+            self._write_header()  # what was learnt of the task
+            self._before = self._write(round_file(entry.index), entry, f"{self._header.id}/{round_file(entry.index)}")
+            self._header.last = self._before
+            self._write_header()
         except OSError as error:
             raise self._full(error) from None
 
@@ -229,14 +241,14 @@ class Recorder:
         config = self._training(captured, training, num_examples, notes)
         stem = f"round-{entry.index:05d}-client-{number:05d}"
         message = MessageEntry(client=number, name=name, form=form, file=f"{stem}.safetensors", training=config)
-        self._save(message.file, _tensors(state))
+        self._save(message.file, _tensors(state), entry)
         start = _tensors(sent) if sent is not None else captured.start if captured is not None else {}
         if any(
             key in self._weights and not value.cpu().equal(self._weights[key].to(value.dtype))
             for key, value in start.items()
         ):
             message.sent = f"{stem}-sent.safetensors"
-            self._save(message.sent, {key: value for key, value in start.items() if key in self._weights})
+            self._save(message.sent, {key: value for key, value in start.items() if key in self._weights}, entry)
             if sent is None:
                 notes.append("clients don't train from the global model that the round began with")
         message.num_examples = sum(config.batch_sizes) if config else num_examples
@@ -264,7 +276,7 @@ class Recorder:
         if entry.total is not None:
             raise BadInput(f"round {entry.index} has a total already")
         file = f"round-{entry.index:05d}-total.safetensors"
-        self._save(file, _tensors(state))
+        self._save(file, _tensors(state), entry)
         try:
             entry.total = TotalEntry(clients=clients, form=form, file=file, num_examples=num_examples)
         except ValidationError as error:
@@ -374,19 +386,26 @@ class Recorder:
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    def _save(self, file: str, tensors: dict[str, Tensor]) -> None:
+    def _save(self, file: str, tensors: dict[str, Tensor], entry: RoundEntry) -> None:
         if not tensors:
             raise BadInput("the state is empty: give the model's state_dict(), or the part of it that travels")
         try:
             save_file(tensors, self.folder / file)
+            if self._header.digest:
+                entry.files[file] = file_sha256(self.folder / file)
         except (OSError, SafetensorError) as error:
             raise self._full(error) from None
 
-    def _write(self, file: str, what: BaseModel) -> None:
-        """Write a file at once: whoever reads it sees all of it, or what it was before."""
-        draft = self.folder / f".{file}.draft"
-        draft.write_text(what.model_dump_json(indent=2, exclude_defaults=False) + "\n", encoding="utf-8")
-        os.replace(draft, self.folder / file)  # noqa: PTH105 (Path.replace is the same)
+    def _write_header(self) -> None:
+        self._write(INDEX, self._header)
+
+    def _write(self, file: str, what: Header | RoundEntry, about: str = "") -> str | None:
+        """Write a file at once and return its digest; a recording that an earlier version began goes on without."""
+        what.digest = blank() if self._header.digest else None
+        text = what.model_dump_json(indent=2, exclude_defaults=False) + "\n"
+        data = sealed(text, about) if what.digest else text.encode()
+        write_whole(self.folder / file, data)
+        return digest_in(data)
 
     def _full(self, error: Exception) -> BadInput:
         return BadInput(f"can't write the recording to '{self.folder}': {getattr(error, 'strerror', None) or error}")

@@ -5,7 +5,7 @@ stands under a key named ``timing`` (and the machine itself under ``environment`
 the same scenario is repeated on the same machine.
 """
 
-from fedaudit.results.audit import SCHEMA_VERSION, AuditResult, Threshold
+from fedaudit.results.audit import SCHEMA_VERSION, AuditResult, Digests, Threshold
 from fedaudit.results.base import Interval, Timing
 from fedaudit.results.findings import (
     LEAKS,
@@ -53,6 +53,7 @@ __all__ = [
     "ControlResult",
     "Curve",
     "DataRecord",
+    "Digests",
     "Evidence",
     "FederationRecord",
     "FindingResult",

@@ -34,6 +34,15 @@ class Threshold(Record):
     reason: str | None = Field(default=None, description="why it was not tested, or what the limit leaves out")
 
 
+class Digests(Record):
+    """What the results were made of; ``fedaudit verify`` checks them."""
+
+    scenario: str = Field(description="SHA-256 of scenario.yaml, as sha256sum prints it")
+    transcripts: dict[str, str] = Field(description="of each federation, over all that travelled and was recorded")
+    code: str = Field(description="of fedaudit's sources that compute, and of its version of torch")
+    notes: list[str] = Field(default=[], description="what was read without a digest, so that nothing tells a change")
+
+
 def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
     """Return a result of schema version 1 as one of version 2: verdicts by their new names, without controls.
 
@@ -94,6 +103,7 @@ class AuditResult(Record):
     repeat: str = Field(default="fedaudit audit scenario.yaml --out DIR", description="the command that repeats it")
     thresholds: list[Threshold]
     environment: dict[str, str]
+    digests: Digests | None = Field(default=None, description="null in results of earlier versions")
     timing: Timing
 
     def save(self, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import numpy as np
 from fedaudit.studies.spec import StudySpec
 from fedaudit.studies.store import Row
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.folders import inside
 from fedaudit.utils.image_bytes import decode
+from fedaudit.utils.integrity import check_listed
 
 Pixels = np.ndarray[Any, Any]
 
@@ -57,7 +59,7 @@ def pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> bytes | Non
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = {row.key: found for row in rows if (found := _sheets(folder / "trials" / row.key))}
+    shown = {row.key: found for row in rows if (found := _sheets(folder / "trials" / row.key, row.files))}
     rows = [row for row in rows if row.key in shown]
     if not rows:
         return None
@@ -98,11 +100,11 @@ def _across(study: StudySpec, row: Row, down: Sequence[str]) -> str:
     return "" if study.columns in down else row.point[study.columns]
 
 
-def _sheets(trial: Path) -> tuple[Pixels, Pixels, str] | None:
+def _sheets(trial: Path, files: Mapping[str, str]) -> tuple[Pixels, Pixels, str] | None:
     """Return a trial's real images, those of its attack's last round, and what they come from, in words."""
     if not (trial / "results.json").is_file():
         return None
-    result: dict[str, Any] = json.loads((trial / "results.json").read_text(encoding="utf-8"))
+    result: dict[str, Any] = json.loads(_read(trial, "results.json", files))
     finding = next((f for f in result["findings"] if f.get("kind") == "class-images"), None)
     if finding is None or len(finding["sheets"]) < 2:
         return None
@@ -111,5 +113,12 @@ def _sheets(trial: Path) -> tuple[Pixels, Pixels, str] | None:
     caption = last["title"].partition(",")[0]
     if course.get("accuracy"):
         caption += f"; accuracy {course['accuracy'][-1]:.2f}"
-    first, second = (decode((trial / s["path"]).read_bytes(), s["path"], None, ("PNG",)) for s in (real, last))
+    first, second = (decode(_read(trial, s["path"], files), s["path"], None, ("PNG",)) for s in (real, last))
     return first, second, caption
+
+
+def _read(trial: Path, name: str, files: Mapping[str, str]) -> bytes:
+    """Return what is in a trial's file, which must be what the store says of it."""
+    path = inside(trial, name)
+    check_listed(path, name, files, remedy="delete the folder and run the study again")
+    return path.read_bytes()

@@ -167,7 +167,7 @@ def run_study(
         when = datetime.now(UTC).isoformat(timespec="seconds")
         if isinstance(result, Played):
             _keep(store.folder / "trials" / task.key, result.files)
-            store.finish(task.key, result.outcome, result.seconds, result.versions, when)
+            store.finish(task.key, result.outcome, result.seconds, result.versions, when, result.files)
         else:
             failed += 1
             store.fail(task.key, _one_line(result), when)

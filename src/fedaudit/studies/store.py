@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,13 @@ from pydantic_core import from_json
 from fedaudit.studies.spec import Point, StudyTrial
 from fedaudit.utils.bounds import STORE, check_file
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.integrity import check_text, digest_text
 from fedaudit.utils.validation import explain
 
 FILE = "study.sqlite"
-_VERSION = 2  # of the tables; 1 had no computations
+_VERSION = 3  # of the tables; 1 had no computations, 2 no digests
 _LOCK = "running.lock"
+_DIGEST = "digest"  # of the table about, in itself
 _APPLICATION = 0x66656461  # "feda", in SQLite's header: a foreign file is told apart before it is touched
 
 Status = Literal["pending", "done", "failed"]
@@ -30,9 +33,17 @@ create table if not exists about (key text primary key, value text not null);
 create table if not exists trials (
     key text primary key, position integer not null, point text not null, repetition integer not null,
     scenario text not null, status text not null default 'pending', attempts integer not null default 0,
-    outcome text, seconds real, versions text, error text, finished text, computation text, expected text
+    outcome text, seconds real, versions text, error text, finished text, computation text, expected text,
+    files text, digest text
 );
 """
+_ADDED = {"computation", "expected", "files", "digest"}  # columns that version 1 lacks
+# All that a row holds, as its digest is over it.
+_SEALED = (
+    "key, position, point, repetition, scenario, status, attempts, outcome, seconds, versions, error, finished, "
+    "computation, expected, files"
+)
+_REMEDY = "delete the folder and run the study again, or take it from where it was made"
 
 
 class _Attacked(BaseModel):
@@ -73,6 +84,7 @@ class Row:
         seconds: of the last attempt.
         error: why it failed.
         old: whether it was done by another, or an unknown, version of code, torch, data or device than is now expected.
+        files: of the trial's folder, each with its SHA-256; empty where an earlier version wrote it.
     """
 
     key: str
@@ -84,13 +96,18 @@ class Row:
     seconds: float | None
     error: str | None
     old: bool = False
+    files: dict[str, str] = field(default_factory=dict)
 
 
 _ROW = TypeAdapter(Row)
 
 
 class Store:
-    """The only writer of a study's SQLite file (WAL).
+    """The only writer of a study's SQLite file (WAL). Every row is sealed (see :mod:`fedaudit.utils.integrity`).
+
+    Attributes:
+        folder, path: of the study, and of its file.
+        note: what readers should know of what they read; None where there is nothing.
 
     Raises:
         BadInput: the folder can't be written, or the file is something else's, or damaged.
@@ -99,6 +116,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / FILE
+        self.note: str | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for file in (self.path, folder / _LOCK):
@@ -123,9 +141,9 @@ class Store:
                 f"'{self.path}' has more than tables ({others[0][0][:60]!r}): it is none that fedaudit wrote"
             )
         if owner == _APPLICATION:
-            if version not in (1, _VERSION):
+            if version not in range(1, _VERSION + 1):
                 raise BadInput(f"'{self.path}' has format {version}; this fedaudit reads format {_VERSION}")
-            if version == 1:
+            if version < _VERSION:
                 self._migrate()
         elif owner or version or tables:
             raise BadInput(f"'{self.path}' is a database, but not a study's: choose another --out")
@@ -134,10 +152,10 @@ class Store:
             self._db.execute(f"pragma user_version={_VERSION}")
 
     def _migrate(self) -> None:
-        """Turn tables of version 1 into today's: what is done there is of an unknown version."""
+        """Turn tables of earlier versions into today's: what was done in version 1 is of an unknown version."""
         self._db.execute("begin immediate")
         there = {column[1] for column in self._db.execute("pragma table_info(trials)")}
-        for column in {"computation", "expected"} - there if there else ():  # nobody was quicker, or killed before
+        for column in _ADDED - there if there else ():  # nobody was quicker, or killed before
             self._db.execute(f"alter table trials add column {column} text")
         self._db.execute(f"pragma user_version={_VERSION}")
         self._db.execute("commit")
@@ -175,13 +193,18 @@ class Store:
         """Return what :meth:`plan` was told of the study; nothing where it never was.
 
         Raises:
-            BadInput: the file is damaged.
+            CorruptTranscript: it was changed.
+            BadInput: the file is damaged, or its digest can't be checked with the key that there is.
         """
         with self._reading():
-            found = {key: from_json(value) for key, value in self._db.execute("select key, value from about")}
-            if found and not (isinstance(found["name"], str) and isinstance(found["scale"], str)):
+            found = dict(self._db.execute("select key, value from about order by key"))
+            digest = found.pop(_DIGEST, None)
+            if digest or found:
+                self._check(json.dumps(found), digest, _DIGEST, "what the study is")
+            about = {key: from_json(value) for key, value in found.items()}
+            if about and not (isinstance(about["name"], str) and isinstance(about["scale"], str)):
                 raise ValueError("the study's name or scale is no text")
-            return found
+            return about
 
     def plan(self, about: dict[str, Any], trials: list[StudyTrial]) -> None:
         """Add the trials that aren't there yet; what there is of them stays.
@@ -195,15 +218,21 @@ class Store:
                 raise BadInput(
                     f"'{self.folder}' holds {before['name']} at scale {before['scale']}; choose another --out"
                 )
+        for _ in self._whole():  # before they are sealed again
+            pass
         with self._writing():
             self._db.executemany(
                 "insert or replace into about values (?, ?)", [(k, json.dumps(v)) for k, v in about.items()]
             )
+            told = dict(self._db.execute("select key, value from about where key != ? order by key", (_DIGEST,)))
+            digest = digest_text(json.dumps(told), _DIGEST)
+            self._db.execute("insert or replace into about values (?, ?)", (_DIGEST, digest))
             self._db.executemany(
                 "insert into trials (key, position, point, repetition, scenario) values (?, ?, ?, ?, ?) "
                 "on conflict (key) do update set position = excluded.position",
                 [(t.key, i, json.dumps(t.point), t.repetition, t.scenario.to_yaml()) for i, t in enumerate(trials)],
             )
+            self._seal()
 
     def scenarios(self) -> dict[str, str]:
         """Return every trial's scenario, as YAML, by its key."""
@@ -220,23 +249,36 @@ class Store:
             self._db.executemany(
                 "update trials set expected = ? where key = ?", [(c, key) for key, c in computations.items()]
             )
+            self._seal(computations)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Let trials be run again as if they never had been."""
+        keys = list(keys)
         with self._writing():
             self._db.executemany(
                 "update trials set status = 'pending', outcome = null, computation = null where key = ?",
                 [(key,) for key in keys],
             )
+            self._seal(keys)
 
-    def finish(self, key: str, outcome: dict[str, Any], seconds: float, versions: dict[str, str], when: str) -> None:
-        """Note that a trial is done, as the computation that was expected of it."""
+    def finish(
+        self,
+        key: str,
+        outcome: dict[str, Any],
+        seconds: float,
+        versions: dict[str, str],
+        when: str,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Note that a trial is done, as the computation that was expected of it, and what its files hold."""
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in (files or {}).items()}
         with self._writing():
             self._db.execute(
                 "update trials set status = 'done', attempts = attempts + 1, outcome = ?, seconds = ?, versions = ?, "
-                "error = null, finished = ?, computation = expected where key = ?",
-                (json.dumps(outcome), seconds, json.dumps(versions), when, key),
+                "error = null, finished = ?, computation = expected, files = ? where key = ?",
+                (json.dumps(outcome), seconds, json.dumps(versions), when, json.dumps(digests), key),
             )
+            self._seal([key])
 
     def fail(self, key: str, error: str, when: str) -> None:
         """Note that a trial failed, and why."""
@@ -245,38 +287,44 @@ class Store:
                 "update trials set status = 'failed', attempts = attempts + 1, error = ?, finished = ? where key = ?",
                 (error, when, key),
             )
+            self._seal([key])
 
     def rows(self) -> list[Row]:
         """Return all trials in the study's order.
 
         Raises:
-            BadInput: the file is damaged.
+            CorruptTranscript: a row was changed.
+            BadInput: the file is damaged, or a digest can't be checked with the key that there is.
         """
         with self._reading():
             (count,) = self._db.execute("select count(*) from trials").fetchone()
             if count > (STORE.items or 0):
                 raise ValueError(f"{count:,} rows, and {STORE.items:,} are the most that are read")
-            found = self._db.execute(
-                "select key, point, repetition, status, attempts, outcome, seconds, error, "
-                "status = 'done' and (computation is null or computation is not expected) from trials "
-                "order by position, key"
-            )
             return [
                 _ROW.validate_python(
                     {
-                        "key": key,
-                        "point": from_json(point),
-                        "repetition": repetition,
-                        "status": status,
-                        "attempts": tries,
-                        "outcome": _outcome(outcome),
-                        "seconds": time,
-                        "error": why,
-                        "old": bool(old),
+                        "key": row["key"],
+                        "point": from_json(row["point"]),
+                        "repetition": row["repetition"],
+                        "status": row["status"],
+                        "attempts": row["attempts"],
+                        "outcome": _outcome(row["outcome"]),
+                        "seconds": row["seconds"],
+                        "error": row["error"],
+                        "old": row["status"] == "done"
+                        and (row["computation"] is None or row["computation"] != row["expected"]),
+                        "files": from_json(row["files"] or "{}"),
                     }
                 )
-                for key, point, repetition, status, tries, outcome, time, why, old in found
+                for row in self._whole()
             ]
+
+    def _whole(self) -> Iterator[dict[str, Any]]:
+        """Yield what every row holds, in the study's order, once its digest was checked."""
+        names = _SEALED.split(", ")
+        for *values, digest in self._db.execute(f"select {_SEALED}, digest from trials order by position, key"):
+            self._check(_text(values), digest, str(values[0]), f"trial {values[0]!s:.8}")
+            yield dict(zip(names, values, strict=True))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -288,6 +336,19 @@ class Store:
             raise BadInput(
                 f"'{self.path}' is damaged, or no study's: {why}; restore it, or choose another --out"
             ) from None
+
+    def _check(self, text: str, digest: str | None, about: str, what: str) -> None:
+        note = check_text(text, digest, about, where=f"{what} in '{self.path}'", remedy=_REMEDY)
+        self.note = self.note or note
+
+    def _seal(self, keys: Iterable[str] | None = None) -> None:
+        """Seal the rows of those keys, or all."""
+        wanted = f"select {_SEALED} from trials" + ("" if keys is None else " where key = ?")
+        found = [row for key in keys for row in self._db.execute(wanted, (key,))] if keys is not None else None
+        rows = self._db.execute(wanted).fetchall() if found is None else found
+        self._db.executemany(
+            "update trials set digest = ? where key = ?", [(digest_text(_text(r), r[0]), r[0]) for r in rows]
+        )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -309,6 +370,10 @@ def _outcome(text: str | None) -> Any:
     values = from_json(text)
     _Outcome.model_validate(values)
     return values
+
+
+def _text(values: Sequence[Any]) -> str:
+    return json.dumps(list(values), default=repr)  # a damaged file may hold bytes where text was
 
 
 def _reason(error: Exception) -> str:

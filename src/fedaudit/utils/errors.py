@@ -22,7 +22,7 @@ class MissingData(BadInput):
 
 
 class CorruptTranscript(BadInput):
-    """A transcript cannot be trusted: something is missing, misshapen, not finite or truncated."""
+    """A transcript, finding or store cannot be trusted: something is missing, misshapen, not finite or was changed."""
 
 
 class NotApplicable(FedAuditError):

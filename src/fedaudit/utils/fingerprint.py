@@ -44,6 +44,14 @@ def fingerprint(*parts: Any) -> str:
     return _digest(list(parts), {}).hex()
 
 
+def code_digest() -> str:
+    """Return the digest, 64 hexadecimal digits, of the code that computes: this package's sources and torch's version.
+
+    What only presents results isn't in it.
+    """
+    return computation()
+
+
 @cache
 def code_version() -> str:
     """Return a hash of this package's sources, those left out that only present results."""

@@ -1,0 +1,80 @@
+"""``fedaudit verify``: whether an audit's numbers follow from its findings. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.announce import announce
+from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
+from fedaudit.cli.own import (
+    BatchNorm,
+    InputShape,
+    Mean,
+    OwnCheckpoint,
+    OwnLoss,
+    OwnModel,
+    Rounds,
+    Std,
+    loss_of,
+    rounds_of,
+    task_of,
+)
+from fedaudit.utils.errors import BadInput
+
+_MOST = 20  # of the differences, as many are told
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="Folder of an audit: with results.json and findings.")],
+    transcript: Annotated[
+        Path | None, typer.Option(help="Of 'fedaudit attack': the folder of what was attacked.")
+    ] = None,
+    truth: Annotated[Path | None, typer.Option(help="Its ground truth; default: the one in that folder.")] = None,
+    data_dir: DataDir = None,
+    model: OwnModel = None,
+    checkpoint: OwnCheckpoint = None,
+    loss: OwnLoss = None,
+    mean: Mean = None,
+    std: Std = None,
+    input_shape: InputShape = None,
+    batch_norm: BatchNorm = None,
+    rounds: Rounds = None,
+    workers: Workers = None,
+) -> None:
+    """Derive an audit's numbers again from its kept findings, and say what differs; exit 2 if anything does."""
+    announce(f"verification of {folder}: its numbers, derived again from its findings", number_of_workers(workers))
+    task, chosen = task_of(mean, std, input_shape, batch_norm), rounds_of(rounds)
+    check_data_dir(data_dir)
+    from fedaudit.pipeline.recordings import own_module
+    from fedaudit.pipeline.verify import verify_audit
+    from fedaudit.utils.progress import live_display
+
+    own_loss, task["loss"] = loss_of(loss)
+    with live_display() as display:
+        found = verify_audit(
+            folder,
+            transcript=transcript,
+            truth=truth,
+            data_dir=data_dir,
+            model=own_module(model, checkpoint) if model else None,
+            loss=own_loss,
+            task=task,
+            rounds=chosen,
+            workers=number_of_workers(workers),
+            display=display,
+        )
+    for note in found.notes:
+        print(f"note: {note}")
+    for line in found.differences[:_MOST]:
+        print(f"differs: {line}")
+    if len(found.differences) > _MOST:
+        print(f"differs: and {len(found.differences) - _MOST} more")
+    if found.differences:
+        raise BadInput(f"'{folder}' doesn't follow from its findings: {len(found.differences)} differences")
+    print(
+        f"{found.values:,} values of results.json, its images and its page follow from {found.findings} kept findings, "
+        "the scenario and the truth"
+    )

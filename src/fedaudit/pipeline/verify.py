@@ -1,0 +1,302 @@
+"""Whether an audit's numbers follow from what is kept beside them: derived again, and compared one by one."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedaudit.data import Dataset
+from fedaudit.evaluation import Limits
+from fedaudit.examples import save_png
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth
+from fedaudit.pipeline.offline import attack_transcript
+from fedaudit.pipeline.output import REQUEST
+from fedaudit.pipeline.run import Audit, run_audit
+from fedaudit.pipeline.trials import Trial, only_kept
+from fedaudit.results import AuditResult
+from fedaudit.scenario import scenario_from
+from fedaudit.training import Loss
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.fingerprint import code_digest, device_name
+from fedaudit.utils.folders import inside
+from fedaudit.utils.native import native_code
+from fedaudit.utils.progress import Display
+
+# What depends on the clock or the machine, or is compared on its own; see fedaudit.results.
+_SKIPPED = {"timing", "environment", "digests", "fedaudit_version"}
+
+
+@dataclass
+class Verification:
+    """What came of deriving an audit's numbers again.
+
+    Attributes:
+        differences: a line each; empty where everything follows.
+        notes: what was taken from the results and not derived, a line each.
+        findings: how many kept findings were evaluated.
+        values: how many values of ``results.json`` were compared.
+    """
+
+    differences: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    findings: int = 0
+    values: int = 0
+
+
+def verify_audit(
+    folder: Path,
+    *,
+    transcript: Path | Transcript | None = None,
+    truth: Path | Truth | None = None,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    task: Mapping[str, Any] | None = None,
+    rounds: list[int] | None = None,
+    workers: int = 1,
+    display: Display,
+) -> Verification:
+    """Derive the results in ``folder`` from the findings kept there, and compare; nothing is written, no attack run.
+
+    An audit's federations are simulated again, for only the scenario is kept of them; a transcript that was attacked
+    is read. Then follow evaluation against the truth, verdicts, scores, images and the page.
+
+    Args:
+        folder: of the audit.
+        transcript: that was attacked, or its folder; needed where that isn't ``folder/recording``.
+        truth: its ground truth, where that doesn't lie beside it.
+        data_dir: where data sets that aren't embedded lie.
+        dataset, model, loss: a user's own, as the audit had them.
+        task, rounds: of a recording, as the attack had them.
+        workers: processes for the simulation.
+        display: shows progress.
+
+    Raises:
+        BadInput: there are no results or no findings, they were changed, or they can't be derived here.
+    """
+    stored = AuditResult.load(inside(folder, "results.json"))
+    _check_place(stored, folder)
+    found = Verification()
+    if stored.digests:
+        found.notes += stored.digests.notes
+    kept = _Kept(stored, found)
+    with only_kept(kept):
+        derived = _derive(
+            stored,
+            folder,
+            transcript=transcript,
+            truth=truth,
+            data_dir=data_dir,
+            own={"dataset": dataset, "model": model, "loss": loss},
+            task=task,
+            rounds=rounds,
+            workers=workers,
+            display=display,
+        )
+    found.findings = sum(finding.status == "done" for finding in derived.result.findings)
+    found.differences += _of_digests(stored, derived, folder)
+    before, after = stored.model_dump(mode="json"), derived.result.model_dump(mode="json")
+    found.values = sum(1 for _ in _leaves(before))
+    found.differences += _of_files(stored, derived, folder)
+    found.differences += _differences(before, after, "")
+    return found
+
+
+class _Kept:
+    """Says of a trial without a finding why: the results' own reason, or that its finding is gone."""
+
+    def __init__(self, stored: AuditResult, found: Verification) -> None:
+        self.stored, self.found = stored, found
+
+    def __call__(self, trial: Trial, path: Path) -> NotApplicable:
+        name, seen = trial.attack.name, trial.observation
+        places = {(m.round, m.client) for m in seen.messages}
+        reasons = [
+            f.reason
+            for f in self.stored.findings
+            if (f.federation, f.attack) == (seen.federation, name)
+            and f.status == "not applicable"
+            and (len(places) > 1 or (f.round, f.client) in places)
+        ]
+        reasons += [c.text for c in self.stored.controls if c.attack == name and c.won is None]
+        if reasons and reasons[0]:
+            self.found.notes.append(f"{name} has no finding, for it wasn't applicable: {reasons[0]}")
+            return NotApplicable(reasons[0])
+        where = ", ".join(f"round {r}, client {c}" for r, c in sorted(places)[:2])
+        self.found.differences.append(f"{path} is missing: the finding of {name} on {seen.federation} ({where})")
+        return NotApplicable("its finding isn't kept")
+
+
+def _check_place(stored: AuditResult, folder: Path) -> None:
+    """Refuse what can't be derived here: other code or torch, or another processor's arithmetic, give other bits."""
+    if not (folder / "findings").is_dir():
+        raise BadInput(f"'{folder}' keeps no findings: there is no folder findings in it; repeat the audit")
+    there = stored.environment
+    device = str(stored.scenario.get("device", "cpu"))
+    here = {"torch": torch.__version__, "native code": native_code(), "device": device_name(device)}
+    for what, value in here.items():
+        if what in there and there[what] != value:
+            raise BadInput(
+                f"the results in '{folder}' were made with {what} '{there[what]}', and here it is '{value}': other "
+                "numbers would follow; verify them where they were made"
+            )
+    if stored.digests and stored.digests.code != code_digest():
+        raise BadInput(
+            f"the results in '{folder}' were made by other code than this (fedaudit {stored.fedaudit_version}, digest "
+            f"{stored.digests.code[:16]}…): install that to verify them"
+        )
+
+
+def _derive(
+    stored: AuditResult,
+    folder: Path,
+    *,
+    transcript: Path | Transcript | None,
+    truth: Path | Truth | None,
+    data_dir: Path | None,
+    own: dict[str, Any],
+    task: Mapping[str, Any] | None,
+    rounds: list[int] | None,
+    workers: int,
+    display: Display,
+) -> Audit:
+    limits = Limits(
+        {t.metric: t.limit for t in stored.thresholds if t.limit is not None},
+        next((t.verdict for t in stored.thresholds if t.verdict is not None), None),
+    )
+    scenario, store = scenario_from(stored.scenario, where=f"the scenario in '{folder}'"), folder / "findings"
+    if not (folder / REQUEST).exists():
+        audit = run_audit(
+            scenario, data_dir=data_dir, workers=workers, store=store, checkpoints=False, display=display, **own
+        )
+        return audit.held_to(limits)
+    request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
+    if not isinstance(request, dict) or not isinstance(request.get("attacks"), list):
+        raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
+    source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
+    if source is None:
+        raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with --transcript")
+    audited = attack_transcript(
+        source,
+        request["attacks"],
+        threat=dict(request.get("threat") or {}),
+        seed=request.get("seed"),
+        device=str(request.get("device", "cpu")),
+        out=None,
+        store=store,
+        workers=workers,
+        truth=truth,
+        limits=limits,
+        controls=scenario.evaluation.controls,
+        display=display,
+        model=own["model"],
+        loss=own["loss"],
+        task=task,
+        rounds=rounds,
+    )
+    if not isinstance(audited, Audit):
+        raise BadInput("the transcript has no ground truth beside it; name it with --truth")
+    repeat = stored.repeat  # the flags as they were written, of which not all can be told again
+    return Audit(audited.result.model_copy(update={"repeat": repeat}), audited.image_files, audited.scenario)
+
+
+def _of_digests(stored: AuditResult, derived: Audit, folder: Path) -> Iterator[str]:
+    before, after = stored.digests, derived.result.digests
+    if before is None or after is None:
+        yield "results.json names no digests: an earlier fedaudit wrote it"
+        return
+    try:
+        beside = hashlib.sha256(inside(folder, "scenario.yaml").read_bytes()).hexdigest()
+    except OSError as error:
+        yield f"scenario.yaml can't be read: {error.strerror or error}"
+    else:
+        if beside != before.scenario:
+            yield f"scenario.yaml: results.json names the digest {before.scenario[:16]}…, the file has {beside[:16]}…"
+    if before.scenario != after.scenario:
+        yield f"scenario: results.json names the digest {before.scenario[:16]}…, its scenario {after.scenario[:16]}…"
+    for name in sorted(before.transcripts.keys() | after.transcripts.keys()):
+        one, two = before.transcripts.get(name, "none"), after.transcripts.get(name, "none")
+        if one != two:
+            yield f"transcript of {name}: results.json names the digest {one[:16]}…, here it is {two[:16]}…"
+
+
+def _of_files(stored: AuditResult, derived: Audit, folder: Path) -> Iterator[str]:
+    """Yield what differs in the images and in the page."""
+    from fedaudit.report.page import render_report
+
+    with tempfile.TemporaryDirectory() as draft:
+        for name, pixels in derived.image_files.items():
+            made = Path(draft) / "image.png"
+            save_png(pixels, made)
+            path = inside(folder, name)
+            if not path.is_file():
+                yield f"{name} is missing"
+            elif path.read_bytes() != made.read_bytes():
+                yield f"{name} isn't the image that the finding and the truth give"
+    page = folder / "report.html"
+    if page.is_file():
+        try:
+            same = page.read_text(encoding="utf-8") == render_report(stored, folder)
+        except (BadInput, OSError, ValueError) as error:
+            yield f"report.html can't be drawn from results.json: {error}"
+        else:
+            if not same:
+                yield "report.html isn't the page that results.json and the images give"
+
+
+def _differences(before: Any, after: Any, where: str) -> Iterator[str]:
+    """Yield a line for every value of a JSON document that differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in [*before, *(key for key in after if key not in before)]:
+            if key not in _SKIPPED:
+                own = f"{where}.{key}".lstrip(".")
+                yield from _differences(before.get(key, _NOTHING), after.get(key, _NOTHING), own)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for i, (one, two) in enumerate(zip(before, after, strict=True)):
+            yield from _differences(one, two, f"{where}[{i}]")
+    elif not _equal(before, after):
+        yield f"{where}: results.json says {_shown(before)}, the findings give {_shown(after)}"
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, float) and isinstance(two, float) and math.isnan(one):
+        return math.isnan(two)
+    return type(one) is type(two) and bool(one == two)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key not in _SKIPPED:
+                yield from _leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} items"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
