@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fedaudit.federation.records import UNUSED
 from fedaudit.federation.rounds import check_examples, check_new
 from fedaudit.federation.transcript import Transcript
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.folders import temporary_folder
 
 FILE = "truth.safetensors"
 
@@ -144,10 +144,10 @@ def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
     about = {**truth.about, "transcript": transcript.fingerprint()}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as draft:
-            transcript.save(Path(draft) / "whole")
-            dataclasses.replace(truth, about=about).save(Path(draft) / "whole" / FILE)
-            (Path(draft) / "whole").replace(folder)
+        with temporary_folder(folder.parent, f".{folder.name}-temporary-") as draft:
+            transcript.save(draft / "whole")
+            dataclasses.replace(truth, about=about).save(draft / "whole" / FILE)
+            (draft / "whole").replace(folder)
     except OSError as error:
         raise BadInput(f"can't write the transcript to '{folder}': {error.strerror or error}") from None
 

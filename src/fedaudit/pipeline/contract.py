@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +23,7 @@ from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator
 
@@ -162,8 +161,8 @@ def _run(attack: Attack, seen: Observation) -> Finding:
 
 
 def _check_disk(attack: Attack, found: Finding) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "finding.safetensors"
+    with temporary_folder() as folder:
+        path = folder / "finding.safetensors"
         try:
             found.save(path)
             again = Finding.load(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from fedaudit.studies.store import Store
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint, tensor_digest
+from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
@@ -333,8 +333,7 @@ def _versions(result: AuditResult) -> dict[str, str]:
 
 
 def _files(audit: Audit) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory(prefix="fedaudit-") as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         audit.save_data(folder)
         return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
