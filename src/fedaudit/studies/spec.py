@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -215,6 +215,11 @@ class StudyTrial:
     point: Point
     repetition: int
     scenario: Scenario
+
+    @cached_property
+    def text(self) -> str:
+        """The scenario as YAML, which takes milliseconds to write."""
+        return self.scenario.to_yaml()
 
     @property
     def label(self) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedaudit.studies.spec import Point, StudyTrial
 from fedaudit.utils.errors import BadInput
+
+if TYPE_CHECKING:  # importing it takes seconds, which `fedaudit study log` needn't wait for
+    from fedaudit.studies.spec import Point, StudyTrial
 
 FILE = "study.sqlite"
 _VERSION = 2  # of the tables; 1 had no computations
@@ -38,7 +40,8 @@ class Row:
         key, point, repetition: of the trial.
         status: pending, done or failed.
         attempts: how often it was run.
-        outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank``, and ``victim``, a hash of the true one.
+        outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank``, and ``victim``, a hash of the true one;
+            None where it wasn't asked for, too.
         seconds: of the last attempt.
         error: why it failed.
         old: whether it was done by another, or an unknown, version of code, torch, data or device than is now expected.
@@ -53,6 +56,11 @@ class Row:
     seconds: float | None
     error: str | None
     old: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its combination and repetition in words."""
+        return ", ".join([*(f"{axis} {level}" for axis, level in self.point.items()), f"#{self.repetition}"])
 
 
 class Store:
@@ -142,10 +150,18 @@ class Store:
             self._db.executemany(
                 "insert or replace into about values (?, ?)", [(k, json.dumps(v)) for k, v in about.items()]
             )
+            there = {key for (key,) in self._db.execute("select key from trials")}
             self._db.executemany(
-                "insert into trials (key, position, point, repetition, scenario) values (?, ?, ?, ?, ?) "
-                "on conflict (key) do update set position = excluded.position",
-                [(t.key, i, json.dumps(t.point), t.repetition, t.scenario.to_yaml()) for i, t in enumerate(trials)],
+                "update trials set position = ? where key = ?",
+                [(i, t.key) for i, t in enumerate(trials) if t.key in there],
+            )
+            self._db.executemany(
+                "insert into trials (key, position, point, repetition, scenario) values (?, ?, ?, ?, ?)",
+                [
+                    (t.key, i, json.dumps(t.point), t.repetition, t.text)
+                    for i, t in enumerate(trials)
+                    if t.key not in there
+                ],
             )
 
     def scenarios(self) -> dict[str, str]:
@@ -188,10 +204,14 @@ class Store:
                 (error, when, key),
             )
 
-    def rows(self) -> list[Row]:
-        """Return all trials in the study's order."""
+    def rows(self, *, outcomes: bool = True) -> list[Row]:
+        """Return all trials in the study's order.
+
+        Args:
+            outcomes: with what came of them, nearly all of what there is to read.
+        """
         found = self._db.execute(
-            "select key, point, repetition, status, attempts, outcome, seconds, error, "
+            f"select key, point, repetition, status, attempts, {'outcome' if outcomes else 'null'}, seconds, error, "
             "status = 'done' and (computation is null or computation is not expected) from trials "
             "order by position, key"
         )
