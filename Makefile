@@ -8,7 +8,7 @@ OUT ?= audit
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
-.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema same-numbers mutants clean
+.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema same-numbers mutants faults clean
 
 audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -92,6 +92,9 @@ same-numbers: $(NATIVE)  ## compare this version's numbers with another commit's
 
 mutants: $(NATIVE)  ## wrong programs (tests/mutants.yaml): which of them do the tests not notice? make mutants ONLY='epochs privacy'
 	$(BIN)/python -m tests.mutants $(ONLY)
+
+faults: $(NATIVE)  ## kill, fill disks, remove folders, break clocks: is anything lost, doubled or different? (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(FAULTS)
 
 clean:
 	rm -rf .venv .venv-peers .venv-lowest .mypy_cache .ruff_cache .pytest_cache

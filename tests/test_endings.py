@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from fedaudit.recording import Recorder
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 from tests.conftest import SCENARIO
 from tests.test_processes import gone, wait_until
@@ -103,6 +105,8 @@ def test_all_processes_end_with_their_command(command, how, tmp_path, running):
 KILLED = """\
 import os, signal, sys
 from pathlib import Path
+from fedaudit.recording import Recorder
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 with temporary_folder(Path(sys.argv[1])) as folder:
     (folder / "victim.png").write_bytes(b"pixels")
@@ -139,3 +143,25 @@ def test_the_folders_of_those_who_live_stay(tmp_path):
         assert (theirs / "victim.png").exists()
     other.communicate("")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recorder_killed_before_its_first_round_can_begin_again(tmp_path):
+    for name in ("index", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f".{name}.json.draft").write_text("{")
+    Recorder(tmp_path / "index").close()
+    assert [path.name for path in (tmp_path / "index").iterdir()] == ["index.json"]
+    with pytest.raises(BadInput, match="isn't an empty folder"):  # somebody else's
+        Recorder(tmp_path / "other")
+
+
+def test_seeing_whether_a_folder_can_be_written_leaves_nothing_to_a_kill(tmp_path):
+    code = (
+        "import os, signal, sys; from pathlib import Path; from fedaudit.utils.folders import check_folder\n"
+        "def end(event, arguments):\n"
+        "    if event in ('os.remove', 'os.unlink'): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.addaudithook(end); check_folder(Path(sys.argv[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
+    assert done.returncode == 0
+    assert list((tmp_path / "out").iterdir()) == []

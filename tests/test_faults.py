@@ -11,9 +11,9 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for processes")
-@pytest.mark.parametrize("case", ["audit", "simulation", "recorder"])
-def test_nothing_is_lost_doubled_or_different(case: str) -> None:
-    line = [sys.executable, "-m", "tests.faults", "--kills", "3", "--fresh", "0", "--others", "1", "--only", case]
+def test_nothing_is_lost_doubled_or_different() -> None:
+    few = ["--kills", "6", "--fresh", "0", "--others", "1", "--only", "simulation", "recorder"]
+    line = [sys.executable, "-m", "tests.faults", *few]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("nothing lost, doubled or different\n")

@@ -302,8 +302,9 @@ def main() -> int:
     counts: Counter[str] = Counter()
     found: list[str] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
-        _warm_up(Path(name))
         chosen = [case for case in cases(Path(name)) if not options.only or case.name in options.only]
+        if any(case.workers for case in chosen):
+            _warm_up(Path(name))
         runners = [
             Runner(case, Path(name) / case.name, random.Random(f"{options.seed} {case.name}")) for case in chosen
         ]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fedaudit.utils.errors import BadInput
@@ -103,7 +103,8 @@ class Finding:
         tensors: dict[str, Tensor] = {}
         about = json.dumps({"kind": self.kind, "fields": _pack(self, "", tensors)})
         draft = path.with_suffix(".part")
-        save_file(tensors, draft, metadata={"about": about, "digest": _digest(key, about, tensors)})
+        # Not save_file: killed, it leaves a file whose name nobody knows.
+        draft.write_bytes(save(tensors, metadata={"about": about, "digest": _digest(key, about, tensors)}))
         draft.replace(path)
 
     @staticmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fedaudit.federation.rounds import check_examples
@@ -36,7 +36,8 @@ def save_examples(path: Path, recording: str, tensors: Mapping[str, Tensor]) -> 
         OSError: the file can't be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, path, metadata={"recording": recording})
+    # Not save_file: killed, it leaves a file whose name nobody knows.
+    path.write_bytes(save({k: v.cpu().contiguous() for k, v in tensors.items()}, metadata={"recording": recording}))
 
 
 def has_truth(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedaudit.federation.recorded import (
@@ -98,6 +98,8 @@ class Recorder:
                 self._next = entry.index + 1
                 self._clients |= {m.name: m.client for m in entry.messages}
         else:
+            with suppress(OSError):  # of a recorder that was killed before it had written anything else
+                self._draft(INDEX).unlink()
             check_new(self.folder)
             self._header = Header(
                 format=FORMAT, version=VERSION, name=_printable(name), id=secrets.token_hex(16), task=RecordedTask()
@@ -375,15 +377,18 @@ class Recorder:
         if not tensors:
             raise BadInput("the state is empty: give the model's state_dict(), or the part of it that travels")
         try:
-            save_file(tensors, self.folder / file)
+            (self.folder / file).write_bytes(save(tensors))  # save_file, killed, leaves a file whose name nobody knows
         except (OSError, SafetensorError) as error:
             raise self._full(error) from None
 
     def _write(self, file: str, what: BaseModel) -> None:
         """Write a file at once: whoever reads it sees all of it, or what it was before."""
-        draft = self.folder / f".{file}.draft"
+        draft = self._draft(file)
         draft.write_text(what.model_dump_json(indent=2, exclude_defaults=False) + "\n", encoding="utf-8")
         os.replace(draft, self.folder / file)  # noqa: PTH105 (Path.replace is the same)
+
+    def _draft(self, file: str) -> Path:
+        return self.folder / f".{file}.draft"
 
     def _full(self, error: Exception) -> BadInput:
         return BadInput(f"can't write the recording to '{self.folder}': {getattr(error, 'strerror', None) or error}")

@@ -36,9 +36,8 @@ def check_folder(out: Path) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".write-test"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=out):  # without a name, where the system can: a kill leaves nothing
+            pass
     except OSError as error:
         raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
 
