@@ -9,7 +9,7 @@ MINUTES ?= 60
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
-.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema same-numbers mutants fuzz setup-locked lock sbom vulnerabilities clean
+.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema same-numbers mutants fuzz faults setup-locked lock sbom vulnerabilities clean
 
 audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -103,6 +103,9 @@ mutants: $(NATIVE)  ## wrong programs (tests/mutants.yaml): which of them do the
 
 fuzz: $(NATIVE)  ## odd scenarios, studies, flags and files for an hour; goes on where it was stopped: make fuzz MINUTES=10
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+faults: $(NATIVE)  ## kill, fill disks, remove folders, break clocks: is anything lost, doubled or different? (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(FAULTS)
 
 .venv-supply/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-supply

@@ -357,7 +357,7 @@ READERS: dict[str, tuple[bounds.Bounds, str, Callable[[Path], Any]]] = {
     "finding": (bounds.TENSORS, "a.safetensors", Finding.load),
     "generator": (bounds.TENSORS, "a.safetensors", TrainedGenerator.load),
     "truth": (bounds.TENSORS, "a.safetensors", Truth.load),
-    "tensors": (bounds.TENSORS, "a.safetensors", lambda path: read_file(path.parent, path.name)),
+    "tensors": (bounds.TENSORS, "a.safetensors", lambda path: read_file(path.parent, path.name, {})),
     "pt": (bounds.TORCH, "a.pt", lambda path: load_checkpoint(nn.Linear(1, 1), path)),
     "store": (bounds.STORE, STORE, lambda path: Store(path.parent)),
 }

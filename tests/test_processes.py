@@ -119,18 +119,38 @@ def test_a_worker_killed_within_a_message_costs_its_task_one_retry_and_nothing_e
     assert "exit code 3" in str(died)
 
 
-def ending_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Let the next ``times`` interpreters end by themselves before they run anything."""
-    (folder / "sitecustomize.py").write_text(
-        f"import os\nfor i in range({times}):\n    try: os.close(os.open({str(folder)!r} + f'/{{i}}', os.O_CREAT | "
-        "os.O_EXCL))\n    except FileExistsError: continue\n    os._exit(7)\n"
-    )
+ENDS = """
+import os, signal, sys
+def end():
+    for i in range(TIMES):
+        try:
+            os.close(os.open(f"FOLDER/{i}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        HOW
+class Ending:
+    def find_spec(self, name, path=None, target=None):
+        if name == WHEN:
+            end()
+sys.meta_path.insert(0, Ending())
+if WHEN is None:
+    end()
+"""
+
+
+def ending_at_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, *, when: str | None = None, how: str = "os._exit(7)"
+) -> None:
+    """Let the next ``times`` interpreters end before they run anything, or ``when`` they import that module."""
+    text = ENDS.replace("FOLDER", str(folder)).replace("TIMES", str(times)).replace("HOW", how)
+    (folder / "sitecustomize.py").write_text(text.replace("WHEN", repr(when)))
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_while_it_starts_costs_no_task_anything(tmp_path, monkeypatch):
-    ending_at_start(tmp_path, monkeypatch, 1)
+@pytest.mark.parametrize("when", [None, "fedaudit", "torch", "torch.nn"])
+def test_a_worker_that_dies_while_it_starts_costs_no_task_anything(tmp_path, monkeypatch, when):
+    ending_at_start(tmp_path, monkeypatch, 2, when=when, how="os.kill(os.getpid(), signal.SIGKILL)")
     runs = tmp_path / "runs"
     runs.mkdir()
 
@@ -139,7 +159,15 @@ def test_a_worker_that_dies_while_it_starts_costs_no_task_anything(tmp_path, mon
         return name
 
     assert outcomes(counted, ["a", "b", "c", "d"]) == ["a", "b", "c", "d"]
-    assert (tmp_path / "0").exists()
+    assert (tmp_path / "1").exists()
+
+
+@pytest.mark.slow
+def test_where_memory_suffices_for_one_worker_only_it_does_all(tmp_path, monkeypatch):
+    with keep_workers():
+        (lonely,) = set(outcomes(pid, [0], workers=1))
+        ending_at_start(tmp_path, monkeypatch, 100)
+        assert set(outcomes(pid, list(range(12)), workers=3)) == {lonely}
 
 
 def test_workers_that_never_start_are_given_up(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from fedaudit.data.own import dataset_of
 from fedaudit.evaluation import Limits
 from fedaudit.federation.rounds import check_new
 from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.transcript import INDEX, Transcript
 from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.offline import attack_transcript
@@ -191,16 +191,24 @@ def simulate(
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
     folder = Path(out) if out else None
-    if folder:
+    partial = folder.with_name(folder.name + ".partial") if folder else None
+    if folder and partial:
+        if (folder / INDEX).is_file():
+            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed when all was done
         check_new(folder)
         check_folder(folder)
-    partial = folder.with_name(folder.name + ".partial") if folder else None
     with live_display(progress) as display:
         own: dict[str, Any] = {"dataset": dataset, "model": model, "loss": loss}
         resolved = resolve(made, data_dir=Path(data_dir) if data_dir else None, display=display, **own)
         (recording,) = record(resolved, names=[federation or names[0]], workers=workers, store=partial, display=display)
     if folder and partial:
-        save_recording(recording.transcript, recording.truth, folder)
+        whole = partial / "whole"
+        shutil.rmtree(whole, ignore_errors=True)  # of an earlier try
+        save_recording(recording.transcript, recording.truth, whole)
+        try:
+            whole.replace(folder)
+        except OSError as error:
+            raise BadInput(f"can't write the transcript to '{folder}': {error.strerror or error}") from None
         shutil.rmtree(partial, ignore_errors=True)
     return recording
 

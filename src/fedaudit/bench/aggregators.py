@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from fedaudit.utils.machine import (
     proc_field,
     start_measuring_memory,
 )
+from fedaudit.utils.processes import end_with
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.registry import make
 
@@ -95,7 +97,7 @@ def time_aggregators(
     report = (display or Quiet()).stage("aggregators", len(cases))
     rows: list[dict[str, Any]] = []
     while len(rows) < len(cases):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with multiprocessing.get_context("spawn").Pool(1, end_with, (os.getpid(),)) as pool:
             results = pool.imap(_measure, cases[len(rows) :])
             for case in cases[len(rows) :]:
                 try:

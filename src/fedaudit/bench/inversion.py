@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import statistics
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedaudit.bench.cases import (
 )
 from fedaudit.utils import winograd
 from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
+from fedaudit.utils.processes import end_with
 from fedaudit.utils.progress import Display, Quiet
 
 ToolName = Literal["reference", "first-order", "compiled", "breaching"]
@@ -176,7 +178,7 @@ def _peak_in_child(case: Case, name: ToolName) -> float | None:
     if not Path("/proc/self/clear_refs").exists():
         return None
     context = multiprocessing.get_context("spawn")
-    with context.Pool(1, maxtasksperchild=1) as pool:
+    with context.Pool(1, end_with, (os.getpid(),), maxtasksperchild=1) as pool:
         return float(statistics.median(pool.apply(_peak, (case, name)) for _ in range(_PROCESSES)))
 
 

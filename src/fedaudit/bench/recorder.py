@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from fedaudit.models import build_model, set_training_mode
 from fedaudit.recording import Recorder
+from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.machine import one_thread, peak_memory, start_measuring_memory
 from fedaudit.utils.progress import Display, Quiet
 
@@ -41,13 +41,13 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
     pairs, clients, rounds = (2, 1, 2) if quick else (7, 2, 100)
     report = (display or Quiet()).stage("recorded rounds", len(_MODELS) * pairs + rounds)
     rows = []
-    with one_thread(), tempfile.TemporaryDirectory(prefix="fedaudit-bench-") as folder:
+    with one_thread(), temporary_folder() as folder:
         for at, name in enumerate(_MODELS):
             model = build_model(name, input_shape=_SHAPE, outputs=_CLASSES)
             steps = _steps(model)
             data = _examples(_BATCH * steps)
             spent: dict[str, list[float]] = {"without": [], "with": [], "cpu_without": [], "cpu_with": []}
-            recorder = Recorder(Path(folder) / name)
+            recorder = Recorder(folder / name)
             for pair in range(pairs + 1):
                 for recorded in (False, True) if pair % 2 else (True, False):  # neither always goes first
                     began = time.perf_counter(), time.process_time()
@@ -68,7 +68,7 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
                 }
             )
         before = len(_MODELS) * pairs
-        volume = _long(Path(folder) / "long", rounds, lambda done: report(before + done))
+        volume = _long(folder / "long", rounds, lambda done: report(before + done))
     return {"batch": _BATCH, "pairs": pairs, "rows": rows, "long": volume}
 
 

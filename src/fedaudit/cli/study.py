@@ -109,6 +109,6 @@ def study_log(
     trial: Annotated[str | None, typer.Argument(help="The start of a trial's key; all trials if absent.")] = None,
 ) -> None:
     """Show every trial's state, or one trial's scenario, result and error."""
-    from fedaudit.cli.study_commands import log
+    from fedaudit.cli.study_log import log
 
     log(folder, trial)

@@ -1,4 +1,4 @@
-"""What the commands ``fedaudit study …`` do: describe, run, report, log."""
+"""What the commands ``fedaudit study …`` do: describe, run, report."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from fedaudit.studies.analysis import Analysis, analyse, label
+from fedaudit.cli.study_log import open_study, say_note
+from fedaudit.studies.analysis import Analysis, analyse
 from fedaudit.studies.backends import processes, ray
 from fedaudit.studies.drawing import cell_text, difference_text, grid, write
 from fedaudit.studies.pictures import write_pictures
 from fedaudit.studies.running import check_versions, estimate, run_study
 from fedaudit.studies.spec import ScaleName, StudySpec, check_metric, expand, load_study, study_from
-from fedaudit.studies.store import FILE, Store
+from fedaudit.studies.store import Store
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import live_display, wide_console
 
@@ -101,7 +102,7 @@ def report(folder: Path, metric: str | None = None) -> None:
     Raises:
         BadInput: it holds no study; studies can't be about that metric.
     """
-    store = _open(folder)
+    store = open_study(folder)
     try:
         about = store.about()
         study = study_from(about["study"], f"the study in '{folder}'")
@@ -118,61 +119,11 @@ def report(folder: Path, metric: str | None = None) -> None:
         store.close()
 
 
-def log(folder: Path, trial: str | None) -> None:
-    """Print all trials' states, or everything about one.
-
-    Raises:
-        BadInput: the folder holds no study, or no such trial, or several.
-    """
-    store = _open(folder)
-    try:
-        rows = store.rows()
-    finally:
-        store.close()
-    _say(store)
-    console = wide_console()
-    if trial is None:
-        table = Table("trial", "what", "state", "attempts", "seconds", "error")
-        for row in rows:
-            seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
-            status = "done, old" if row.old else row.status
-            table.add_row(row.key[:8], escape(label(row)), status, str(row.attempts), seconds, escape(row.error or ""))
-        console.print(table)
-        return
-    found = [row for row in rows if row.key.startswith(trial)]
-    if len(found) != 1:
-        raise BadInput(
-            f"{len(found)} trials of '{folder}' begin with '{trial}'; fedaudit study log {folder} lists them"
-        )
-    (row,) = found
-    console.print(f"{row.key}  {escape(label(row))}: {row.status}, {row.attempts} attempts")
-    for file in sorted((folder / "trials" / row.key).rglob("*")):
-        if file.is_file():
-            console.print(f"  {escape(str(file))}", highlight=False)
-            if file.name in {"error.txt", "scenario.yaml"}:
-                console.print(escape(file.read_text(encoding="utf-8")), highlight=False)
-
-
-def _open(folder: Path) -> Store:
-    if not (folder / FILE).is_file():
-        raise BadInput(f"'{folder}' holds no study: there is no {FILE} in it")
-    store = Store(folder)
-    if "study" not in store.about():
-        store.close()
-        raise BadInput(f"'{folder}' holds a study that was never planned; run it")
-    return store
-
-
-def _say(store: Store) -> None:
-    if store.note:
-        print(f"note: {store.note}", file=sys.stderr)
-
-
 def _conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
     analysis = analyse(study, scale, store.rows())
     paths = write(analysis, store.folder, suffix)
     pictures = write_pictures(study, store.rows(), store.folder)
-    _say(store)
+    say_note(store)
     _print(analysis)
     if pictures:
         print(f"pictures: {pictures}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fedaudit.federation.rounds import check_examples, check_new
 from fedaudit.federation.transcript import Transcript
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.integrity import load_sealed, save_sealed
 
 FILE = "truth.safetensors"
@@ -144,10 +144,10 @@ def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
     about = {**truth.about, "transcript": transcript.fingerprint()}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as draft:
-            transcript.save(Path(draft) / "whole")
-            dataclasses.replace(truth, about=about).save(Path(draft) / "whole" / FILE)
-            (Path(draft) / "whole").replace(folder)
+        with temporary_folder(folder.parent, f".{folder.name}-temporary-") as draft:
+            transcript.save(draft / "whole")
+            dataclasses.replace(truth, about=about).save(draft / "whole" / FILE)
+            (draft / "whole").replace(folder)
     except OSError as error:
         raise BadInput(f"can't write the transcript to '{folder}': {error.strerror or error}") from None
 

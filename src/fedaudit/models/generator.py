@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedaudit.utils.bounds import TENSORS, check_file
@@ -152,7 +152,7 @@ class TrainedGenerator:
         tensors = {name: t.detach().cpu().contiguous() for name, t in self.network.state_dict().items()}
         draft = path.with_name(f"{path.name}.part")
         try:
-            save_file({**tensors, _EXAMPLES: self.examples}, draft, metadata={"about": json.dumps(about)})
+            draft.write_bytes(save({**tensors, _EXAMPLES: self.examples}, metadata={"about": json.dumps(about)}))
             draft.replace(path)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write the generator to '{path}': {error}") from None

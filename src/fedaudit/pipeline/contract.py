@@ -6,10 +6,8 @@ import copy
 import dataclasses
 import gc
 import random
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -29,6 +27,7 @@ from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator
 
@@ -89,8 +88,7 @@ def check_attack(attack: Attack, scenario: Mapping[str, Any] | None = None) -> F
     )
     assert _bits(seen) == before, f"{attack.name} changes its observation; copy what it works on"
     assert _bits(_run(attack, seen)) == _bits(first), f"{attack.name} finds something else the second time"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         recording.transcript.save(folder / "absent")
         module, loss = recording.transcript.module, recording.transcript.loss
         _alter(_tensors((recording.truth, data)))
@@ -213,8 +211,8 @@ def _run(attack: Attack, seen: Observation) -> Finding:
 
 
 def _check_disk(attack: Attack, found: Finding) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "finding.safetensors"
+    with temporary_folder() as folder:
+        path = folder / "finding.safetensors"
         try:
             found.save(path)
             again = Finding.load(path)

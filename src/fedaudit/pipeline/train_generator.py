@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
@@ -245,7 +245,7 @@ class _Run:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = path.with_name(f"{path.name}.part")
-            save_file(state, draft, metadata={"about": self.key})
+            draft.write_bytes(save(state, metadata={"about": self.key}))
             draft.replace(path)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write '{path}': {error}") from None

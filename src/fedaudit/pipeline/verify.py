@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedaudit.training import Loss
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
-from fedaudit.utils.folders import inside
+from fedaudit.utils.folders import inside, temporary_folder
 from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
 
@@ -235,9 +234,9 @@ def _of_files(stored: AuditResult, derived: Audit, folder: Path) -> Iterator[str
     """Yield what differs in the images and in the page."""
     from fedaudit.report.page import render_report
 
-    with tempfile.TemporaryDirectory() as draft:
+    with temporary_folder() as draft:
         for name, pixels in derived.image_files.items():
-            made = Path(draft) / "image.png"
+            made = draft / "image.png"
             save_png(pixels, made)
             path = inside(folder, name)
             if not path.is_file():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedaudit.federation.recorded import (
@@ -35,7 +36,7 @@ from fedaudit.federation.rounds import check_new
 from fedaudit.federation.transcript import FORMAT, INDEX
 from fedaudit.training import LOSSES, TrainingConfig
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.integrity import blank, digest_in, file_sha256, sealed, write_whole
+from fedaudit.utils.integrity import blank, digest_in, sealed, write_whole
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Recorder:
                 self._next = entry.index + 1
                 self._clients |= {m.name: m.client for m in entry.messages}
         else:
+            with suppress(OSError):  # of a recorder that was killed before it had written anything else
+                self._draft(INDEX).unlink()
             check_new(self.folder)
             self._header = Header(
                 format=FORMAT,
@@ -390,9 +393,10 @@ class Recorder:
         if not tensors:
             raise BadInput("the state is empty: give the model's state_dict(), or the part of it that travels")
         try:
-            save_file(tensors, self.folder / file)
+            data = save(tensors)  # save_file, killed, leaves a file whose name nobody knows
+            (self.folder / file).write_bytes(data)
             if self._header.digest:
-                entry.files[file] = file_sha256(self.folder / file)
+                entry.files[file] = hashlib.sha256(data).hexdigest()
         except (OSError, SafetensorError) as error:
             raise self._full(error) from None
 
@@ -406,6 +410,9 @@ class Recorder:
         data = sealed(text, about) if what.digest else text.encode()
         write_whole(self.folder / file, data)
         return digest_in(data)
+
+    def _draft(self, file: str) -> Path:
+        return self.folder / f".{file}.draft"
 
     def _full(self, error: Exception) -> BadInput:
         return BadInput(f"can't write the recording to '{self.folder}': {getattr(error, 'strerror', None) or error}")

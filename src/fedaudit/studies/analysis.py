@@ -134,14 +134,9 @@ def analyse(study: StudySpec, scale: str, rows: Sequence[Row]) -> Analysis:
         done=sum(row.status == "done" for row in rows),
         failed=sum(row.status == "failed" for row in rows),
         pending=sum(row.status == "pending" for row in rows),
-        failures=[(label(row), row.error or "") for row in rows if row.status == "failed"],
+        failures=[(row.label, row.error or "") for row in rows if row.status == "failed"],
         old=_by_combination([row for row in rows if row.old]),
     )
-
-
-def label(row: Row) -> str:
-    """Return a row's combination and repetition in words."""
-    return ", ".join([*(f"{axis} {level}" for axis, level in row.point.items()), f"#{row.repetition}"])
 
 
 def _by_combination(rows: Sequence[Row]) -> dict[str, list[int]]:

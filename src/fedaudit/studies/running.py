@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from fedaudit.studies.store import Store
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint, tensor_digest
+from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
@@ -154,7 +154,7 @@ def run_study(
     wanted = {trial.key: trial for trial in trials}
     done = {row.key for row in store.rows() if row.status == "done"}
     tasks = [
-        Task(trial.key, trial.scenario.to_yaml(), str(data_dir.resolve()) if data_dir else None)
+        Task(trial.key, trial.text, str(data_dir.resolve()) if data_dir else None)
         for trial in trials
         if trial.key not in done
     ]
@@ -171,7 +171,7 @@ def run_study(
         else:
             failed += 1
             store.fail(task.key, _one_line(result), when)
-            _keep(store.folder / "trials" / task.key, {"error.txt": _trace(result).encode()})
+            _keep(store.folder / "trials" / task.key, {"error.txt": _trace(result).encode("utf-8", "backslashreplace")})
         finished += 1
         report(finished)
     return failed
@@ -333,8 +333,7 @@ def _versions(result: AuditResult) -> dict[str, str]:
 
 
 def _files(audit: Audit) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory(prefix="fedaudit-") as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         audit.save_data(folder)
         return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -358,7 +357,8 @@ def _keep(folder: Path, files: dict[str, bytes]) -> None:
 
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    return text if isinstance(error, FedAuditError) else f"{type(error).__name__}: {text}".rstrip(": ")
+    line = text if isinstance(error, FedAuditError) else f"{type(error).__name__}: {text}".rstrip(": ")
+    return line.encode("utf-8", "backslashreplace").decode()  # half characters, as of a file's name, can't be stored
 
 
 def _trace(error: BaseException) -> str:

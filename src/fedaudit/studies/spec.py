@@ -8,7 +8,7 @@ import json
 import math
 import reprlib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -232,6 +232,11 @@ class StudyTrial:
     point: Point
     repetition: int
     scenario: Scenario
+
+    @cached_property
+    def text(self) -> str:
+        """The scenario as YAML, which takes milliseconds to write."""
+        return self.scenario.to_yaml()
 
     @property
     def label(self) -> str:

@@ -9,16 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from fedaudit.studies.spec import Point, StudyTrial
 from fedaudit.utils.bounds import STORE, check_file
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.integrity import check_text, digest_text
 from fedaudit.utils.validation import explain
+
+if TYPE_CHECKING:  # importing it takes seconds, which `fedaudit study log` needn't wait for
+    from fedaudit.studies.spec import StudyTrial
 
 FILE = "study.sqlite"
 _VERSION = 3  # of the tables; 1 had no computations, 2 no digests
@@ -80,7 +82,8 @@ class Row:
         key, point, repetition: of the trial.
         status: pending, done or failed.
         attempts: how often it was run.
-        outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank``, and ``victim``, a hash of the true one.
+        outcome: per image ``psnr``, ``ssim``, ``mse``, ``lpips``, ``rank``, and ``victim``, a hash of the true one;
+            None where it wasn't asked for, too.
         seconds: of the last attempt.
         error: why it failed.
         old: whether it was done by another, or an unknown, version of code, torch, data or device than is now expected.
@@ -88,7 +91,7 @@ class Row:
     """
 
     key: str
-    point: Point
+    point: dict[str, str]
     repetition: int
     status: Status
     attempts: int
@@ -97,6 +100,11 @@ class Row:
     error: str | None
     old: bool = False
     files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Its combination and repetition in words."""
+        return ", ".join([*(f"{axis} {level}" for axis, level in self.point.items()), f"#{self.repetition}"])
 
 
 _ROW = TypeAdapter(Row)
@@ -227,10 +235,18 @@ class Store:
             told = dict(self._db.execute("select key, value from about where key != ? order by key", (_DIGEST,)))
             digest = digest_text(json.dumps(told), _DIGEST)
             self._db.execute("insert or replace into about values (?, ?)", (_DIGEST, digest))
+            there = {key for (key,) in self._db.execute("select key from trials")}
             self._db.executemany(
-                "insert into trials (key, position, point, repetition, scenario) values (?, ?, ?, ?, ?) "
-                "on conflict (key) do update set position = excluded.position",
-                [(t.key, i, json.dumps(t.point), t.repetition, t.scenario.to_yaml()) for i, t in enumerate(trials)],
+                "update trials set position = ? where key = ?",
+                [(i, t.key) for i, t in enumerate(trials) if t.key in there],
+            )
+            self._db.executemany(
+                "insert into trials (key, position, point, repetition, scenario) values (?, ?, ?, ?, ?)",
+                [
+                    (t.key, i, json.dumps(t.point), t.repetition, t.text)
+                    for i, t in enumerate(trials)
+                    if t.key not in there
+                ],
             )
             self._seal()
 
@@ -289,8 +305,11 @@ class Store:
             )
             self._seal([key])
 
-    def rows(self) -> list[Row]:
+    def rows(self, *, outcomes: bool = True) -> list[Row]:
         """Return all trials in the study's order.
+
+        Args:
+            outcomes: with what came of them, nearly all of what there is to read.
 
         Raises:
             CorruptTranscript: a row was changed.
@@ -308,7 +327,7 @@ class Store:
                         "repetition": row["repetition"],
                         "status": row["status"],
                         "attempts": row["attempts"],
-                        "outcome": _outcome(row["outcome"]),
+                        "outcome": _outcome(row["outcome"]) if outcomes else None,
                         "seconds": row["seconds"],
                         "error": row["error"],
                         "old": row["status"] == "done"

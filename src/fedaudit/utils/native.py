@@ -14,11 +14,12 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from fedaudit.utils.folders import temporary_folder
 
 BUILD = "fedaudit doctor --build"
 _SOURCE = Path(__file__).with_name("winograd.cpp")
@@ -81,8 +82,8 @@ def build() -> Path:
         raise Unavailable("no C++ compiler; install one, or name it in the environment's CXX")
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-            made = Path(scratch) / library.name
+        with temporary_folder(library.parent) as scratch:
+            made = scratch / library.name
             command = [compiler, *_options(), str(_SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True)
             made.replace(library)  # whole or not at all: other processes may be looking for it

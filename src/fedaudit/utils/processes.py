@@ -134,7 +134,7 @@ def _run(
                         worker.link.send_bytes(message)
 
     def bury(worker: _Worker) -> Iterator[tuple[int, BaseException]]:
-        nonlocal stillborn
+        nonlocal most, stillborn
         pool.remove(worker)
         worker.end()
         if worker.task is not None:
@@ -146,7 +146,11 @@ def _run(
                 yield worker.task, WorkerDied(f"its worker process died twice (exit code {code})")
         elif not worker.ready:
             stillborn += 1
-            if stillborn >= _STARTS:
+            if stillborn >= _STARTS and any(
+                other.ready for other in pool
+            ):  # for want of memory, perhaps: go on with them
+                most, stillborn = len(pool), 0
+            elif stillborn >= _STARTS:
                 code = worker.process.returncode
                 raise FedAuditError(f"worker processes die while they start (exit code {code}); run with one worker")
 
@@ -227,7 +231,7 @@ def _serve(handle: int, parent: int) -> None:
     """Take tasks from the link until it ends."""
     global _link
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with(parent)
+    end_with(parent)
     from fedaudit.utils.machine import own_process
 
     own_process()
@@ -269,8 +273,12 @@ def _with_traceback(error: BaseException) -> BaseException:
     return error.with_traceback(None)
 
 
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent, whatever ended that."""
+def end_with(parent: int) -> None:
+    """Let this process end soon after its parent, whatever ends that.
+
+    Args:
+        parent: its process id.
+    """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedaudit.federation.local_training import local_randomness
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
 from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.folders import temporary_folder
 
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
@@ -141,8 +141,8 @@ class Guard:
             log.info("fedaudit guard: %s: not audited: %d examples, largest is %d", who, examples, self.largest)
             return False
         started = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="fedaudit-guard-") as folder:
-            audit = self._attack(Path(folder), index, context.node_id, sent, seen, reply)
+        with temporary_folder() as folder:
+            audit = self._attack(folder, index, context.node_id, sent, seen, reply)
         if all(row.verdict == "not applicable" for row in audit.result.summaries):
             log.warning("fedaudit guard: %s: not audited: none of its attacks applies", who)
             return None

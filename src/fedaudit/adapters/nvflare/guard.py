@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from fedaudit.federation.local_training import local_randomness
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.folders import temporary_folder
 
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
@@ -171,8 +171,8 @@ class GuardFilter(Filter):  # type: ignore[misc]
             return False
         began = time.perf_counter()
         sent = seen.start if received is None else received.state
-        with tempfile.TemporaryDirectory(prefix="fedaudit-guard-") as folder:
-            audit = self._attack(Path(folder) / "recording", context, (sent, dxo, seen), index)
+        with temporary_folder() as folder:
+            audit = self._attack(folder / "recording", context, (sent, dxo, seen), index)
         for row in audit.result.summaries:
             psnr = f" ({row.psnr.mean:.1f} dB)" if row.psnr else ""
             log.info("fedaudit guard: %s: %s: %s%s", who, row.attack, row.verdict, psnr)
