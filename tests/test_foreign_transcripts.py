@@ -16,7 +16,10 @@ from fedaudit.federation.simulator import simulate
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import scenario_from
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import fingerprint
+from fedaudit.utils.integrity import digest_text
 from tests.conftest import Command, refused
+from tests.integrity_cases import unsealed
 
 LONG = {
     "data": {"name": "digits"},
@@ -30,7 +33,7 @@ LONG = {
     "inputs", [torch.tensor(1.0), torch.zeros(0), torch.zeros(2, 3)], ids=["scalar", "none", "flat"]
 )
 def test_records_of_odd_shapes(inputs: torch.Tensor, recorded: Path, tmp_path: Path, command: Command) -> None:
-    shutil.copytree(recorded, tmp_path / "t")
+    unsealed(shutil.copytree(recorded, tmp_path / "t"))
     tensors = {field.name: inputs.clone() for field in dataclasses.fields(Records)}
     save_file(tensors, tmp_path / "t/records.safetensors")
     refused(command("attack", tmp_path / "t", "--attack", "invg", "--out", tmp_path / "out"), "records")
@@ -53,7 +56,7 @@ JOURNALS = {
 
 @pytest.mark.parametrize("journal", JOURNALS.values(), ids=JOURNALS)
 def test_journals(journal: dict[str, torch.Tensor], recorded: Path, tmp_path: Path, command: Command) -> None:
-    shutil.copytree(recorded, tmp_path / "t")
+    unsealed(shutil.copytree(recorded, tmp_path / "t"))
     journal = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in journal.items()}
     save_file({"gan/target": torch.tensor(3), **journal}, tmp_path / "t/journal.safetensors")
     attack = "agrevader" if "agrevader/losses" in journal else "gan"
@@ -96,7 +99,8 @@ def test_a_kept_simulation_of_something_else_is_one_line(tmp_path: Path) -> None
     path = tmp_path / "f.simulation"
     simulate(federation, checkpoint=path)
     saved = torch.load(path, weights_only=True)
-    for state in ({"finished": 1}, {**saved["state"], "rounds": 3}, {**saved["state"], "model": {}}, [1]):
-        torch.save({**saved, "state": state}, path)
+    for state in ({"finished": 1}, {**saved["state"], "rounds": 3}, {**saved["state"], "model": {}}):
+        digest = digest_text(fingerprint(state), saved["key"])
+        torch.save({**saved, "state": state, "digest": digest}, path)
         with pytest.raises(BadInput, match="isn't what fedaudit wrote there"):
             simulate(federation, checkpoint=path)

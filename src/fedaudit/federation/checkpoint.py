@@ -42,7 +42,7 @@ class Checkpoint:
             saved = read_torch_file(self.path, whole=True)
         except (OSError, ValueError, UnpicklingError, BadInput):
             return None  # none yet, or half of one: then from the beginning
-        if not isinstance(saved, dict) or "state" not in saved or saved.get("key") != key():
+        if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict) or saved.get("key") != key():
             return None
         content, where = fingerprint(saved["state"]), str(self.path)
         try:

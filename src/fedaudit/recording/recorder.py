@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedaudit.federation.recorded import (
@@ -37,6 +35,7 @@ from fedaudit.federation.transcript import FORMAT, INDEX
 from fedaudit.training import LOSSES, TrainingConfig
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.integrity import blank, digest_in, sealed, write_whole
+from fedaudit.utils.tensor_files import pieces
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
@@ -300,7 +299,7 @@ class Recorder:
         path = self.folder / FOLDER / CANDIDATES
         try:
             save_examples(path, self._header.id, {"inputs": inputs.detach().float(), "targets": labels.detach()})
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             raise self._full(error) from None
 
     # --- what is known ----------------------------------------------------------------------------------------------
@@ -344,7 +343,7 @@ class Recorder:
         self._learn_from(captured, inputs, notes)
         try:
             save_examples(self.folder / FOLDER / truth_file(index, client), self._header.id, tensors)
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             raise self._full(error) from None
 
     def _learn_from(self, captured: Capture, inputs: Tensor, notes: list[str]) -> None:
@@ -393,11 +392,14 @@ class Recorder:
         if not tensors:
             raise BadInput("the state is empty: give the model's state_dict(), or the part of it that travels")
         try:
-            data = save(tensors)  # save_file, killed, leaves a file whose name nobody knows
-            (self.folder / file).write_bytes(data)
+            memory, digest = pieces(tensors), hashlib.sha256()
+            with (self.folder / file).open("wb") as opened:
+                for piece in memory:
+                    opened.write(piece)
+                    digest.update(piece)
             if self._header.digest:
-                entry.files[file] = hashlib.sha256(data).hexdigest()
-        except (OSError, SafetensorError) as error:
+                entry.files[file] = digest.hexdigest()
+        except (OSError, ValueError) as error:
             raise self._full(error) from None
 
     def _write_header(self) -> None:

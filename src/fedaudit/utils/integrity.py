@@ -17,13 +17,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import IO, Any
-
-from safetensors import safe_open
-from safetensors.torch import save
-from torch import Tensor
+from typing import IO, TYPE_CHECKING, Any
 
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+
+if TYPE_CHECKING:  # importing torch takes seconds, which readers of texts needn't wait for
+    from torch import Tensor
 
 SECRET_VARIABLE = "FEDAUDIT_KEY"
 
@@ -79,16 +78,24 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
         about: what the file is about; :func:`load_sealed` must be given the same.
 
     Raises:
-        OSError, SafetensorError: it can't be written.
+        OSError: it can't be written.
+        ValueError: a tensor's type is none that can be.
     """
-    data = save(  # not save_file: killed, it leaves a file whose name nobody knows
+    from fedaudit.utils.tensor_files import pieces
+
+    header, *memory = pieces(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
         metadata={"about": json.dumps({"digest": blank(), **values})},
     )
-    place, value = _digest(io.BytesIO(data), about, keyed=bool(_secret()))
+    found = _FIELD.search(header)
+    assert found is not None
+    digest = _started(about, keyed=bool(_secret()), then=bytes(header))
+    for piece in memory:
+        digest.update(piece)
+    filled = header[: found.start(2)] + digest.hexdigest().encode() + header[found.end(2) :]
     draft = path.with_suffix(".part")
     with draft.open("wb") as file:
-        file.writelines((data[:place], value, memoryview(data)[place + len(value) :]))
+        file.writelines((filled, *memory))
     draft.replace(path)
 
 
@@ -108,6 +115,8 @@ def load_sealed(
         ValueError: its values are other ones.
         OSError, SafetensorError: it can't be read.
     """
+    from safetensors import safe_open
+
     note = check(path, about, remedy=remedy)
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})

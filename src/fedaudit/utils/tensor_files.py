@@ -1,0 +1,51 @@
+"""Safetensors files without copies: the library copies every tensor, or leaves a nameless draft where it is killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
+    """Return a safetensors file in pieces: its header, then the memory of every tensor, none of it copied.
+
+    The pieces live as long as the tensors aren't changed. The format is Hugging Face's: the header's length in eight
+    bytes, the header in JSON, the tensors one after the other, those of the widest type first.
+
+    Args:
+        tensors: by name, on the CPU and contiguous; no two of them share memory.
+        metadata: texts, which readers get apart from the tensors.
+
+    Raises:
+        ValueError: a tensor's type is none that the format has here.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    found: list[bytes | memoryview] = []
+    place = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+        tensor = tensors[name].detach()
+        if tensor.dtype not in _TYPES:
+            raise ValueError(f"'{name}' holds {tensor.dtype}, which can't be written")
+        end = place + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
+        found.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        place = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *found]
