@@ -35,7 +35,7 @@ from fedaudit.federation.transcript import FORMAT, INDEX
 from fedaudit.training import LOSSES, TrainingConfig
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.integrity import blank, digest_in, sealed, write_whole
-from fedaudit.utils.tensor_files import pieces
+from fedaudit.utils.tensor_files import pieces, write
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
@@ -395,8 +395,7 @@ class Recorder:
             memory, digest = pieces(tensors), hashlib.sha256()
             with (self.folder / file).open("wb") as opened:
                 for piece in memory:
-                    opened.write(piece)
-                    digest.update(piece)
+                    write(opened, piece, digest)
             if self._header.digest:
                 entry.files[file] = digest.hexdigest()
         except (OSError, ValueError) as error:

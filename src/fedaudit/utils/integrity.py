@@ -81,7 +81,7 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
         OSError: it can't be written.
         ValueError: a tensor's type is none that can be.
     """
-    from fedaudit.utils.tensor_files import pieces
+    from fedaudit.utils.tensor_files import pieces, write
 
     header, *memory = pieces(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
@@ -90,12 +90,13 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
     found = _FIELD.search(header)
     assert found is not None
     digest = _started(about, keyed=bool(_secret()), then=bytes(header))
-    for piece in memory:
-        digest.update(piece)
-    filled = header[: found.start(2)] + digest.hexdigest().encode() + header[found.end(2) :]
     draft = path.with_suffix(".part")
     with draft.open("wb") as file:
-        file.writelines((filled, *memory))
+        file.write(header)
+        for piece in memory:
+            write(file, piece, digest)
+        file.seek(found.start(2))
+        file.write(digest.hexdigest().encode())
     draft.replace(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,21 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+_CHUNK = 1 << 18  # a write of many megabytes at once takes several times as long
+
+
+def write(file: IO[bytes], piece: bytes | memoryview, digest: Any) -> None:
+    """Write one of :func:`pieces` and update a digest of :mod:`hashlib` with it, while the processor's cache has it.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    for place in range(0, len(piece), _CHUNK):
+        part = piece[place : place + _CHUNK]
+        file.write(part)
+        digest.update(part)
 
 
 def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
