@@ -32,7 +32,10 @@ TIMES = {
     "time",
     "id",
     "started",
-}  # where they are numbers
+    "digest",
+    "before",
+    "last",
+}  # where they are numbers or texts; a digest is over the times beside it
 MACHINE = {"timing", "environment", "digests"}
 
 SCENARIO: dict[str, Any] = {
