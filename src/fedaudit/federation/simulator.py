@@ -286,10 +286,13 @@ def check(federation: Federation) -> None:
 
 
 def _check_attacked(federation: Federation, behaviour: Behaviour) -> None:
-    """Refuse an attack that never starts, and one after a class of which the attackers hold examples."""
+    """Refuse drawings of a class that never start, and of one of which the attackers hold examples.
+
+    Others that never start stand for honest clients whom the adversary owns.
+    """
     spec = federation.spec
     start, target = behaviour.settings().get("start"), behaviour.settings().get("target")
-    if start is not None and start >= spec.rounds:
+    if target is not None and start is not None and start >= spec.rounds:
         raise BadInput(
             f"malicious clients start in round {start}, and rounds count from 0 to {spec.rounds - 1}; lower "
             "malicious.start, or raise rounds"
