@@ -9,7 +9,7 @@ MINUTES ?= 60
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
-.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema same-numbers mutants fuzz faults setup-locked lock sbom vulnerabilities clean
+.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema docs first-hour same-numbers mutants fuzz faults setup-locked lock sbom vulnerabilities clean
 
 audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -47,7 +47,7 @@ chromium:  ## Debian's Chromium, where we may install it; without it the tests t
 	&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 	|| echo "no Chromium and no way to install it: the tests of the pages in a browser skip"
 
-test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, NVFlare, breaching, LPIPS, Ray
+test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, NVFlare, breaching, LPIPS, Ray, jax_privacy
 	.venv-peers/bin/python -c "from fedaudit.utils.machine import import_torchvision, own_process; \
 	own_process(); import_torchvision(); import breaching, byzfl, flwr.simulation, lpips, nvflare, ray, torchvision"
 	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers
@@ -90,9 +90,23 @@ bench-peers: .venv-peers/.ready  ## all benchmarks in full, beside breaching, Fl
 	-.venv-lowest/bin/fedaudit doctor --build
 	@touch .venv-lowest/.ready
 
-schema: $(READY)  ## write the JSON Schema of results.json
-	$(BIN)/python -c "import json; from fedaudit.results import AuditResult; \
-	print(json.dumps(AuditResult.model_json_schema(), indent=2))" > docs/results.schema.json
+schema: $(READY)  ## write what is made from the code: the reference's pages, and the JSON Schema of results.json
+	$(BIN)/python -m tests.docs
+
+docs: schema .venv-docs/.ready  ## write the reference from the code, and build the site: site/index.html; no network
+	$(BIN)/python -m tests.docs site build/docs
+	cd build/docs && $(CURDIR)/.venv-docs/bin/zensical build --clean --strict
+	$(BIN)/python -m tests.docs finish build/docs/site
+	rm -rf site && mv build/docs/site site
+
+.venv-docs/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) -c "import tomllib; \
+	print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+	@touch .venv-docs/.ready
+
+first-hour:  ## play a newcomer's first hour with what is committed, in an empty environment; fails on any surprise
+	$(PYTHON) tests/first_hour.py
 
 same-numbers: $(NATIVE)  ## compare this version's numbers with another commit's, bit for bit: make same-numbers OLD=v0.1
 	rm -rf .old && git worktree prune && git worktree add --quiet --detach .old $(OLD)
@@ -130,4 +144,4 @@ vulnerabilities: .venv-supply/.ready  ## known vulnerabilities of what is locked
 	.venv-supply/bin/pip-audit --require-hashes --disable-pip --strict -r requirements-dev.txt
 
 clean:
-	rm -rf dist .venv-supply .venv .venv-peers .venv-lowest .mypy_cache .ruff_cache .pytest_cache
+	rm -rf dist build site .venv-docs .venv-supply .venv .venv-peers .venv-lowest .mypy_cache .ruff_cache .pytest_cache

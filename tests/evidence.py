@@ -1,4 +1,4 @@
-"""Writes docs/evidence.md from docs/claims.yaml and the published results: python -m tests.evidence [--check]."""
+"""Writes docs/evidence/claims.md from claims.yaml beside it and the results: python -m tests.evidence [--check]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "evidence.md"
+PAGE = DOCS / "evidence" / "claims.md"
 _TURNED = {"holds": "doesn't hold", "doesn't hold": "holds"}  # where the study's claim is the contrary of the paper's
 _DIGITS = {"psnr": 1, "mse": 4}
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 def page() -> str:
     """Return the page."""
-    papers = yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))
+    papers = yaml.safe_load((DOCS / "evidence" / "claims.yaml").read_text(encoding="utf-8"))
     tables, outcomes, hours = [], Counter[str](), 0.0
     for paper in papers:
         lines = [f"## {paper['paper']}", "", "| where | claim | theirs | ours | outcome |", "|---|---|---|---|---|"]
@@ -44,13 +44,13 @@ def page() -> str:
         "# Evidence",
         "",
         "What the four papers claim, and what came out here. Made by `python -m tests.evidence` from",
-        "[claims.yaml](claims.yaml) and [results](results/README.md); each study's own page has the setting, how it",
+        "[claims.yaml](claims.yaml) and [results](../results/README.md); each study's own page has the setting, how it",
         "departs from the paper's, and pictures.",
         "",
         "*Ours* is the paired difference between the two sides of the claim, with Student's 95 % interval; n counts",
         "updates, or federations where accuracy is compared. *Undecided*: the interval holds zero. *Not measured*: not",
         "since examples are drawn by the seed and federations are trained; the results before are",
-        "[withdrawn](results/README.md#withdrawn).",
+        "[withdrawn](../results/README.md#withdrawn).",
         "",
         f"{decided} rows are decided: {counts}. What isn't decided takes about {hours:.0f} hours on two cores.",
         "",
@@ -91,7 +91,7 @@ def _measured(row: dict[str, str], folder: str) -> str:
     mean, low, high = (f"{float(row[name]):+.{digits}f}" for name in ("difference", "low", "high"))
     where = f"{row['where']}: " if row["where"] else ""
     span = f" [{low}, {high}]" if int(row["n"]) > 1 else ""
-    page = f"[{row['study']}](results/{folder}/result.md)"
+    page = f"[{row['study']}](../results/{folder}/result.md)"
     return f"{where}{row['metric'].replace('_', ' ')} {mean}{span}, n={row['n']} ({page})"
 
 

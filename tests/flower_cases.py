@@ -1,4 +1,4 @@
-"""Small Flower apps for tests, and the example app with lines added to it as docs/flower.md says."""
+"""Small Flower apps for tests, and the example app with lines added to it as docs/how-to/flower.md says."""
 
 from __future__ import annotations
 

@@ -7,12 +7,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-_TRIALS = 300
+from fedaudit.studies.backends import Backend, processes
+from fedaudit.studies.backends import ray as on_ray
+from fedaudit.studies.running import Played, Task, run_study, run_trial
+from fedaudit.studies.spec import expand
+from fedaudit.studies.store import Store
+from fedaudit.utils.progress import Quiet
+from tests.long_run import study
+
+_TRIALS = 1000
 _SCENARIO: dict[str, Any] = {
     "version": 1,
     "name": "scale",
@@ -51,24 +60,42 @@ def federation(data_dir: str) -> None:
             print(f"{clients:6,} clients: peak {mib:,.0f} MiB, {seconds:.0f} CPU seconds, status {status}", flush=True)
 
 
-def nothing(number: int) -> int:
-    """A trial without work: what is left is the backend's own time."""
-    return number
+def copied(task: tuple[Task, Played]) -> Played:
+    """A trial without an attack: it returns what a real one returned."""
+    return task[1]
 
 
 def ray() -> None:
-    """Run trials without work on processes here and on Ray clusters of one to three nodes; trials a second."""
+    """Run a study without attacks on processes here and on Ray clusters of one to three nodes; trials a second."""
     import ray as engine
     from ray.cluster_utils import Cluster
 
-    from fedaudit.studies.backends import Backend, processes
-    from fedaudit.studies.backends import ray as on_ray
+    spec = study(_TRIALS)
+    trials = expand(spec, "smoke")
+    one = run_trial(Task(trials[0].key, trials[0].scenario.to_yaml(), None))
 
     def rate(name: str, backend: Backend) -> None:
-        list(backend(nothing, range(20)))  # starts the workers
-        began = time.perf_counter()
-        done = len(list(backend(nothing, range(_TRIALS))))
-        print(f"{name}: {done / (time.perf_counter() - began):,.0f} trials a second", flush=True)
+        list(backend(copied, [(None, one)] * 20))  # starts the workers
+
+        def without_attacks(_: Any, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
+            for (task, _played), result in backend(copied, [(task, one) for task in tasks]):
+                yield task, result
+
+        rates = []
+        for _ in range(3):
+            with tempfile.TemporaryDirectory() as folder:
+                store = Store(Path(folder))
+                store.plan({"name": spec.name, "scale": "smoke", "study": spec.model_dump(mode="json")}, trials)
+                began, busy = time.perf_counter(), time.process_time()
+                run_study(spec, trials, store, backend=without_attacks, data_dir=None, display=Quiet())
+                rates.append((time.perf_counter() - began, time.process_time() - busy))
+                store.close()
+        seconds, cpu = sorted(rates)[1]
+        print(
+            f"{name}: {_TRIALS / seconds:,.0f} trials a second, {1000 * cpu / _TRIALS:.1f} ms of the command's "
+            "processor time a trial",
+            flush=True,
+        )
 
     rate("2 processes", processes(2))
     for nodes in (1, 2, 3):

@@ -59,10 +59,10 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "mean alone": (["--model", "own_app:Net", "--mean", "0.5"], "--mean and --std together"),
     "words for numbers": (["--model", "own_app:Net", "--mean", "a", "--std", "b"], "give numbers"),
     "a wrong shape": (["--model", "own_app:Net", "--mean", "0,0", "--std", "1,1"], "both must have 1"),
-    "rounds in words": (["--model", "own_app:Net", "--rounds", "all"], "give rounds as 0,5-9"),
+    "rounds in words": (["--model", "own_app:Net", "--rounds", "all"], "give rounds such as 0,5-9"),
     "rounds that aren't there": (["--model", "own_app:Net", "--rounds", "7"], "no closed round among those"),
     "a loss nobody knows": (["--model", "own_app:Net", "--loss", "hinge"], "package.module:function"),
-    "a mode nobody knows": (["--model", "own_app:Net", "--batch-norm", "both"], "it is train or eval"),
+    "a mode nobody knows": (["--model", "own_app:Net", "--batch-norm", "both"], "give train or eval"),
     "no checkpoint": (["--model", "own_app:Net", "--checkpoint", "gone.pt"], "no checkpoint at 'gone.pt'"),
 }
 

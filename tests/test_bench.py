@@ -126,6 +126,16 @@ def test_a_round_with_a_malicious_client_is_timed(command):
     assert result["rows"][0]["seconds_a_round"] > 0
 
 
+def test_canaries_are_timed_where_the_server_adds_noise_and_where_clients_do(command):
+    result = json.loads(command("bench", "canaries", "--quick", "--json").out)
+    assert [(row["noise"], row["canaries"]) for row in result["rows"]] == [
+        ("central", 50),
+        ("local", 10),
+        ("local, joint", 50),
+    ]
+    assert all(row["ratio"] > 0 for row in result["rows"])
+
+
 @pytest.mark.slow
 def test_all_benches_write_one_page(command, tmp_path):
     assert command("bench", "all", "--quick", "--out", tmp_path).code == 0
@@ -141,6 +151,7 @@ def test_all_benches_write_one_page(command, tmp_path):
         "local-model",
         "malicious",
         "recorder",
+        "canaries",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import dp_accounting
@@ -10,6 +11,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 from fedaudit.defences.privacy import Account
+from fedaudit.federation.budget import PrivacyBudget
 from fedaudit.federation.history import History
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.transcript import Transcript
@@ -52,17 +54,33 @@ def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds
 @pytest.mark.parametrize(
     ("local", "steps"), [({"local_steps": 2}, 2), ({"local_epochs": 1}, 3)], ids=["2 steps", "a pass over 7 by 3"]
 )
-def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int], steps: int) -> None:
-    """Of 13 examples one client has 7 and the other 6; so the rate of batches of 3 is 1/2. Oracle: dp-accounting."""
+@pytest.mark.parametrize("sampling", ["drawn", "poisson"])
+def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int], steps: int, sampling: str) -> None:
+    """Of 13 examples one client has 7 and the other 6: two batches of 3, or a rate of 1/2. Oracle: dp-accounting."""
     spec = {"clients": 2, "examples": 13, "batch_size": 3, "rounds": 4, "algorithm": "fedavg", **local}
-    made = scenario(spec, defences={"sanitiser": {**DP, "level": "sample", "noise": 2.0, "epsilon": None}})
+    dp = {**DP, "level": "sample", "noise": 2.0, "epsilon": None, "sampling": sampling}
+    made = scenario(spec, defences={"sanitiser": dp})
     _, history = simulated(made)
-    event = dp_accounting.PoissonSampledDpEvent(1 / 2, dp_accounting.GaussianDpEvent(2.0))
-    tight, renyi = (
-        one.compose(event, 4 * steps).get_epsilon(1e-5) for one in (pld.PLDAccountant(), rdp.RdpAccountant())
-    )
+    event, times = dp_accounting.GaussianDpEvent(2.0), 4  # passes: 8 steps of two a pass, or one a round
+    if sampling == "poisson":
+        event, times = dp_accounting.PoissonSampledDpEvent(1 / 2, event), 4 * steps
+    tight, renyi = (one.compose(event, times).get_epsilon(1e-5) for one in (pld.PLDAccountant(), rdp.RdpAccountant()))
     assert history.epsilon_pld == pytest.approx(tight, rel=1e-3)
     assert history.epsilon[-1] == pytest.approx(renyi, rel=0.02)
+
+
+def test_the_account_s_passes_are_those_that_are_made() -> None:
+    """No example is used more often than the account reckons with, and one is as often."""
+    for local, rounds in (({"local_steps": 2}, 5), ({"local_epochs": 2}, 2)):
+        spec = {"clients": 2, "examples": 13, "batch_size": 3, "rounds": rounds, "algorithm": "fedavg", **local}
+        dp = {**DP, "level": "sample", "epsilon": None}
+        (federation,) = resolve(scenario(spec, defences={"sanitiser": dp})).federations
+        recording = simulate(federation)
+        assert recording.truth is not None
+        used = Counter((key[1], int(row)) for key, rows in recording.truth.rows.items() for row in rows)
+        kept = PrivacyBudget(federation, History(None, 0)).account
+        assert kept is not None
+        assert max(used.values()) == math.ceil(kept.steps * rounds / kept.every)
 
 
 def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped() -> None:

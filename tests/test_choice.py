@@ -43,17 +43,21 @@ def chosen(values: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "attacks"),
     [
-        (scenario(), ["invg", "agic"]),
-        (scenario(adversary="eavesdropper"), ["invg", "agic"]),
+        (scenario(), ["exact-linear", "invg", "agic"]),
+        (scenario(adversary="eavesdropper"), ["exact-linear", "invg", "agic"]),
         (scenario(federation={"batch_size": 4}), ["invg", "agic", "labels"]),
         (scenario(federation={"batch_size": 4}, knows_labels=True), ["invg", "agic"]),
-        (scenario(federation=STEPS), ["invg", "agic", "labels"]),
-        (scenario(federation=STEPS, knows_training=False), ["agic"]),
+        (scenario(federation=STEPS), ["spear", "invg", "agic", "labels"]),
+        (scenario(federation=STEPS, knows_training=False), ["spear", "agic"]),
         (scenario(federation={**STEPS, "local_steps": 17}), ["agic", "labels"]),
         (scenario(federation={**STEPS, "local_steps": None, "local_epochs": 1}), ["agic", "labels"]),  # 20 steps
         (scenario(federation={"batch_size": 150, "examples": 300}), ["labels"]),
-        (scenario("breast-cancer"), ["labels"]),
-        (scenario(TRAIN, {**STEPS, "rounds": 3}), ["local-model-exact", "local-model"]),
+        (scenario("breast-cancer"), ["exact-linear-rows", "tableak", "labels"]),
+        (scenario("breast-cancer", knows_labels=True), ["exact-linear-rows", "tableak"]),
+        (scenario("breast-cancer", {**STEPS, "local_steps": 17}), ["labels"]),
+        (scenario({"name": "breast-cancer", "split": "train"}, {"batch_size": 150, "examples": 300}), ["labels"]),
+        (scenario(TRAIN), ["tableak"]),
+        (scenario(TRAIN, {**STEPS, "rounds": 3}), ["tableak", "local-model-exact", "local-model"]),
         (scenario(**RECORDS), ["loss-threshold", "gradient-norm"]),
         (scenario(**RECORDS, adversary="client"), ["loss-threshold", "gradient-norm"]),
         (scenario(**RECORDS, **PUBLIC), ["loss-threshold", "gradient-norm", "shadow-models"]),
@@ -82,10 +86,10 @@ def test_where_nothing_fits_the_result_says_what_to_grant():
 def test_what_is_chosen_can_be_run_and_is_in_the_result(tmp_path):
     values = scenario("breast-cancer", {"examples": 4})
     finished = fedaudit.audit(values, progress=False, out=tmp_path)
-    assert [a.name for a in finished.result.attacks] == ["labels"]
+    assert [a.name for a in finished.result.attacks] == ["exact-linear-rows", "tableak", "labels"]
     assert {f.status for f in finished.result.findings} == {"done"}
     again = load_scenario(tmp_path / "scenario.yaml")
-    assert [a.name for a in again.attacks] == ["labels"]
+    assert [a.name for a in again.attacks] == ["exact-linear-rows", "tableak", "labels"]
 
 
 def test_your_own_model_and_data_get_attacks_that_fit_and_the_default_audit_keeps_its_own():
@@ -94,7 +98,7 @@ def test_your_own_model_and_data_get_attacks_that_fit_and_the_default_audit_keep
     result = fedaudit.audit(
         model=nn.Linear(5, 3), data=(inputs, labels), federations=federations, progress=False
     ).result
-    assert [a.name for a in result.attacks] == ["labels"]
+    assert [a.name for a in result.attacks] == ["exact-linear-rows", "tableak", "labels"]
     assert [a.settings()["iterations"] for a in load_scenario(None).attacks] == [600, 600]
 
 
@@ -104,7 +108,7 @@ def test_a_scenario_file_need_not_name_attacks(tmp_path):
     left_open = load_scenario(path)
     assert left_open.attacks == []
     assert scenario_from(yaml.safe_load(left_open.to_yaml())) == left_open
-    assert [a.name for a in resolve(left_open).scenario.attacks] == ["labels"]
+    assert [a.name for a in resolve(left_open).scenario.attacks] == ["exact-linear-rows", "tableak", "labels"]
     with pytest.raises(BadInput, match="at least one is needed"):
         scenario_from({**scenario(), "attacks": []})
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedaudit.report import frontier
+from fedaudit.report.comparison import _guarantee
 from fedaudit.report.conclusion import headline
 from fedaudit.report.frontier import strongest
-from fedaudit.report.page import render_report
+from fedaudit.report.page import after_move, render_report
 from fedaudit.report.terminal import print_summary
 from fedaudit.results import (
     AttackSummary,
@@ -21,6 +22,7 @@ from fedaudit.results import (
     MetricSummary,
     Verdict,
 )
+from fedaudit.results.findings import RegisteredResult
 from fedaudit.studies.analysis import Cell
 from fedaudit.studies.drawing import cell_text, difference_text
 from tests.report_cases import sample
@@ -143,3 +145,33 @@ def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
     cell = Cell({}, interval(0.5, n), images=n, published=None, missing=None, seconds=None, others={})
     assert cell_text("psnr", cell)[0] == ("0.5 [0.4, 0.6]" if bracket else "0.5")
     assert difference_text("psnr", interval(0.5, n)) == ("+0.5 [+0.4, +0.6], n=2" if bracket else "+0.5, n=1")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "words"),
+    [
+        (None, "none"),
+        (1.0, "ε = 1: the odds that one took part change at most 2.72-fold"),
+        (8.0, "ε = 8: the odds that one took part change at most 2,981-fold"),
+        (530010.1, "ε = 530,010: it bounds nothing in practice"),
+    ],
+)
+def test_what_an_epsilon_means_in_words(epsilon: float | None, words: str) -> None:
+    assert _guarantee(epsilon) == words
+
+
+@pytest.mark.parametrize(
+    ("flipped", "right", "down", "words"),
+    [
+        (False, -2, 0, "shifted 2 px sideways: 7.5 dB when put back"),
+        (True, 0, 3, "mirrored and shifted 3 px up or down: 7.5 dB when put back"),
+        (True, 1, 1, "mirrored and shifted 1 px sideways and 1 px up or down: 7.5 dB when put back"),
+        (True, 0, 0, "mirrored: 7.5 dB when put back"),
+    ],
+)
+def test_a_move_in_words(flipped: bool, right: int, down: int, words: str) -> None:
+    moved = RegisteredResult(
+        psnr=7.5, ssim=0.5, flipped=flipped, right=right, down=down, rank=None, psnr_nearest_other=None,
+        psnr_mean_image=5.0,
+    )  # fmt: skip
+    assert after_move(moved) == words

@@ -25,7 +25,7 @@ from fedaudit.utils.registry import SETTINGS
 
 # The shortest run of any attack.
 ITERATIONS = ("iterations", "pre_iterations", "fit_iterations")
-FEW = ("group", "latent_iterations", "generator_iterations", "shadows", "epochs")
+FEW = ("canaries", "group", "latent_iterations", "generator_iterations", "shadows", "epochs", "restarts")
 QUICK = dict.fromkeys(ITERATIONS, 3) | dict.fromkeys(FEW, 2) | {"hidden": 8}
 
 FEDAVG: dict[str, Any] = {
@@ -43,6 +43,11 @@ FULL = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "clients_per_round": 1, "rounds": 60, "batch_size": 500,
     "local_steps": 5, "learning_rate": 0.05,
 }  # fmt: skip
+TEXT = {
+    "data": {"name": "notes-causal"},
+    "model": {"name": "decoder", "width": 64},
+    "federations": [{"name": "f", "clients": 2, "examples": 4, "batch_size": 2}],
+}
 LOCAL = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "linear"}, "federations": [FEDAVG]}
 
 
@@ -51,6 +56,12 @@ def malicious(**settings: Any) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, dict[str, Any]] = {
+    "spear": {"model": {"name": "mlp"}},
+    "exact-linear": {"model": {"name": "mlp"}},
+    **{
+        name: {"data": {"name": "breast-cancer"}, "model": {"name": "mlp"}}
+        for name in ("spear-rows", "exact-linear-rows")
+    },
     "r-gap": {"model": {"name": "leaky-cnn"}, "federations": [{"name": "f", "clients": 2, "examples": 2}]},
     "gias": {"threat": {"knows_public_data": True}},
     "gan": {
@@ -58,12 +69,15 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "threat": {"adversary": "client"},
     },
     "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "records": 20}},
+    **dict.fromkeys(("dager", "which-tokens"), TEXT),
     "last-returned": LOCAL,
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
     **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models"), RECORDS),
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
     "attribute-features": HIDDEN,
+    "tableak": {"data": {"name": "diabetes"}, "model": {"name": "mlp"}},
+    "epsilon": {"defences": {"sanitiser": {"name": "dp", "epsilon": None}}},
 }
 
 

@@ -59,7 +59,10 @@ def test_numbers_agree_with_their_nouns(federation, words):
             "each client changes its update before it leaves, by top-k (sends the largest elements only, and keeps the "
             "rest for later; ratio=0.2, memory=true)",
         ),
-        ({"sanitiser": {"name": "dp", "epsilon": None}}, "level=client, where=local, epsilon=none, delta=1e-05)"),
+        (
+            {"sanitiser": {"name": "dp", "epsilon": None}},
+            "level=client, where=local, epsilon=none, delta=1e-05, sampling=drawn)",
+        ),
         (
             {"aggregator": {"name": "krum", "f": 0}},
             "the server merges by krum (the one update that is nearest to its neighbours; f=0) and left out 2 of 3 "

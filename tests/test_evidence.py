@@ -8,16 +8,19 @@ import yaml
 from fedaudit.studies.spec import builtin_studies, load_study
 from tests import evidence
 
+_KEYS = {"place", "claim", "theirs", "study", "says", "at", "but", "void", "against", "hours"}
+
 
 def test_the_page_is_what_the_results_give():
     assert evidence.PAGE.read_text(encoding="utf-8") == evidence.page(), "run: python -m tests.evidence"
 
 
 def test_every_claim_is_one_that_its_study_decides():
-    papers = yaml.safe_load((evidence.DOCS / "claims.yaml").read_text(encoding="utf-8"))
+    papers = yaml.safe_load((evidence.DOCS / "evidence" / "claims.yaml").read_text(encoding="utf-8"))
     claims = [claim for paper in papers for claim in paper["claims"]]
     assert len(papers) == 4
     for claim in claims:
+        assert set(claim) <= _KEYS, claim
         if "says" in claim:
             assert claim["says"] in [c.text for c in load_study(claim["study"]).claims], claim["study"]
             assert claim["study"] in builtin_studies()
@@ -44,7 +47,8 @@ def test_a_study_s_outcomes_are_told_as_the_paper_claims_them(tmp_path, monkeypa
         "y beats x,batch 1,psnr,-2.04,-3.0,-1.0,20,doesn't hold,a/b,cpu\n"
     )
     paper = "- paper: P\n  claims:\n    - {place: T, claim: c, study: a/b, says: x beats y, hours: 3%s}\n"
-    (tmp_path / "claims.yaml").write_text(paper % more)
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "claims.yaml").write_text(paper % more)
     page = evidence.page()
     (row,) = [line for line in page.splitlines() if line.startswith("| T |")]
     assert row.endswith("| " + "<br>".join(f"**{o}**" for o in expected) + " |")

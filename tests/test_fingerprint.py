@@ -82,6 +82,7 @@ def test_every_part_of_an_update_counts_its_defence_among_them() -> None:
         "labels": torch.tensor([9, 9]),
         "sanitised": SanitiserInfo("top-k", sparse=True),
         "seconds": 1.0,
+        "members": (0, 1),
     }
     assert changes.keys() == {field.name for field in dataclasses.fields(message.update)}
     assert {name for name, value in changes.items() if key(seen, **{name: value}) == before} == {"num_examples"}

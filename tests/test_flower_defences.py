@@ -465,7 +465,7 @@ def test_evaluation_and_errors_pass():
 
 
 def test_the_page_s_snippet_runs():
-    page = (Path(__file__).parents[1] / "docs" / "defences.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "defences.md").read_text(encoding="utf-8")
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {"module": network(), "inputs": INPUTS[:10], "targets": TARGETS[:10]}
     exec(snippet, names)

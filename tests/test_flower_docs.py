@@ -1,4 +1,4 @@
-"""What docs/flower.md and docs/guard.md show runs, as it stands there."""
+"""What docs/how-to/flower.md and docs/how-to/guard.md show runs, as it stands there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.flower_cases import audited, example
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "how-to"
 
 
 def blocks(name: str, language: str) -> list[str]:
@@ -59,6 +59,18 @@ def test_flower_on_the_desk_and_in_deployment(tmp_path, monkeypatch, command):
     assert (tmp_path / "attacked/findings.json").is_file()
     for name in [name for name in sys.modules if name.split(".")[0] == "digits_app"]:
         del sys.modules[name]
+
+
+def test_the_tutorial(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    example(tmp_path / "my-app")
+    (audit,) = (line for line in blocks("../tutorials/flower-app.md", "sh") if line.startswith("fedaudit"))
+    done = command(*shlex.split(audit)[1:])
+    assert done.code in (0, None), done
+    assert "4 updates in 1 round(s) recorded in flower-audit/recording" in done.err + done.out
+    (python,) = blocks("../tutorials/flower-app.md", "python excerpt")
+    exec(python, {})
+    assert (tmp_path / "flower-audit-2/report.html").is_file()
 
 
 def test_the_guard(tmp_path):

@@ -24,7 +24,7 @@ from tests.flower_cases import (
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
 
-from fedaudit.adapters.flower import in_process  # noqa: E402 (it needs Flower)
+from fedaudit.adapters.flower import app_file  # noqa: E402 (it needs Flower)
 from fedaudit.adapters.flower.in_process import loaded, parse_config, run_app  # noqa: E402
 
 
@@ -107,7 +107,7 @@ def test_the_number_of_nodes_is_the_apps_own(tmp_path):
         PYPROJECT + '\n[tool.flwr.federations]\ndefault = "x"\n[tool.flwr.federations.x]\noptions.num-supernodes = 4\n'
     )
     assert run_app(write_app(tmp_path / "a", pyproject=text), config={"rounds": 1}).replies == 4
-    assert in_process.NODES == 10
+    assert app_file.NODES == 10
     assert run_app(write_app(tmp_path / "b"), config={"rounds": 1}).replies == 10
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,15 @@ def test_damaged_stores(change: Callable[[Path], None], reason: str | None, tmp_
             refused(done, reason)
     assert reason is None or done.code == 2
     del path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="handles are counted in /proc")
+def test_a_store_that_is_refused_stays_closed(tmp_path: Path) -> None:
+    path = planned(tmp_path / "out")
+    statement("create view x as select 1")(path)
+    with pytest.raises(BadInput, match="has more than tables"):
+        Store(tmp_path / "out")
+    assert path not in [handle.resolve() for handle in Path("/proc/self/fd").iterdir()]
 
 
 def test_a_lock_that_is_a_folder(tmp_path: Path) -> None:

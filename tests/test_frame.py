@@ -219,7 +219,7 @@ def test_an_attack_on_whole_clients_goes_through_the_audit(tmp_path):
     assert "'demonstrated': it drifted." in result.verdict_rules
     pair = next(c for c in result.comparisons if {c.a, c.b} == {"drift-client", "drift-client-half"})
     assert (pair.metric, pair.unit, pair.difference.n) == ("drift", "units", 3)
-    schema = json.loads((ROOT / "docs" / "results.schema.json").read_text())
+    schema = json.loads((ROOT / "docs" / "reference" / "results.schema.json").read_text())
     Draft202012Validator(schema).validate(json.loads(result.model_dump_json()))
     page = finished.save(tmp_path).read_text()
     for words in ("3 of 3 drifted", "norm of all updates together", "0 to 2", "Without the attack"):

@@ -86,7 +86,7 @@ def test_a_team_s_policy_holds_where_nothing_is_given(run):
     [
         ("fail_abov: {psnr: 10}\n", "did you mean 'fail_above'?"),
         ("fail_above: {psnr: high}\n", "the limit for 'psnr' is 'high'; give a number"),
-        ("fail_above: {pnsr: 10}\n", "there is no limit for 'pnsr'"),
+        ("fail_above: {pnsr: 10}\n", "unknown metric of a limit 'pnsr'; did you mean 'psnr'?"),
         ("fail_above: [psnr]\n", "limits are a mapping"),
         ("fail_on: recovred\n", "did you mean 'recovered'?"),
         ("fail_on: inconclusive\n", "unknown verdict 'inconclusive'"),

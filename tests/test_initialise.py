@@ -112,7 +112,7 @@ def test_given_changes_nothing_even_of_unknown_layers() -> None:
     "layer",
     [
         nn.MultiheadAttention(4, 2),
-        nn.Embedding(3, 4),
+        nn.EmbeddingBag(3, 4),
         nn.LSTM(3, 4),
         nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
     ],

@@ -122,7 +122,7 @@ def test_auto_counts_by_the_bias_and_without_one_takes_what_the_rows_tell():
     labels = torch.arange(12) % 10
     shown = evidence("convnet-small", labels, 0)
     inferred, source = infer_labels("auto", shown, 12)
-    assert source == "bias-corrected"
+    assert source == "ilrg-pooled"
     assert counts(inferred) == counts(labels)
     bare = dataclasses.replace(shown, bias=None)
     assert [infer_labels("auto", bare, n)[1] for n in (1, 10, 12)] == ["idlg", "yin", "geng"]
@@ -160,7 +160,8 @@ def test_label_inference_says_when_it_cannot_work():
             infer_labels(method, shown, count)
     with pytest.raises(NotApplicable, match="gradient is zero"):
         infer_labels("auto", Evidence(0 * rows, None, shown.probe), 1)
-    assert LABEL_INFERENCES.names() == ["idlg", "yin", "geng", "bias-corrected", "signs"]
+    older = ["idlg", "yin", "geng", "bias-corrected", "signs"]
+    assert LABEL_INFERENCES.names() == [*older, "ilrg", "ilrg-pooled", "llg", "llg-star", "llg-plus"]
 
 
 def test_probing_leaves_running_statistics_and_global_randomness_alone():
@@ -201,8 +202,11 @@ def test_the_attack_finds_the_labels_of_gradients_and_fedavg_updates():
     result = run_audit(scenario("bias-corrected")).result
     assert len(result.findings) == 4
     for finding in result.findings:
-        (metric,) = finding.metrics
+        metric, by_count, by_class = finding.metrics
         assert metric.name == "label_accuracy"
+        assert (by_count.name, by_class.name) == ("count_accuracy", "existence_accuracy")
+        assert by_class.value >= by_count.value >= 0.8
+        assert by_class.baseline is not None
         assert metric.value >= 0.9
         assert metric.baseline is not None
         assert metric.baseline < metric.value

@@ -35,6 +35,8 @@ def count(model: nn.Module) -> int:
         ("leaky-cnn", (3, 32, 32), 10, 12 * 48 + 36 * 108 + 2 * 36 * 324 + 64 * 324 + 128 * 576 + 3200 * 10),
         ("strided-cnn", (1, 28, 28), 10, 272 + 8_224 + 32 * 49 * 64 + 64 + 650),
         ("lenet", (3, 32, 32), 100, 12 * 75 + 12 + 2 * (12 * 300 + 12) + 768 * 100 + 100),
+        ("lenet-5", (3, 32, 32), 100, 456 + 2_416 + 400 * 120 + 120 + 120 * 84 + 84 + 85 * 100),
+        ("fcn-3", (1, 28, 28), 10, 785 * 300 + 301 * 300 + 301 * 10),
         ("mlp", (30,), 2, 30 * 256 + 256 + 256 * 2 + 2),
         ("logistic", (1, 8, 8), 10, 650),
         ("linear", (10,), 1, 11),
@@ -113,7 +115,7 @@ def test_every_model_says_what_it_is() -> None:
     for entry in MODELS:
         assert entry.summary
         assert entry.info["paper"]
-        assert entry.info["input"] in ("image", "any")
+        assert entry.info["input"] in ("image", "tokens", "any")
 
 
 @pytest.mark.parametrize(

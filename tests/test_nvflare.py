@@ -1,4 +1,4 @@
-"""NVFlare's simulator with two sites on the job of docs/nvflare.md; the filters on their own."""
+"""NVFlare's simulator with two sites on the job of docs/how-to/nvflare.md; the filters on their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ import fedaudit  # noqa: E402
 from fedaudit.adapters.nvflare import GuardFilter, RecorderFilter, watch  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
 
-PAGE = (Path(__file__).parents[1] / "docs" / "nvflare.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "nvflare.md").read_text(encoding="utf-8")
 SOURCE = str(Path(fedaudit.__file__).parents[1])
 
 
@@ -55,11 +55,17 @@ def write_job(folder: Path, **edits: list[tuple[str, str]]) -> None:
         (folder / file).write_text(text, encoding="utf-8")
 
 
-def python(folder: Path, file: str) -> str:
+def python(folder: Path, file: str, timeout: float = 150) -> str:
     """Run a file of the job; return what it and all its processes said."""
     environment = os.environ | {"PYTHONPATH": f"{SOURCE}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, file], cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, file],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -17,7 +17,7 @@ import torch
 from tests.conftest import Command
 
 ROOT = Path(__file__).parents[1]
-LOOP, PAGE = ROOT / "examples" / "loop", ROOT / "docs" / "your-own-loop.md"
+LOOP, PAGE = ROOT / "examples" / "loop", ROOT / "docs" / "how-to" / "your-own-loop.md"
 
 
 def lines(name: str) -> list[str]:

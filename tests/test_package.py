@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-SOURCE = ("src", "docs", "tests", "examples", "pyproject.toml", "README.md", "LICENSE", "Makefile")
+SOURCE = ("src", "docs", "tests", "examples", "contrib", "pyproject.toml", "README.md", "LICENSE", "Makefile")
 KEPT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
@@ -40,18 +40,56 @@ def install(python: Path, *what: str | Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a wheel and an sdist, built from a copy of the sources."""
-    folder = tmp_path_factory.mktemp("built")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment with the build backend, and the schemas of GitHub's files."""
+    python = environment(tmp_path_factory.mktemp("builder"))
+    install(python, "hatchling", "check-jsonschema>=0.30")
+    return python
+
+
+def build(builder: Path, folder: Path) -> Path:
+    """Return a folder with a wheel and an sdist, built from a copy of the sources in ``folder``."""
     for name in SOURCE:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / "source" / name, ignore=KEPT_OUT)
         else:
             shutil.copy(ROOT / name, folder / "source" / name)
-    builder = environment(folder / "builder")
-    install(builder, "hatchling")
     run(builder, "-m", "hatchling", "build", "-d", folder / "dist", where=folder / "source")
     return folder / "dist"
+
+
+@pytest.fixture(scope="module")
+def built(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(builder, tmp_path_factory.mktemp("built"))
+
+
+def test_both_are_the_same_bytes_whenever_and_wherever_they_are_built(builder, built, tmp_path, monkeypatch):
+    before = {path.name: path.read_bytes() for path in built.iterdir()}
+    shutil.copytree(built.parent / "source", tmp_path / "elsewhere")
+    for path in (tmp_path / "elsewhere").rglob("*"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        if path.is_file():
+            path.chmod(0o600)
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    run(builder, "-m", "hatchling", "build", "-d", tmp_path / "again", where=tmp_path / "elsewhere")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == before
+    assert len(before) == 2
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")  # 2023-11-14
+    run(builder, "-m", "hatchling", "build", "-d", tmp_path / "dated", where=tmp_path / "elsewhere")
+    (wheel,) = (tmp_path / "dated").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {entry.date_time[:3] for entry in archive.infolist()} == {(2023, 11, 14)}
+
+
+def test_github_s_files_fit_their_schemas(builder, tmp_path):
+    action = ROOT / "contrib/github-action"
+    for schema, file in (("actions", "action.yml"), ("workflows", "example-workflow.yml")):
+        check = [builder, "-m", "check_jsonschema", "--builtin-schema", f"vendor.github-{schema}"]
+        run(*check, action / file, where=tmp_path)
+        broken = tmp_path / file
+        broken.write_text((action / file).read_text().replace("uses:", "using:"))
+        with pytest.raises(AssertionError, match="Schema validation errors"):
+            run(*check, broken, where=tmp_path)
 
 
 def names(wheel: Path) -> set[str]:
@@ -87,7 +125,7 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         top = {Path(name).parts[1] for name in archive.getnames()}
-    assert {"src", "tests", "docs", "LICENSE", "pyproject.toml", "README.md"} <= top
+    assert {"src", "tests", "docs", "contrib", "LICENSE", "pyproject.toml", "README.md"} <= top
     assert not [name for name in top if name.startswith(".venv") or name in {".git", "audit", "bench"}]
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, sdist, where=tmp_path)
     (wheel,), (again,) = built.glob("*.whl"), tmp_path.glob("*.whl")

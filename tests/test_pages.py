@@ -42,6 +42,12 @@ AUDITS: dict[str, dict[str, Any]] = {
         "threat": {"adversary": "eavesdropper"},
         "attacks": ["local-model-exact", "last-returned"],
     },
+    "rows of a table": {
+        "data": {"name": "diabetes"},
+        "model": {"name": "mlp", "width": 16},
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "batch_size": 2}],
+        "attacks": [{"name": "tableak", "iterations": 60, "restarts": 3}],
+    },
     "malicious client": {
         "data": {"name": "digits", "split": "train"},
         "model": {"name": "convnet-small", "width": 4, "initialisation": "he"},

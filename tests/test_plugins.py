@@ -224,6 +224,7 @@ def test_what_a_package_adds_is_listed(site: Path) -> None:
         "summary": "tells how long an update is",
         "paper": "Nobody 2000",
         "threat_model": "server or eavesdropper, passive",
+        "on_sums": "works: the examples of all clients in the sum are those of one update",
         "needs": ["updates"],
         "scope": "update",
         "looks_at": "update",

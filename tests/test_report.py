@@ -206,10 +206,10 @@ def test_table_holds_every_summary(pages: dict[str, Any]) -> None:
 
 def test_thresholds_are_prominent(pages: dict[str, Any]) -> None:
     _, html, page, _ = pages["exceeded"]
-    broken = "FAIL: PSNR at most 20 dB: 29.41 dB was met (agic on fedsgd)"
+    broken = "FAIL: PSNR at most 20 dB: agic on fedsgd reached 29.41 dB"
     assert html.index('class="alarm"') < html.index('class="cards"')
     assert page.words.index("A limit is exceeded") < page.words.index(broken) < page.words.index("Images")
-    assert "PASS: SSIM at most 0.99: 0.95 was met (agic on fedsgd)" in page.words
+    assert "PASS: SSIM at most 0.99: agic on fedsgd reached 0.95" in page.words
     assert "NOT TESTED: lpips at most 0.5; nothing measures it" in page.words
     assert "fedaudit audit scenario.yaml --out DIR --fail-above psnr=20" in page.words
     assert 'class="alarm"' not in pages["default"][1]
@@ -301,9 +301,9 @@ def test_numbers_in_words() -> None:
     rate = Threshold(
         metric="label_accuracy", limit=0.5, worst=0.75, where="agic on fedsgd", exceeded=True, outcome="fail"
     )
-    assert threshold_text(rate) == "FAIL: label accuracy at most 0.5: 0.75 was met (agic on fedsgd)"
+    assert threshold_text(rate) == "FAIL: label accuracy at most 0.5: agic on fedsgd reached 0.75"
     assert [sentence(t) for t in ("none of 4", "Two.", "", " was it? ")] == ["None of 4.", "Two.", "", "Was it?"]
-    assert threshold_text(kept) == "PASS: PSNR at most 20 dB: 18.50 dB was met (agic on fedsgd)"
+    assert threshold_text(kept) == "PASS: PSNR at most 20 dB: agic on fedsgd reached 18.50 dB"
 
 
 # ---------------------------------------------------------------- figures

@@ -10,15 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import brentq
 from scipy.stats import kstest
-from scipy.stats import norm as gaussian
 from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.defended import distance_to, smooth_signs
 from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.privacy import Account, DifferentialPrivacy, account
+from fedaudit.defences.privacy import Account, DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext
 from fedaudit.federation.encoding import decode, encode
 from fedaudit.federation.history import History
@@ -166,45 +164,6 @@ def test_every_example_is_clipped_at_the_sample_s_level():
     torch.testing.assert_close(torch.cat([g.flatten() for g in found]), total / 5)
 
 
-def exact_epsilon(sensitivity_over_sigma: float, delta: float) -> float:
-    """Balle & Wang 2018, Theorem 8: δ(ε) of one Gaussian mechanism, solved for ε."""
-    a = sensitivity_over_sigma
-
-    def excess(eps: float) -> float:
-        return float(gaussian.cdf(a / 2 - eps / a) - math.exp(eps) * gaussian.cdf(-a / 2 - eps / a)) - delta
-
-    return float(brentq(excess, 1e-6, 100))
-
-
-@pytest.mark.parametrize(("noise", "rounds"), [(4.0, 10), (2.0, 3)])
-def test_the_accounts_bound_the_exact_epsilon(noise, rounds):
-    exact = exact_epsilon(math.sqrt(rounds) / noise, 1e-5)  # n Gaussian mechanisms are one, √n times as revealing
-    kept = Account(noise, 1e-5, 1.0, 1)
-    assert kept.spent(rounds, "pld") == pytest.approx(exact, rel=0.01)
-    assert exact <= kept.spent(rounds) <= 1.25 * exact
-
-
-def test_an_account_of_next_to_no_noise_fits_into_memory():
-    kept = Account(0.01, 1e-5, 1.0, 1)
-    assert 5_000 < kept.spent(1, "pld") <= kept.spent(1)
-
-
-def test_being_one_of_many_amplifies_and_a_budget_ends():
-    central = DifferentialPrivacy(noise=1.1, delta=1e-5, level="client", where="central")
-    sampled = account(central, clients=100, per_round=10, steps=5, batch=4, fewest=20)
-    local = account(dataclasses.replace(central, where="local"), clients=100, per_round=10, steps=5, batch=4, fewest=20)
-    assert (sampled.rate, sampled.steps) == (0.1, 1)
-    assert (local.rate, local.steps) == (1.0, 1)
-    assert sampled.spent(10) < local.spent(10)
-    example = account(
-        dataclasses.replace(central, level="sample", where="local"), clients=9, per_round=3, steps=5, batch=4, fewest=20
-    )
-    assert (example.rate, example.steps) == (0.2, 5)
-    allowed = sampled.rounds(8.0)
-    assert sampled.spent(allowed) <= 8.0 < sampled.spent(allowed + 1)
-    assert sampled.spent(0) == 0
-
-
 # --- what travels --------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +294,9 @@ def test_a_budget_ends_the_federation():
     assert history.epsilon_pld <= history.epsilon[-1]
 
 
-@pytest.mark.parametrize(("level", "share"), [("client", 3), ("sample", 3 * 4)])  # of three clients, of batches of 4
+@pytest.mark.parametrize(
+    ("level", "share"), [("client", 3), ("sample", 3 * 2)]
+)  # of three clients, of batches of 4, 4 and 2
 def test_central_noise_is_the_server_s(level, share):
     settings = {"name": "dp", "where": "central", "level": level, "noise": 3.0, "clip": 0.5, "epsilon": None}
     transcript, _ = simulated(scenario(settings))

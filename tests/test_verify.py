@@ -50,7 +50,7 @@ def folder(audited: Path, tmp_path: Path) -> Path:
 
 def differing(outcome: Outcome) -> list[str]:
     assert outcome.code == 2, outcome
-    assert "doesn't follow from its findings" in outcome.err
+    assert "doesn't match its findings" in outcome.err
     assert outcome.err.count("fedaudit: error:") == 1
     return [line.removeprefix("differs: ") for line in outcome.out.splitlines() if line.startswith("differs: ")]
 
@@ -63,7 +63,7 @@ def test_an_audit_follows_from_its_findings(folder: Path, command: Command) -> N
     before = state(folder)
     outcome = command("verify", folder, "--workers", 1)
     assert outcome.code == 0, outcome
-    assert "values of results.json, its images and its page follow from" in outcome.out
+    assert "values of results.json, its images and its page match" in outcome.out
     assert state(folder) == before  # nothing is written
 
 

@@ -14,7 +14,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import Observation, observe
-from fedaudit.training import Loss, TrainingConfig, loss_function
+from fedaudit.training import UNMODELLED, Loss, ParameterGroup, TrainingConfig, loss_function
 from fedaudit.update import TaskInfo
 
 
@@ -111,3 +111,21 @@ def attacked(
 def psnr(found: Tensor, images: Tensor) -> float:
     """Return the mean PSNR over images in their order, in dB."""
     return float((-10 * (found - images).square().flatten(1).mean(dim=1).log10()).mean())
+
+
+# A training that has each word of the table, by its settings.
+HAS: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "dampening": {"momentum": 0.9, "dampening": 0.1},
+    "weight decay": {"weight_decay": 0.1},
+    "proximal term": {"proximal_mu": 0.1},
+    "groups": {"groups": (ParameterGroup(("fc.bias",), 2.0),)},
+    "clip_norm": {"clip_norm": 0.1},
+    "clip_value": {"clip_value": 0.001},
+    "adam": {"optimiser": "adam"},
+    "adamw": {"optimiser": "adamw"},
+    "precision": {"precision": "bfloat16"},
+    **{word: {"unmodelled": (word,)} for word in UNMODELLED},
+    "optimiser": {"optimiser": "other", "unmodelled": ("optimiser",)},
+}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedaudit.attacks.local_training import MODELLED, TABLE, WAYS
 
-PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "methods.md"
 BEGIN = "<!-- what attacks make of real training: tests/training_table.py -->\n"
 END = "<!-- end -->\n"
 

@@ -1,4 +1,4 @@
-"""A federation in one loop: `python plain.py`."""
+"""A federation in one loop: `python plain.py` (4 CPU seconds)."""
 
 from __future__ import annotations
 

@@ -20,12 +20,13 @@ from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import INDEX, Transcript
 from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.contract import check_attack
+from fedaudit.pipeline.estimate import say_how_long, simulation_seconds
 from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.pipeline.verify import Verification, verify_audit
-from fedaudit.recording import Recorder
+from fedaudit.recording import CanaryClients, Recorder
 from fedaudit.results import AuditResult, Verdict
 from fedaudit.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.threat import Observation, ThreatModel, observe
@@ -41,6 +42,7 @@ __all__ = [
     "Attack",
     "Audit",
     "AuditResult",
+    "CanaryClients",
     "Dataset",
     "Finding",
     "Observation",
@@ -200,7 +202,9 @@ def simulate(
     with live_display(progress) as display:
         own: dict[str, Any] = {"dataset": dataset, "model": model, "loss": loss}
         resolved = resolve(made, data_dir=Path(data_dir) if data_dir else None, display=display, **own)
-        (recording,) = record(resolved, names=[federation or names[0]], workers=workers, store=partial, display=display)
+        chosen = [federation or names[0]]
+        say_how_long(display, lambda: simulation_seconds(resolved, names=chosen, workers=workers))
+        (recording,) = record(resolved, names=chosen, workers=workers, store=partial, display=display)
     if folder and partial:
         whole = partial / "whole"
         shutil.rmtree(whole, ignore_errors=True)  # of an earlier try

@@ -33,7 +33,7 @@ from fedaudit.written import parse_setting as parse_setting
 class DataSpec(Spec):
     """Which data set, and which part of it the clients hold."""
 
-    name: str = "photos"
+    name: str = Field(default="photos", description="which data set; `fedaudit list datasets` has their names")
     image_size: Count | None = Field(default=None, description="side in pixels; the data set's own if null")
     limit: Count | None = Field(default=None, description="at most so many examples per split are loaded")
     split: Literal["train", "test"] = Field(default="test", description="the split that the clients hold")
@@ -42,30 +42,43 @@ class DataSpec(Spec):
 class TrainingSpec(Spec):
     """How the model is trained before the audited rounds (in one place, on the train split)."""
 
-    epochs: Annotated[Whole, Field(le=10**6)] = 0
-    learning_rate: Positive = 0.05
-    batch_size: Count = 64
-    momentum: Fraction = 0.9
+    epochs: Annotated[Whole, Field(le=10**6)] = Field(default=0, description="passes over the train split; 0: none")
+    learning_rate: Positive = Field(default=0.05, description="of SGD")
+    batch_size: Count = Field(default=64, description="examples in a step")
+    momentum: Fraction = Field(default=0.9, description="of SGD")
 
 
 class ModelSpec(Spec):
-    """Which model, and in which state: both decide what can be recovered (docs/methods.md)."""
+    """Which model, and in which state: both decide what can be recovered (docs/explanation/what-decides.md)."""
 
-    name: str = "convnet-small"
-    width: Annotated[Count, Field(le=65_536)] | None = None
+    name: str = Field(default="convnet-small", description="which network; `fedaudit list models` has their names")
+    width: Annotated[Count, Field(le=65_536)] | None = Field(
+        default=None, description="channels of the first layer, or units of the hidden one; the network's own if null"
+    )
     spare_outputs: Annotated[Whole, Field(le=1000)] = Field(
         default=0, description="outputs beyond one a class, for a label that no example has: an eleventh of ten classes"
     )
-    initialisation: Literal["default", "he", "uniform", "given"] = "default"
+    initialisation: Literal["default", "he", "uniform", "given"] = Field(
+        default="default",
+        description="of the weights: PyTorch's own, He's, uniform on [-0.5, 0.5] (the DLG paper's), or given: those of "
+        "the checkpoint or of a module of your own",
+    )
     batch_norm: Literal["eval", "train"] | None = Field(
         default=None, description="BatchNorm's mode in local training; null: that of a module of your own, else eval"
     )
     dropout: Annotated[bool, Field(strict=True)] | None = Field(
         default=None, description="whether clients train with dropout; null: as a module of your own is, else true"
     )
-    training: TrainingSpec = TrainingSpec()
+    training: TrainingSpec = Field(
+        default=TrainingSpec(),
+        description="how the model is trained before the federation begins; by default it isn't",
+    )
     checkpoint: File | None = Field(default=None, description="safetensors file with the model's weights")
-    loss: Literal["auto", "cross-entropy", "bce-with-logits", "mse", "custom"] = "auto"
+    loss: Literal["auto", "cross-entropy", "bce-with-logits", "mse", "custom"] = Field(
+        default="auto",
+        description="auto: cross-entropy for classes, mse for regression; bce-with-logits: two classes by one logit; "
+        "custom: a function of your own, from Python",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelSpec:
@@ -87,7 +100,8 @@ class EvaluationSpec(Spec):
         default=None, description="names of the federations that are attacked; the others only train; all if null"
     )
     controls: bool = Field(
-        default=True, description="run a positive control beside every attack that found nothing; see docs/results.md"
+        default=True,
+        description="run a positive control beside every attack that found nothing",
     )
     bootstrap: Annotated[Count, Field(ge=100, le=10**6)] = Field(
         default=2000, description="resamples of the 95 % intervals"
@@ -113,20 +127,28 @@ class Scenario(Spec):
     the same order, and the report compares them. The first is ``defences``, the rest ``other_defences``.
     """
 
-    version: Annotated[Literal[1], BeforeValidator(no_boolean)] = 1
-    name: Title = "audit"
-    seed: Whole = 0
-    device: Literal["cpu", "cuda"] = "cpu"
-    data: DataSpec = DataSpec()
-    model: ModelSpec = ModelSpec()
-    federations: Annotated[list[FederationSpec], Field(min_length=1)]
-    defences: DefencesSpec = DefencesSpec()
-    other_defences: list[DefencesSpec] = Field(default=[])
-    threat: ThreatModel = ThreatModel()
+    version: Annotated[Literal[1], BeforeValidator(no_boolean)] = Field(default=1, description="of this format")
+    name: Title = Field(default="audit", description="the audit's, for the report")
+    seed: Whole = Field(default=0, description="of everything random: the same seed gives the same audit, bit for bit")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where models are trained and attacks computed")
+    data: DataSpec = Field(default=DataSpec(), description="the data set that clients hold")
+    model: ModelSpec = Field(default=ModelSpec(), description="the network that they train")
+    federations: Annotated[list[FederationSpec], Field(min_length=1)] = Field(
+        description="who trains how; each has a transcript and findings of its own"
+    )
+    defences: DefencesSpec = Field(
+        default=DefencesSpec(),
+        description="what protects the updates; of a list, each federation runs under every one, and the report "
+        "compares them",
+    )
+    other_defences: list[DefencesSpec] = Field(
+        default=[], description="the second and further ones of such a list, as a written scenario keeps them"
+    )
+    threat: ThreatModel = Field(default=ThreatModel(), description="who the adversary is and what it knows")
     attacks: Annotated[list[Annotated[NamedSpec, BeforeValidator(from_name)]], Field(min_length=1)] = Field(
         default=[], description="null or left out: those that fit the data, the updates and the threat model"
     )
-    evaluation: EvaluationSpec = EvaluationSpec()
+    evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="what is attacked and how it is judged")
 
     @model_validator(mode="before")
     @classmethod

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from fedaudit.federation.canaries import Canaries
 from fedaudit.federation.records import Records
 from fedaudit.federation.transcript import Transcript
 from fedaudit.training import Loss
@@ -34,6 +36,12 @@ class ThreatModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     adversary: Adversary = Field(default="server", description="server, eavesdropper or client")
+    sees: str = Field(
+        default="updates",
+        pattern=r"^(updates|sum|aggregate of [1-9][0-9]{0,8})$",
+        description="updates, each client's; sum, of all clients of a round, or aggregate of 10, of so many clients "
+        "together, as secure aggregation yields it",
+    )
     knows_labels: bool = Field(default=False, description="the labels of the examples, in their order of use")
     knows_public_data: bool = Field(
         default=False, description="public data of the clients' kind, none of it theirs, or a generator of them"
@@ -60,7 +68,7 @@ class ThreatModel(BaseModel):
         if self.public_examples is not None and not (self.knows_public_data and self.records):
             raise ValueError("public_examples needs knows_public_data: true, and records to use them on")
         if self.hidden_attribute is not None and not self.records:
-            raise ValueError("hidden_attribute is hidden in records; set records, to 300 for example")
+            raise ValueError("hidden_attribute needs records that lack it; set records to 300, for example")
         return self
 
     @property
@@ -68,15 +76,24 @@ class ThreatModel(BaseModel):
         """One line about the adversary."""
         return ADVERSARIES[self.adversary]
 
+    @property
+    def together(self) -> int:
+        """Of how many clients' updates it reads the sum only: 1, where it reads each by itself."""
+        return {"updates": 1, "sum": sys.maxsize}.get(self.sees) or int(self.sees.rpartition(" ")[2])
+
     def knowledge(self) -> tuple[list[str], list[str]]:
         """Return what the adversary knows and what it doesn't, in words."""
+        reads = self.adversary != "client"
         known = {
             "the model's architecture, the loss, and how examples are normalised": True,
             "the global model of every round (with BatchNorm's statistics)": True,
-            "every update as it was sent, and over how many examples it was made": self.adversary != "client",
+            "every update as it was sent, and over how many examples it was made": reads and self.together == 1,
             "how clients train (learning rate, local steps, batch sizes)": self.knows_training,
             "the labels of the examples in the updates": self.knows_labels,
         }
+        if self.together > 1:
+            whose = "all clients of a round" if self.sees == "sum" else f"{self.together} clients at a time"
+            known[f"the sum of the updates of {whose}, and over how many examples they were made"] = reads
         if self.records:
             known[f"{self.records} records with their labels, half of them honest clients'"] = True
             known["which of the records are clients', or anything else of the clients' data"] = False
@@ -117,6 +134,7 @@ class Observation:
         messages: the exchanges that this adversary can read, in order.
         adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
+        canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
         totals: rounds of which it can read the sum of several updates only.
     """
 
@@ -130,6 +148,7 @@ class Observation:
     messages: tuple[Message, ...]
     adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     records: Records | None = None
+    canaries: Canaries | None = None
     totals: int = 0
 
     def __repr__(self) -> str:
@@ -234,5 +253,15 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         messages=tuple(messages),
         adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
         records=records,
+        canaries=_readable(transcript.canaries, threat),
         totals=sum(r.total is not None for r in transcript.rounds) if threat.adversary != "client" else 0,
     )
+
+
+def _readable(canaries: Canaries | None, threat: ThreatModel) -> Canaries | None:
+    """Return the canaries with what the adversary reads: a client global models, others also updates or their sum."""
+    if canaries is None or (threat.adversary != "client" and threat.together == 1):
+        return canaries
+    seen = ("models", "final") if threat.adversary == "client" else ("sum", "models", "final")
+    own = {name: reading for name, reading in canaries.readings.items() if name in seen}
+    return dataclasses.replace(canaries, readings=own)

@@ -10,7 +10,8 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from fedaudit.examples import EXAMPLE_KINDS, ExampleKind, example_kind, register
+from fedaudit.examples import EXAMPLE_KINDS, ExampleKind, TokenInfo, example_kind, register
+from fedaudit.examples.columns import Column, check_columns
 from fedaudit.training import BCE, LOSSES, TrainingConfig
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import LARGEST, SMALLEST
@@ -65,6 +66,8 @@ class Update:
             model grants them.
         sanitised: the defence that it went through, if any.
         seconds: that local training took; None where it wasn't recorded.
+        members: where this is the mean of several clients' updates, of which secure aggregation gives the sum only:
+            these clients, of whom ``client`` is the first; empty otherwise.
 
     Raises:
         BadInput: the values contradict each other.
@@ -79,15 +82,21 @@ class Update:
     labels: Tensor | None = None
     sanitised: SanitiserInfo | None = None
     seconds: float | None = None
+    members: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         elements = sum(tensor.numel() for tensor in self.tensors.values())
         size = f"{elements:,} elements in {len(self.tensors)} tensors"
-        return f"Update(client {self.client}: {self.kind} of {self.num_examples} examples, {size})"
+        whose = f"{len(self.members)} clients" if self.members else f"client {self.client}"
+        return f"Update({whose}: {self.kind} of {self.num_examples} examples, {size})"
 
     def __post_init__(self) -> None:
         if self.client < 0:
             raise BadInput(f"client {self.client}: clients count from 0")
+        if self.members and (
+            len(self.members) < 2 or self.members[0] != self.client or len(set(self.members)) < len(self.members)
+        ):
+            raise BadInput(f"client {self.client}: a sum over the clients {list(self.members)}; it is of two or more")
         if self.num_examples < 1:
             raise BadInput(f"client {self.client}: an update over {self.num_examples} examples")
         if self.training is not None and sum(self.training.batch_sizes) != self.num_examples:
@@ -115,6 +124,8 @@ class TaskInfo:
         dropout: whether clients train with the model's dropout on, if it has any.
         label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``.
         spare_outputs: of the model, beyond one a class: for labels that no example of the data set has.
+        columns: of a table, their names, types and categories; none where they aren't known.
+        tokens: of text, its vocabulary and task; None for other examples.
 
     Raises:
         BadInput: these don't fit together, or there is no such kind.
@@ -135,15 +146,19 @@ class TaskInfo:
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
     spare_outputs: int = 0
+    columns: tuple[Column, ...] = ()
+    tokens: TokenInfo | None = None
 
     def __post_init__(self) -> None:
         self._check_loss_options()
+        check_columns(self.columns, self.input_shape, "the task")
         shape, kind = self.input_shape, self.example_kind
         if not kind.fits(shape) or math.prod(shape) > _LARGEST_INPUT:
             wanted = f"({', '.join(kind.axes)}{',' * (len(kind.axes) == 1)})"
             raise BadInput(
                 f"input_shape is {shape}; {self.kind} data have {wanted}, with up to {_LARGEST_INPUT:,} values"
             )
+        self._check_tokens()
         if self.num_classes is not None and not 2 <= self.num_classes <= _MOST_CLASSES:
             raise BadInput(
                 f"num_classes is {self.num_classes}; it must be 2 to {_MOST_CLASSES:,}, or none for regression"
@@ -166,6 +181,24 @@ class TaskInfo:
                 f"mean {self.mean} and std {self.std} must be finite, and every std above 0 (from {SMALLEST:g} to "
                 f"{LARGEST:g})"
             )
+
+    def _check_tokens(self) -> None:
+        if self.example_kind.discrete != (self.tokens is not None):
+            raise BadInput(f"a vocabulary belongs to {self.kind} data" if self.tokens else "tokens need a vocabulary")
+        if self.causal and (self.num_classes != self._vocabulary or self.spare_outputs or self.loss == BCE):
+            raise BadInput(
+                "a causal task has a class for each token of the vocabulary, and cross-entropy as its loss: set "
+                "spare_outputs to 0, and model.loss to auto"
+            )
+
+    @property
+    def causal(self) -> bool:
+        """Whether the model predicts at every position the token that follows."""
+        return self.tokens is not None and self.tokens.causal
+
+    @property
+    def _vocabulary(self) -> int | None:
+        return self.tokens.vocabulary if self.tokens else None
 
     def _check_loss_options(self) -> None:
         if not (math.isfinite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):
@@ -193,6 +226,13 @@ class TaskInfo:
     def outputs(self) -> int:
         """Outputs of the model: one per class, and spare ones; one for regression, or with binary cross-entropy."""
         return 1 if self.loss == BCE or self.num_classes is None else self.num_classes + self.spare_outputs
+
+    def blank(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return examples (count, ...) of zeros as the model sees them, and targets for them, of class 0 (or 0.0)."""
+        inputs = self.normalise(torch.zeros((count, *self.input_shape), dtype=self.example_kind.dtype))
+        if self.num_classes is None:
+            return inputs, torch.zeros(count, 1)
+        return inputs, torch.zeros((count, *self.input_shape) if self.causal else count, dtype=torch.int64)
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Turn examples (n, ...), as they stand in a data set, into what the model sees."""

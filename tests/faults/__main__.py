@@ -4,7 +4,7 @@
 
 Studies, audits, simulations and recorders are killed (or one of their workers is), lose their folder, fill their disk,
 find it read-only, or see the clock jump. Then they go on, and what they leave must equal what an undisturbed run
-leaves, but for times: every number, image and file, and no file more. docs/robustness.md says what was found.
+leaves, but for times: every number, image and file, and no file more. docs/evidence/robustness.md says what was found.
 
 Commands run in forks of this process, which has imported everything, so that a kill costs a second. Some kills
 (--fresh) are of fresh interpreters with fresh interpreters as workers.
@@ -220,8 +220,9 @@ class Runner:
                 self._is_fine_or_refused(self.play())
             finally:
                 _protect(self.root, mounted, "rw")
-            if left(self.folder) != before:
-                raise Wrong("a folder that can't be written to has changed")
+            now = left(self.folder)
+            if changed := [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]:
+                raise Wrong(f"a folder that can't be written to has changed: {', '.join(changed[:5])}")
             self.counts["read-only folders"] += 1
             self.go_on()
         return "read-only"
@@ -278,7 +279,11 @@ def _disk(where: Path, size: int) -> Iterator[bool]:
 
 def _protect(where: Path, mounted: bool, how: str) -> None:
     if mounted:
-        _mount(f"remount,{how}", where)
+        until = time.monotonic() + 5
+        while not _mount(f"remount,{how}", where):  # refused as long as a file there is open for writing
+            if time.monotonic() > until:
+                raise Wrong("a file is open for writing 5 s after its command")
+            time.sleep(0.1)
     else:
         for path in [where, *where.rglob("*")]:
             path.chmod((0o500 if path.is_dir() else 0o400) if how == "ro" else 0o700)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import resource
 import selectors
 import subprocess
@@ -16,7 +18,7 @@ from typing import Any
 
 BLOCK = 200  # cases of one worker
 CPU = 10.0  # seconds of one case
-WAIT = 90.0  # seconds without a word, after which a worker is ended: longer than CPU, since machines are shared
+WAIT = 90.0  # seconds without a word, after which a worker is ended unless it waits for a processor
 START = 600.0  # the same until the first case: imports take long on a busy machine
 MEMORY = 2 * 2**20  # KiB that one case may take
 CEILING = 6 * 2**30  # bytes of address space beyond what a worker starts with: no case takes the machine with it
@@ -70,13 +72,16 @@ def work(name: str, block: int, cases: int) -> None:
 def run_block(name: str, block: int, cases: int) -> tuple[int, list[dict[str, Any]]]:
     """Run one block in a worker; return how many cases it ran, and what it found. One that ends early is a finding."""
     command = [sys.executable, "-m", "tests.fuzz", "--worker", name, "--block", str(block), "--cases", str(cases)]
-    ran, findings, last = 0, [], ""
+    ran, findings, last, used = 0, [], "", 0.0
     with tempfile.TemporaryFile() as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as worker:
         assert worker.stdout is not None
         waiting = selectors.DefaultSelector()
         waiting.register(worker.stdout, selectors.EVENT_READ)
-        while waiting.select(timeout=WAIT if ran else START):
+        while (ready := waiting.select(timeout=WAIT if ran else START)) or starved(worker.pid, used):
+            if not ready:
+                continue
             line = worker.stdout.readline()
+            used = seconds_used(worker.pid)
             if not line:
                 break
             told = json.loads(line)
@@ -96,6 +101,22 @@ def run_block(name: str, block: int, cases: int) -> tuple[int, list[dict[str, An
                 {"target": name, "block": block, "case": last, "found": f"ended by {worker.returncode}: {said}"}
             )
     return ran, findings
+
+
+def seconds_used(pid: int) -> float:
+    """Return the processor time of a process so far."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def starved(pid: int, before: float) -> bool:
+    """Return whether a silent worker works, but has had less than a case's time from a machine that others use, too."""
+    with contextlib.suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "R" and seconds_used(pid) - before < CPU
+    return False
 
 
 def main() -> int:

@@ -30,6 +30,13 @@ def silent(done: int, total: int) -> None:
     """Report progress to nobody."""
 
 
+# What an attack makes of the sum of several clients' updates, by its scope.
+_ON_SUMS: dict[Scope, str] = {
+    "update": "works: the examples of all clients in the sum are those of one update",
+    "client": "refused: it needs one client's own messages",
+    "federation": "works: it needs no single update",
+}
+
 ATTACKS: Registry[type[Attack]] = Registry("attack", "fedaudit.attacks")
 
 
@@ -43,7 +50,8 @@ class Attack(Plugin, ABC):
         ``default_scope``: what one run of it receives: one update, all messages of one client, or all that the
         adversary sees of a federation; ``examples``: the kinds of examples that it is for, any if there are none;
         ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns; ``standards``: what
-        standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`).
+        standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`); ``on_sums``: what it
+        makes of the sum of several clients' updates, where its scope doesn't say.
     """
 
     registry = ATTACKS
@@ -55,6 +63,7 @@ class Attack(Plugin, ABC):
     recovers: ClassVar[str] = "training images"
     finds: ClassVar[type[Finding]] = ImageFinding
     standards: ClassVar[tuple[str | MappingRecord, ...]] = ()
+    on_sums: ClassVar[str] = ""
 
     def check(self, observation: Observation) -> None:
         """Raise before any compute if this attack can't be run; here, where it isn't for such examples.
@@ -70,6 +79,11 @@ class Attack(Plugin, ABC):
             described = task_info.example_kind.described
             raise NotApplicable(
                 f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"
+            )
+        if self.scope() == "client" and any(message.update.members for message in observation.messages):
+            raise NotApplicable(
+                f"{self.name} needs one client's own messages, and only sums of several clients' updates are known "
+                "(secure aggregation); audit with threat.sees=updates, or by an attack on single updates"
             )
         for message in observation.messages:
             local_training.refuse(self.name, self.ways(observation, message), message, task_info)
@@ -151,6 +165,7 @@ class Attack(Plugin, ABC):
     def info(cls) -> dict[str, Any]:
         """Return what ``fedaudit list --json`` says beside name and summary."""
         info = {"paper": cls.paper, "threat_model": cls.threat_model, "needs": list(cls.needs)}
+        info |= {"on_sums": cls.on_sums or _ON_SUMS[cls.default_scope]}
         info |= {"scope": cls.default_scope, "looks_at": cls.default_scope}  # the second is its former name
         return info | {"mapping": [record.model_dump() for record in cls.by_standards()]}
 

@@ -133,12 +133,38 @@ class ImageFinding(Finding, kind="images"):
         label_source: ``given``, or the name of the label inference.
         trace: of the restart that was kept; None where the attack kept none.
         rounds: for each image the rounds whose update it is an example of; empty if the attack received one update.
+        certified: (n,) which images the attack vouches for without the truth: they are the client's own, up to half a
+            grey level; None where it vouches for none.
     """
 
     images: Tensor
     labels: Tensor
     label_source: str
     trace: Trace | None = None
+    rounds: tuple[tuple[int, ...], ...] = ()
+    certified: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFinding(Finding, kind="rows"):
+    """Rows of a table. There may be fewer of them than the update has examples: what an attack isn't sure to have.
+
+    Attributes:
+        rows: (n, d) as the model sees them: numbers standardised, categories one-hot or as their code.
+        labels: (n,) the labels that the attack worked with; (n, 1) targets of a regression.
+        label_source: ``given``, or the name of the label inference.
+        confidence: (n, c) in [0, 1], how sure the attack is of each cell, of each of the table's columns (of each
+            position, where the columns aren't known); None where it can't tell.
+        certified: (n,) bool: rows that the attack proved to be training examples, without the truth; None where it
+            proves nothing.
+        rounds: for each row the rounds whose update it is an example of; empty if the attack received one update.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    label_source: str
+    confidence: Tensor | None = None
+    certified: Tensor | None = None
     rounds: tuple[tuple[int, ...], ...] = ()
 
 
@@ -160,6 +186,34 @@ class LocalModelFinding(Finding, kind="local-model"):
     condition: float | None = None
     directions: int | None = None
     mapping_error: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceFinding(Finding, kind="sequences"):
+    """Sequences of tokens.
+
+    Attributes:
+        sequences: (m, length) int64, filled up with the padding token (or 0); fewer than the update was made from where
+            the others weren't found.
+        distances: (m,) of each, the mean distance of its vectors from the gradients' span, 1 being what noise explains;
+            None where that isn't how it was found.
+    """
+
+    sequences: Tensor
+    distances: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFinding(Finding, kind="tokens"):
+    """Which tokens occurred, in no order.
+
+    Attributes:
+        tokens: (k,) int64, each once, in ascending order.
+        vocabulary: how many there are.
+    """
+
+    tokens: Tensor
+    vocabulary: int
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -13,14 +13,28 @@ from fedaudit.utils.errors import NotApplicable
 
 # How an attack uses an update: a column of the table. An attack may use it in two ways, as one that optimises images
 # and infers their labels first; one that only looks at the model that training left uses it in none.
-Way = Literal["one step", "simulation", "one batch", "r-gap", "labels", "local-model", "local-model-exact"]
+Way = Literal[
+    "one step",
+    "simulation",
+    "one batch",
+    "r-gap",
+    "spear",
+    "labels",
+    "span",
+    "rows",
+    "local-model",
+    "local-model-exact",
+]
 
 WAYS: dict[Way, str] = {
-    "one step": "images, from a gradient or an update of one local step",
-    "simulation": "images, from several local steps that are replayed (`invg`, `dlg-adam`, `gias`)",
+    "one step": "images or rows, from a gradient or an update of one local step",
+    "simulation": "images or rows, from several local steps that are replayed (`invg`, `dlg-adam`, `gias`, `tableak`)",
     "one batch": "from several local steps taken as one batch (`agic`, `geng`, `labels`)",
     "r-gap": "the closed form",
+    "spear": "exact batches (`spear`)",
     "labels": "label inference",
+    "span": "sequences, from the span of gradients (`dager`)",
+    "rows": "words, from the embedding's rows that moved (`which-tokens`)",
     "local-model": "a client's own model, learnt from its rounds",
     "local-model-exact": "the same by linear algebra",
 }
@@ -81,6 +95,8 @@ _FRESH = "attacked as if it began anew"
 _AS_KNOWN = "attacked with what is recorded"
 _ONE_INPUT = _not("an attack makes one tensor an example; none here can make several")
 _RECORD = _not("record the training (optimiser, rates, batch sizes) with the update")
+_NO_SPAN = _not("what is sent element by element doesn't span the inputs any more; train by SGD, or run which-tokens")
+_ROWS_DECAY = _about("decay moves every row: only those count that moved much further")
 _IMAGES: tuple[Way, ...] = ("one step", "simulation", "one batch")
 
 
@@ -96,7 +112,9 @@ def _adam(name: str) -> Row:
             "simulation": _about(_ADAM_MANY),
             "one batch": _about(_ADAM_IN_ONE),
             "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "spear": _not(f"its equations need sums of gradients; {_OPTIMISES}"),
             "labels": _about(_ADAM_LABELS),
+            "span": _NO_SPAN,
             "local-model-exact": _not(f"{name}'s steps aren't affine; {_ANY}"),
         },
     )
@@ -106,13 +124,34 @@ def _unmodelled(word: str, answers: dict[Way, Answer]) -> Row:
     return Row(UNMODELLED[word], answers)
 
 
+_NOBODYS = _not("a sum is nobody's own model; attack single updates (threat.sees=updates)")
+
 # word -> row. What isn't listed in a row is modelled.
 TABLE: dict[str, Row] = {
+    "sum": Row(
+        "only the sum of several clients' updates is known",
+        {
+            "r-gap": _not(f"its equations are one example's, and a sum is over several; {_OPTIMISES}"),
+            **_same(_NOBODYS, "local-model", "local-model-exact"),
+        },
+    ),
+    "steps of a sum": Row(
+        "the same, of several local steps",
+        _same(
+            _about(
+                "the clients of the sum are taken for one, whose batches are theirs together: their models, which "
+                "drift apart, for one model"
+            ),
+            "simulation",
+            "one batch",
+        ),
+    ),
     "momentum": Row("clients train with momentum", _same(_about(_IN_ONE), "one batch")),
     "nesterov": Row("clients train with Nesterov's momentum", _same(_about(_IN_ONE), "one batch")),
     "dampening": Row("clients train with dampened momentum", _same(_about(_IN_ONE), "one batch")),
     "weight decay": Row(
-        "clients train with weight decay", _same(_about("it stays in what is taken for the gradient"), "one batch")
+        "clients train with weight decay",
+        {"one batch": _about("it stays in what is taken for the gradient"), "rows": _ROWS_DECAY},
     ),
     "proximal term": Row(
         "clients train with FedProx's term", _same(_about("it stays in what is taken for the gradient"), "one batch")
@@ -140,7 +179,9 @@ TABLE: dict[str, Row] = {
         {
             "one batch": _about("the clipped gradient is taken for the gradient"),
             "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "spear": _not(f"its equations need sums of gradients; {_OPTIMISES}"),
             "labels": _about(_COUNTS),
+            "span": _NO_SPAN,
             "local-model-exact": _not(f"clipping isn't affine; {_ANY}"),
         },
     ),
@@ -148,13 +189,14 @@ TABLE: dict[str, Row] = {
     "adamw": _adam("AdamW"),
     "precision": Row(
         "clients compute in mixed precision",
-        _same(_about(_PRECISION), *_IMAGES, "r-gap", "labels", "local-model-exact"),
+        _same(_about(_PRECISION), *_IMAGES, "r-gap", "spear", "labels", "span", "local-model-exact"),
     ),
     "dropout": Row(
         "clients train with dropout",
         {
-            **_same(_about(WITHOUT_DROPOUT), *_IMAGES, "labels"),
+            **_same(_about(WITHOUT_DROPOUT), *_IMAGES, "labels", "span"),
             "r-gap": _not(f"its equations don't hold behind unknown masks; {_OPTIMISES}"),
+            "spear": _about("an example's own gradient isn't compared: its masks aren't known"),
             "local-model": _about("the mapping that is learnt is a mean over masks"),
             "local-model-exact": _not(f"masks aren't the same in every round; {_ANY}"),
         },
@@ -164,6 +206,7 @@ TABLE: dict[str, Row] = {
         {
             "one batch": _about("the statistics are taken over all examples at once"),
             "r-gap": _not(f"its equations don't hold across a batch; {_OPTIMISES}"),
+            "spear": _about("an example's own gradient isn't compared: the others' statistics are in it"),
         },
     ),
     "label smoothing": Row(
@@ -187,44 +230,52 @@ TABLE: dict[str, Row] = {
             **_same(_not("train by SGD, Adam or AdamW, or run agic, which needs the direction alone"), "simulation"),
             "one batch": _about("the update is taken for one batch's gradient, times a number"),
             "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "spear": _not(f"its equations need sums of gradients; {_OPTIMISES}"),
             "labels": _about("the update is taken for one batch's gradient, times a number"),
+            "span": _about("the update is taken for one batch's gradient, times a number"),
             "local-model-exact": _not(f"its steps may not be affine; {_ANY}"),
         },
     ),
     "optimiser-state": _unmodelled(
         "optimiser-state",
         {
-            **_same(_about(_FRESH), *_IMAGES, "labels", "local-model"),
+            **_same(_about(_FRESH), *_IMAGES, "labels", "span", "local-model"),
             "r-gap": _not(f"its equations need one example's gradient alone; {_OPTIMISES}"),
+            "spear": _not(f"earlier rounds' examples are in the update, too; {_OPTIMISES}"),
             "local-model-exact": _not(f"an update isn't a function of the weights sent; {_ANY}"),
         },
     ),
     "optimiser-settings": _unmodelled(
         "optimiser-settings",
         {
-            **_same(_about(_AS_KNOWN), *_IMAGES, "labels", "local-model"),
+            **_same(_about(_AS_KNOWN), *_IMAGES, "labels", "span", "local-model"),
             "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "spear": _not(f"its equations need sums of gradients; {_OPTIMISES}"),
             "local-model-exact": _not(f"an update isn't a function of the weights sent; {_ANY}"),
         },
     ),
     "gradients-changed": _unmodelled(
         "gradients-changed",
         {
-            **_same(_about("the changed gradients are taken for the gradients"), *_IMAGES, "labels"),
+            **_same(_about("the changed gradients are taken for the gradients"), *_IMAGES, "labels", "span"),
             "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
+            "spear": _not(f"its equations need sums of gradients; {_OPTIMISES}"),
             "local-model-exact": _not(f"the change may not be affine; {_ANY}"),
         },
     ),
-    "several-inputs": _unmodelled("several-inputs", _same(_ONE_INPUT, *_IMAGES, "r-gap", "labels")),
+    "several-inputs": _unmodelled("several-inputs", _same(_ONE_INPUT, *_IMAGES, "r-gap", "spear", "labels", "span")),
     "several-losses": _unmodelled(
         "several-losses",
         {
             **_same(_about("all of the gradient is taken for that of the loss that is known"), *_IMAGES, "labels"),
             "r-gap": _not(f"its equations need one loss's gradient alone; {_OPTIMISES}"),
+            "spear": _about("all of the gradient is taken for that of the loss that is known"),
         },
     ),
-    "loss": _unmodelled("loss", _same(_about("attacked with the loss that was given"), *_IMAGES, "r-gap", "labels")),
-    "nothing-seen": _unmodelled("nothing-seen", _same(_RECORD, *_IMAGES, "r-gap", "labels")),
+    "loss": _unmodelled(
+        "loss", _same(_about("attacked with the loss that was given"), *_IMAGES, "r-gap", "spear", "labels")
+    ),
+    "nothing-seen": _unmodelled("nothing-seen", _same(_RECORD, *_IMAGES, "r-gap", "spear", "labels")),
 }
 
 
@@ -238,6 +289,10 @@ def words(message: Message, task_info: TaskInfo) -> Iterator[str]:
     if task_info.class_weights is not None:
         yield "class weights"
     training = message.update.training
+    if message.update.members:
+        yield "sum"
+        if training is None or training.local_steps > 1:
+            yield "steps of a sum"
     if training is None:
         return
     accumulated = any(len(step) > 1 for step in training.passes)

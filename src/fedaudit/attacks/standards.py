@@ -66,10 +66,14 @@ EDPB_TESTS = tuple(_NAMES[EDPB])
 # another participant's model.
 BY_KIND: dict[str, tuple[str, ...]] = {
     "images": ("NISTAML.032", "AML.T0024.001", "reconstruction"),
+    "rows": ("NISTAML.032", "AML.T0024.001", "reconstruction"),
     "class-images": ("NISTAML.032", "AML.T0024.001", "model-inversion"),
     "labels": ("NISTAML.034", "AML.T0024.001", "attribute-inference"),
     "attribute": ("NISTAML.032", "AML.T0024.001", "attribute-inference"),
     "membership": ("NISTAML.033", "AML.T0024.000", "membership-inference"),
+    "epsilon": ("NISTAML.033", "AML.T0024.000", "membership-inference"),
+    "sequences": ("NISTAML.032", "AML.T0024.001", "reconstruction"),
+    "tokens": ("NISTAML.032", "AML.T0024.001", "reconstruction"),
     "local-model": ("NISTAML.031", "AML.T0024.002"),
 }
 

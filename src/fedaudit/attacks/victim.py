@@ -89,14 +89,14 @@ def load_victim(
         {name: t for name, t in state.items() if name not in names},
         dropout,
     )
-    return victim, layer_groups(module, torch.zeros(2, *task_info.input_shape, device=device))
+    return victim, layer_groups(module, task_info.blank(2)[0].to(device))
 
 
 def _probe(task_info: TaskInfo, device: str) -> Tensor:
     """Return a few examples on which masks would show."""
-    shape, dtype = (8, *task_info.input_shape), task_info.example_kind.dtype
-    if not dtype.is_floating_point:
-        return torch.zeros(shape, dtype=dtype, device=device)
+    if not task_info.example_kind.dtype.is_floating_point:
+        return task_info.blank(8)[0].to(device)
+    shape = (8, *task_info.input_shape)
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
 
 
@@ -106,8 +106,8 @@ def _used_parameters(module: nn.Module, observation: Observation, device: str) -
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     with local_randomness(0):
         before = {name: b.clone() for name, b in module.named_buffers()}
-        inputs = torch.zeros((2, *task_info.input_shape), device=device)
-        value = observation.loss(module(inputs), torch.zeros(2, dtype=torch.int64, device=device))
+        inputs, targets = (part.to(device) for part in task_info.blank(2))
+        value = observation.loss(module(inputs), targets)
         grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
         for name, buffer in module.named_buffers():
             buffer.copy_(before[name])

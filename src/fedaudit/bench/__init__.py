@@ -1,1 +1,1 @@
-"""How fast fedaudit is, here and beside its peers; every figure in docs/performance.md comes from this package."""
+"""How fast fedaudit is, and its peers; every figure in docs/evidence/performance.md comes from this package."""

@@ -292,6 +292,26 @@ def _recorder(result: dict[str, Any]) -> Sheet:
     )
 
 
+def _canaries(result: dict[str, Any]) -> Sheet:
+    return Sheet(
+        title="Canaries",
+        about=f"rounds of FedAvg with {result['clients']} clients, {result['parameters']:,} parameters, one thread",
+        left=["noise"],
+        right=["canaries", "CPU s without", "CPU s with", "ratio", "ms a canary", "MiB"],
+        rows=[
+            [
+                *(row["noise"], f"{row['canaries']:,}"),
+                *(_number(row["without"], ".2f"), _number(row["with"], ".2f"), _number(row["ratio"], ".3f")),
+                _number(1000 * row["seconds_a_canary"], ".2f"),
+                _number(row["peak_mib"], ".0f"),
+            ]
+            for row in result["rows"]
+        ],
+        reading="Of a round that isn't the first, medians. Under local noise every canary's update has noise of its "
+        "own, as a client's has. The memory is that of the whole simulation of five rounds with them.",
+    )
+
+
 _SHEETS = {
     "inversion": _inversion,
     "picture": _time_to_image,
@@ -301,4 +321,5 @@ _SHEETS = {
     "local-model": _local_model,
     "malicious": _malicious,
     "recorder": _recorder,
+    "canaries": _canaries,
 }

@@ -15,7 +15,9 @@ from fedaudit.cli.announce import announce
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.bench import bench
 from fedaudit.cli.compare import compare
+from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
+from fedaudit.cli.init import init
 from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
 from fedaudit.cli.study import study
 from fedaudit.cli.verify import verify
@@ -31,13 +33,12 @@ app = typer.Typer(
     name="fedaudit",
     help="What does a federation leak, to whom, and what does each defence cost?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(study, name="study")
 app.add_typer(bench, name="bench")
-for command in (audit, simulate, attack, compare, verify):
+for command in (init, audit, simulate, attack, compare, verify, explain):
     app.command()(command)
 app.command("train-generator")(train_generator)
 
@@ -55,11 +56,11 @@ class Kind(StrEnum):
 
 @app.command("list")
 def list_command(
-    kind: Annotated[Kind | None, typer.Argument(help="One kind only.")] = None,
-    long: Annotated[bool, typer.Option("--long", help="With what each is, and what an attack needs.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="For programs: one array per kind.")] = False,
+    kind: Annotated[Kind | None, typer.Argument(help="List only this kind.")] = None,
+    long: Annotated[bool, typer.Option("--long", help="Also say what each one is, and what an attack needs.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON, one array per kind.")] = False,
 ) -> None:
-    """Show the attacks, defences, malicious behaviours, models, data sets and studies that there are."""
+    """List the available attacks, defences, malicious behaviours, models, data sets and studies."""
     from fedaudit.cli.catalogue import catalogue, print_catalogue, print_lines, print_names
 
     shown = catalogue([kind.value] if kind else [k.value for k in Kind])
@@ -73,20 +74,20 @@ def list_command(
         print_lines(shown[kind.value])
     else:
         print_names(shown)
-        print("fedaudit list KIND says in a line what each is; --long says all")
+        print("'fedaudit list KIND' describes each in a line, --long in detail")
 
 
 @app.command()
 def rank(
     scenario: Annotated[
-        str | None, typer.Argument(help="YAML file, or a model's name; the embedded default if left out.")
+        str | None, typer.Argument(help="YAML file, or the name of a model; default: the built-in scenario.")
     ] = None,
     settings: Settings = None,
     seed: Seed = None,
     data_dir: DataDir = None,
-    json_output: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell before any attack whether a network's gradient gives away its input: unknowns and equations by layer."""
+    """Predict without an attack whether a network's gradient reveals its input: unknowns and equations by layer."""
     check_data_dir(data_dir)
     announce(f"rank analysis of {scenario or 'the default model'}")
     from fedaudit.pipeline.rank import for_programs, load, rank_of, show
@@ -103,9 +104,11 @@ def rank(
 @app.command()
 def doctor(
     data_dir: DataDir = None,
-    build: Annotated[bool, typer.Option("--build", help="Only build the native code for this processor.")] = False,
+    build: Annotated[
+        bool, typer.Option("--build", help="Build the native code for this processor, and nothing else.")
+    ] = False,
 ) -> None:
-    """Show versions, threads, GPU, native code, and which data sets and weights are found."""
+    """Show versions, threads, GPU, native code, and the data sets and weights found here."""
     from fedaudit.cli.doctor import build_native_code, examine
 
     if build:

@@ -6,39 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedaudit.utils.progress import about, tell
+from fedaudit.utils.progress import tell
 
-# CPU seconds that one iteration takes for one image: convnet-small of width 32 at 32 by 32 pixels, by `make audit` on
-# the two-core AMD EPYC of docs/performance.md. Other networks and processors differ, which the line says.
-_SECONDS = 0.017
 _NAMED = 4  # of more, only how many there are is said
 
 
-def announce(doing: str, workers: int | None = None, work: float = 0.0) -> None:
-    """Say on standard error what will run, in how many processes, and about how long.
+def announce(doing: str, workers: int | None = None) -> None:
+    """Say on standard error what will run, and in how many processes; how long is said once it can be measured.
 
     Args:
         doing: what will run.
         workers: processes.
-        work: iterations times images, see :func:`work_of`; 0: not known.
     """
     processes = "" if workers is None else f", in {workers} process{'' if workers == 1 else 'es'}"
-    seconds = work * _SECONDS / (workers or 1)
-    how_long = f"; about {about(seconds)} for a network as small as convnet-small" if work else ""
-    tell(f"{doing}{processes}{how_long} …")
-
-
-def work_of(written: dict[str, Any], *, what_if: bool = False) -> float:
-    """Return how many iterations the attacks will take, each times its update's images; 0 where that isn't told."""
-    iterations = [_number(one, "iterations", 0) * _number(one, "restarts", 1) for one in _items(written, "attacks")]
-    images = 0
-    for one in _items(written, "federations"):
-        updates = _updates(written, [one])
-        held = _number(one, "examples", 0) // _number(one, "clients", 4)
-        steps = _number(one, "local_steps", 0)
-        each = _number(one, "batch_size", 1) * (steps or 1)
-        images += updates * (held * _number(one, "local_epochs", 1) if one.get("local_epochs") and held else each)
-    return float(sum(iterations) * images * (4 if what_if else 1))
+    tell(f"{doing}{processes} …")
 
 
 def audit_in_words(written: dict[str, Any], *, what_if: bool = False) -> str:
@@ -107,9 +88,17 @@ def _updates(written: dict[str, Any], federations: Sequence[dict[str, Any]]) -> 
             continue
         record = one.get("record")
         rounds = len(record) if isinstance(record, list) else _number(one, "rounds", 1)
-        sent = rounds * (_number(one, "clients_per_round", 0) or _number(one, "clients", 4))
+        sent = rounds * _sums(written, _number(one, "clients_per_round", 0) or _number(one, "clients", 4))
         updates += min(sent, _number(settings, "updates", sent))
     return updates * (len(defences) if isinstance(defences, list) else 1)
+
+
+def _sums(written: dict[str, Any], clients: int) -> int:
+    """Return how many updates of a round's ``clients`` can be read, or sums of them."""
+    threat = written.get("threat")
+    sees = str(threat.get("sees", "updates")) if isinstance(threat, dict) else "updates"
+    size = sees.removeprefix("aggregate of ")
+    return 1 if sees == "sum" else max(1, clients // int(size)) if size.isdecimal() and int(size) else clients
 
 
 def _with_iterations(attack: dict[str, Any]) -> str:

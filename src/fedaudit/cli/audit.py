@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words, work_of
+from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words
 from fedaudit.cli.flower import App, AppAttacks, Nodes, RunConfig, audit_app, check_alone
 from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, Write, exit_code, formats_of, limits_of
 from fedaudit.cli.options import (
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 
 
 def audit(
-    scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
+    scenario: Annotated[Path | None, typer.Argument(help="YAML file; default: the built-in scenario.")] = None,
     settings: Settings = None,
     seed: Seed = None,
     data_dir: DataDir = None,
     out: Annotated[
-        Path, typer.Option(parser=folder, metavar="FOLDER", help="For report.html, results.json and scenario.yaml.")
+        Path,
+        typer.Option(parser=folder, metavar="FOLDER", help="Folder for report.html, results.json and scenario.yaml."),
     ] = Path("audit"),
     overwrite: Overwrite = False,
     workers: Workers = None,
@@ -56,7 +57,7 @@ def audit(
     policy: Policy = None,
     no_controls: NoControls = False,
     what_if: Annotated[
-        bool, typer.Option("--what-if", help="Compare three defences that fit what is attacked with none.")
+        bool, typer.Option("--what-if", help="Repeat the audit under three suitable defences, and compare.")
     ] = False,
     write: Write = None,
     flower: App = None,
@@ -66,7 +67,7 @@ def audit(
     mean: Mean = None,
     std: Std = None,
 ) -> None:
-    """Simulate a federation, attack what the adversary sees, and write a report; or do so with a Flower app."""
+    """Simulate a federation or run a Flower app, attack what the adversary sees, and write a report."""
     from fedaudit.written import parse_setting, read_scenario
 
     formats = formats_of(write)
@@ -99,7 +100,7 @@ def audit(
         return
     settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
     written = read_scenario(scenario, settings, seed)
-    announce(audit_in_words(written, what_if=what_if), number_of_workers(workers), work_of(written, what_if=what_if))
+    announce(audit_in_words(written, what_if=what_if), number_of_workers(workers))
     from fedaudit.scenario import load_scenario  # it imports torch, which takes seconds
 
     loaded = load_scenario(scenario, settings, seed)
@@ -132,18 +133,22 @@ def audit(
 
 
 def simulate(
-    scenario: Annotated[Path | None, typer.Argument(help="YAML file; the embedded default if left out.")] = None,
+    scenario: Annotated[Path | None, typer.Argument(help="YAML file; default: the built-in scenario.")] = None,
     out: Annotated[
         Path,
-        typer.Option(parser=folder, metavar="FOLDER", help="A new one: for a transcript, or one in it a federation."),
+        typer.Option(
+            parser=folder,
+            metavar="FOLDER",
+            help="New folder for the transcript; of several federations, one folder each.",
+        ),
     ] = Path("transcript"),
-    federation: Annotated[str | None, typer.Option(help="This one only; default: all of the scenario's.")] = None,
+    federation: Annotated[str | None, typer.Option(help="Simulate only this federation; default: all.")] = None,
     settings: Settings = None,
     seed: Seed = None,
     data_dir: DataDir = None,
     workers: Workers = None,
 ) -> None:
-    """Simulate federations and write what travelled; the ground truth goes to a file of its own."""
+    """Simulate federations and write transcripts; the ground truth goes to a separate file."""
     from fedaudit.written import read_scenario
 
     announce(simulation_in_words(read_scenario(scenario, settings, seed), federation), number_of_workers(workers))
@@ -170,7 +175,7 @@ def simulate(
 def attack(
     transcript: Annotated[Path, typer.Argument(help="Folder written by 'fedaudit simulate' or a fedaudit.Recorder.")],
     attacks: Annotated[
-        list[str] | None, typer.Option("--attack", help="Attack to run; may be repeated; default: those that fit.")
+        list[str] | None, typer.Option("--attack", help="Attack to run; repeatable; default: all that fit.")
     ] = None,
     model: OwnModel = None,
     checkpoint: OwnCheckpoint = None,
@@ -188,21 +193,23 @@ def attack(
             "here that has it; repeatable.",
         ),
     ] = None,
-    adversary: Annotated[str, typer.Option(help="server, eavesdropper or client")] = "server",
-    knows_labels: Annotated[bool, typer.Option(help="Use the labels, if the transcript grants them.")] = False,
-    knows_training: Annotated[bool, typer.Option(help="Know how clients train.")] = True,
-    knows_public_data: Annotated[bool, typer.Option(help="Have public data of the clients' kind.")] = False,
+    adversary: Annotated[str, typer.Option(help="Who attacks: server, eavesdropper or client.")] = "server",
+    knows_labels: Annotated[
+        bool, typer.Option(help="The adversary knows the labels, if the transcript has them.")
+    ] = False,
+    knows_training: Annotated[bool, typer.Option(help="The adversary knows how clients train.")] = True,
+    knows_public_data: Annotated[bool, typer.Option(help="The adversary has public data like the clients'.")] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Of the attacks; default: the simulation's.", min=0, max=2**63 - 1)
+        int | None, typer.Option(help="Seed of the attacks; default: the simulation's.", min=0, max=2**63 - 1)
     ] = None,
     out: Annotated[
-        Path, typer.Option(parser=folder, metavar="FOLDER", help="For what was recovered, and the report.")
+        Path, typer.Option(parser=folder, metavar="FOLDER", help="Folder for the report and what was recovered.")
     ] = Path("audit"),
     overwrite: Overwrite = False,
     workers: Workers = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Annotated[str, typer.Option(help="Run attacks on cpu or cuda.")] = "cpu",
     truth: Annotated[
-        Path | None, typer.Option(help="Ground truth for the evaluation; default: the transcript's, if it is there.")
+        Path | None, typer.Option(help="File with the ground truth; default: the transcript's own, if there is one.")
     ] = None,
     fail_above: FailAbove = None,
     fail_on: FailOn = None,
@@ -210,7 +217,7 @@ def attack(
     no_controls: NoControls = False,
     write: Write = None,
 ) -> None:
-    """Attack a transcript on disk; evaluate afterwards, if the ground truth is there."""
+    """Attack a transcript on disk; with the ground truth, measure what was recovered."""
     from fedaudit.written import parse_setting
 
     formats = formats_of(write)
@@ -309,7 +316,7 @@ def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
     if key in ("seed", "device"):
         raise BadInput(f"--set {text}: give --{key}; {takes}")
     if key.split(".")[0] in ("data", "model", "federations", "defences", "evaluation"):
-        raise BadInput(f"--set {text}: the transcript has settled that; set it in 'fedaudit simulate'; {takes}")
+        raise BadInput(f"--set {text}: the transcript fixes that; set it in 'fedaudit simulate'; {takes}")
     known = {name: settings_of(ATTACKS[name].value) for name in names}
     having = [name for name, settings in known.items() if key.split(".")[0] in settings]
     if not having:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +13,15 @@ from fedaudit.cli.announce import announce
 from fedaudit.cli.options import DataDir, Workers, check_folder, number_of_workers
 from fedaudit.utils.errors import BadInput, unknown_name
 
-bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is here.")
+bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is on this machine.")
 
 
-_QUICK = Annotated[bool, typer.Option("--quick", help="A minute instead of many: fewer and smaller victims.")]
+_QUICK = Annotated[bool, typer.Option("--quick", help="Take about a minute: fewer and smaller cases.")]
 _OUT = Annotated[
-    Path | None, typer.Option(help="Folder for bench.html and bench.json, too.", show_default=False, metavar="FOLDER")
+    Path | None,
+    typer.Option(help="Also write bench.html and bench.json to this folder.", show_default=False, metavar="FOLDER"),
 ]
-_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
+_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @bench.command("inversion")
@@ -27,11 +29,11 @@ def bench_inversion(
     quick: _QUICK = False,
     out: _OUT = None,
     json_output: _JSON = False,
-    versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
+    versus: Annotated[str | None, typer.Option("--vs", help="Compare with breaching.", show_default=False)] = None,
 ) -> None:
     """Time an iteration of every gradient-inversion engine; count its memory and its arithmetic."""
     peers = _peers([versus] if versus else [], "breaching")
-    _begin("inversion", out, quick=quick)
+    _begin("inversion", out, quick=quick, peers=peers)
     from fedaudit.bench.inversion import time_inversion
     from fedaudit.utils.progress import live_display
 
@@ -42,17 +44,17 @@ def bench_inversion(
 
 @bench.command("picture")
 def bench_picture(
-    images: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 10,
-    model: Annotated[str, typer.Option(help="Attacked.")] = "convnet-small",
+    images: Annotated[int, typer.Option(min=1, max=100, help="Number of images.")] = 10,
+    model: Annotated[str, typer.Option(help="Model to attack.")] = "convnet-small",
     data_dir: DataDir = None,
-    cap: Annotated[float, typer.Option(min=1, help="CPU seconds for each tool, at most.")] = 600,
+    cap: Annotated[float, typer.Option(min=1, help="Most CPU seconds per tool.")] = 600,
     out: _OUT = None,
     json_output: _JSON = False,
-    versus: Annotated[str | None, typer.Option("--vs", help="A peer: breaching.", show_default=False)] = None,
+    versus: Annotated[str | None, typer.Option("--vs", help="Compare with breaching.", show_default=False)] = None,
 ) -> None:
     """Time to an image: seconds until the mean PSNR of several images reaches 20 and 25 dB."""
     peers = _peers([versus] if versus else [], "breaching")
-    _begin("picture", out, quick=False)
+    _begin("picture", out, quick=False, peers=peers, cap=cap)
     from fedaudit.bench.picture import time_to_picture
     from fedaudit.utils.progress import live_display
 
@@ -68,11 +70,11 @@ def bench_simulator(
     quick: _QUICK = False,
     out: _OUT = None,
     json_output: _JSON = False,
-    versus: Annotated[str | None, typer.Option("--vs", help="A peer: flower.", show_default=False)] = None,
+    versus: Annotated[str | None, typer.Option("--vs", help="Compare with flower.", show_default=False)] = None,
 ) -> None:
     """Count client updates a second of the simulator, and evaluated findings a second of the evaluation."""
     peers = _peers([versus] if versus else [], "flower")
-    _begin("simulator", out, quick=quick)
+    _begin("simulator", out, quick=quick, peers=peers)
     from fedaudit.bench.simulator import time_simulator
     from fedaudit.utils.progress import live_display
 
@@ -98,15 +100,15 @@ def bench_aggregators(
     quick: _QUICK = False,
     out: _OUT = None,
     json_output: _JSON = False,
-    cap: Annotated[float, typer.Option(min=1, help="Seconds for one rule on one matrix, at most.")] = 120,
-    largest: Annotated[int, typer.Option(min=10**5, help="Parameters, at most.")] = 10**7,
+    cap: Annotated[float, typer.Option(min=1, help="Most seconds for one rule on one matrix.")] = 120,
+    largest: Annotated[int, typer.Option(min=10**5, help="Most parameters of a matrix's rows.")] = 10**7,
     versus: Annotated[
-        list[str] | None, typer.Option("--vs", help="A peer: byzfl, flower. Repeatable.", show_default=False)
+        list[str] | None, typer.Option("--vs", help="Compare with byzfl or flower; repeatable.", show_default=False)
     ] = None,
 ) -> None:
     """Time every aggregator on matrices of 10 to 100 updates of up to ten million parameters; measure its memory."""
     peers = _peers(versus or [], "byzfl", "flower")
-    _begin("aggregators", out, quick=quick)
+    _begin("aggregators", out, quick=quick, peers=peers)
     from fedaudit.bench.aggregators import time_aggregators
     from fedaudit.utils.progress import live_display
 
@@ -157,19 +159,33 @@ def bench_recorder(quick: _QUICK = False, out: _OUT = None, json_output: _JSON =
     _conclude({"recorder": result}, out, json_output=json_output)
 
 
+@bench.command("canaries")
+def bench_canaries(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
+    """Time rounds with and without 1,000 canary clients of a million parameters; measure their memory."""
+    _begin("canaries", out, quick=quick)
+    from fedaudit.bench.canaries import time_canaries
+    from fedaudit.utils.progress import live_display
+
+    with live_display() as display:
+        result = time_canaries(quick=quick, display=display)
+    _conclude({"canaries": result}, out, json_output=json_output)
+
+
 @bench.command("all")
 def bench_all(
     out: Annotated[Path, typer.Option(help="Folder for bench.html and bench.json.")] = Path("bench"),
     quick: _QUICK = False,
     data_dir: DataDir = None,
     versus: Annotated[
-        list[str] | None, typer.Option("--vs", help="A peer: breaching, flower, byzfl. Repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option("--vs", help="Compare with breaching, flower or byzfl; repeatable.", show_default=False),
     ] = None,
 ) -> None:
     """Run all benchmarks and write one page."""
     peers = _peers(versus or [], "breaching", "flower", "byzfl")
-    _begin("all", out, quick=quick)
+    _begin("all", out, quick=quick, peers=peers)
     from fedaudit.bench.aggregators import time_aggregators
+    from fedaudit.bench.canaries import time_canaries
     from fedaudit.bench.inversion import time_inversion
     from fedaudit.bench.local_model import time_local_model
     from fedaudit.bench.malicious import time_malicious
@@ -194,15 +210,25 @@ def bench_all(
                 quick=quick, data_dir=data_dir, workers=number_of_workers(None), display=display
             ),
             "recorder": time_recorder(quick=quick, display=display),
+            "canaries": time_canaries(quick=quick, display=display),
         }
     _conclude(results, out, json_output=False)
 
 
-def _begin(name: str, out: Path | None, *, quick: bool) -> None:
-    """Say what is measured, and find out beforehand whether the results can be written."""
+def _begin(name: str, out: Path | None, *, quick: bool, peers: Sequence[str] = (), cap: float | None = None) -> None:
+    """Say what is measured, whether the results can be written, and about how long it takes."""
     announce(f"{'all benchmarks' if name == 'all' else f'benchmark {name}'}{', --quick' if quick else ''}")
     if out:
         check_folder(out)
+    from fedaudit.bench.times import SECONDS, bench_seconds
+    from fedaudit.utils.machine import one_thread
+    from fedaudit.utils.progress import about, tell
+
+    with one_thread():
+        seconds = bench_seconds(SECONDS if name == "all" else [name], quick=quick, cap=cap)
+    most = "at most " if cap else ""
+    more = ", and as long again or longer for each peer" if peers else ""
+    tell(f"this will take {most}about {about(seconds)}, judging by the speed of this processor{more} …")
 
 
 def _conclude(results: dict[str, dict[str, Any]], out: Path | None, *, json_output: bool) -> None:

@@ -73,7 +73,7 @@ def print_catalogue(shown: Catalogue) -> None:
         for entry in entries:
             grid.add_row("  " + entry["name"], escape(entry["summary"]))
             if kind == "attacks":
-                for key in ("paper", "threat_model", "needs"):
+                for key in ("paper", "threat_model", "needs", "on_sums"):
                     grid.add_row("", f"[dim]{key.replace('_', ' ')}: {escape(_text(entry[key]))}[/]")
                 grid.add_row("", f"[dim]standards: {escape(_text(_standards(entry['mapping'])))}[/]")
         console.print(grid if entries else "  none yet")

@@ -17,10 +17,10 @@ _STYLES = {"worse": "bold red", "better": "green", "unchanged": "", "can't be co
 
 def compare(
     old: Annotated[Path, typer.Argument(help="Folder of an audit, or its results.json.")],
-    new: Annotated[Path, typer.Argument(help="The same of a later one.")],
-    json_output: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    new: Annotated[Path, typer.Argument(help="Folder of a later audit, or its results.json.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two audits: what leaks more or less than before, by paired intervals; exit 1 if anything leaks more."""
+    """Compare two audits: what leaks more or less than before; exit 1 if anything leaks more."""
     from fedaudit.outputs.compare import compare_audits, open_audit
 
     before, after = open_audit(old), open_audit(new)

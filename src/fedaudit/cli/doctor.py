@@ -55,7 +55,7 @@ def examine(data_dir: Path | None) -> None:
         if paths is None:
             sets.add_row(entry.name, "no", how_to_get(entry.name))
         else:
-            sets.add_row(entry.name, "yes", os.pathsep.join(map(str, paths)) or "embedded")
+            sets.add_row(entry.name, "yes", os.pathsep.join(map(str, paths)) or "comes with fedaudit")
     missing = lpips_missing()
     sets.add_row("LPIPS weights", "no" if missing else "yes", missing or "")
     console.print(sets)

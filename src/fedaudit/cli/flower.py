@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 
 App = Annotated[
     Path | None,
-    typer.Option("--flower", metavar="APP", help="Folder of a Flower app: run it here, unchanged, and audit that."),
+    typer.Option("--flower", metavar="APP", help="Folder of a Flower app to run here, unchanged, and audit."),
 ]
 Nodes = Annotated[
-    int | None, typer.Option("--nodes", min=1, max=10_000, help="Of the Flower app; default: its own number, or 10.")
+    int | None,
+    typer.Option("--nodes", min=1, max=10_000, help="Nodes of the Flower app; default: the app's own number, or 10."),
 ]
 RunConfig = Annotated[
     list[str] | None,
-    typer.Option("--run-config", metavar="'k=v k=v'", help="Of the Flower app, as 'flwr run' takes it; repeatable."),
+    typer.Option(
+        "--run-config", metavar="'k=v k=v'", help="Settings of the Flower app, as 'flwr run' takes them; repeatable."
+    ),
 ]
 AppAttacks = Annotated[
-    list[str] | None, typer.Option("--attack", help="On the Flower app; may be repeated; default: those that fit.")
+    list[str] | None, typer.Option("--attack", help="Attack on the Flower app; repeatable; default: all that fit.")
 ]
 
 

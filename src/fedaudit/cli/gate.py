@@ -29,23 +29,25 @@ class Level(StrEnum):
 
 FailAbove = Annotated[
     list[str] | None,
-    typer.Option("--fail-above", help="metric=limit, e.g. psnr=20: exit 1 if exceeded, 3 if not tested; repeatable."),
+    typer.Option(
+        "--fail-above", help="Limit on a metric, e.g. psnr=20: exit 1 if exceeded, 3 if not tested; repeatable."
+    ),
 ]
 FailOn = Annotated[
     Level | None, typer.Option("--fail-on", help="Exit 1 on this verdict or a worse one, 3 if not tested.")
 ]
 Policy = Annotated[
     Path | None,
-    typer.Option("--policy", help="YAML file with a team's fail_above and fail_on; default: ./fedaudit.yaml if there."),
+    typer.Option("--policy", help="YAML file with fail_above and fail_on; default: ./fedaudit.yaml, if there is one."),
 ]
 NoControls = Annotated[
     bool,
-    typer.Option("--no-controls", help="No positive controls: what finds nothing is then inconclusive."),
+    typer.Option("--no-controls", help="Skip positive controls: an attack that finds nothing is then inconclusive."),
 ]
 
 Write = Annotated[
     str | None,
-    typer.Option("--write", metavar="FORMATS", help="For CI: sarif, junit, markdown, with commas between them."),
+    typer.Option("--write", metavar="FORMATS", help="Files for CI, separated by commas: sarif, junit, markdown."),
 ]
 
 

@@ -13,19 +13,21 @@ from fedaudit.utils.errors import BadInput
 
 
 def train_generator(
-    out: Annotated[Path, typer.Option(help="The generator's .safetensors file; samples go beside it, as .png.")],
+    out: Annotated[Path, typer.Option(help="File for the generator, .safetensors; samples go beside it, as .png.")],
     data: Annotated[str, typer.Option(help="Public data set; its train split is used.")] = "photos",
     data_dir: DataDir = None,
-    image_size: Annotated[int | None, typer.Option(help="Side in pixels; the data set's own if left out.")] = None,
-    limit: Annotated[int | None, typer.Option(help="At most so many examples per split are loaded.")] = None,
-    objective: Annotated[str, typer.Option(help="autoencoder or gan")] = "autoencoder",
-    steps: Annotated[int, typer.Option(min=1, help="Of the optimiser.")] = 3000,
-    batch_size: Annotated[int, typer.Option(min=2, help="Examples a step.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
-    latent: Annotated[int, typer.Option(help="Elements of a latent code.")] = 128,
-    width: Annotated[int, typer.Option(help="Channels at the image's own size.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn.")] = 0,
-    again: Annotated[bool, typer.Option("--again", help="Write over a generator of another training.")] = False,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side of an image in pixels; default: the data set's own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Load at most this many examples per split.")] = None,
+    objective: Annotated[str, typer.Option(help="How to train: autoencoder or gan.")] = "autoencoder",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the optimiser.")] = 3000,
+    batch_size: Annotated[int, typer.Option(min=2, help="Examples per step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
+    latent: Annotated[int, typer.Option(help="Size of a latent code.")] = 128,
+    width: Annotated[int, typer.Option(help="Channels at full image size.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the training.")] = 0,
+    again: Annotated[bool, typer.Option("--again", help="Train anew, and write over what the file holds.")] = False,
 ) -> None:
     """Train a generator of images on public data, for attacks that search among plausible images (gias)."""
     check_data_dir(data_dir)

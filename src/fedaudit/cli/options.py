@@ -20,19 +20,22 @@ def folder(given: str | Path) -> Path:
 
 
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", envvar="FEDAUDIT_DATA", help="Folder of data sets that aren't embedded.")
+    Path | None,
+    typer.Option("--data-dir", envvar="FEDAUDIT_DATA", help="Folder with data sets that don't come with fedaudit."),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, max=1024, help="Processes; default: all cores."),
+    typer.Option("--workers", min=1, max=1024, help="Number of processes; default: one per core."),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Instead of the scenario's.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed to use in place of the scenario's.")
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="key=value, as in the scenario: attacks.invg.iterations=600; repeatable."),
+    typer.Option("--set", help="Change a setting of the scenario: attacks.invg.iterations=600; repeatable."),
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Where the folder holds another audit, delete its report and images.")
+    bool, typer.Option("--overwrite", help="If the folder holds another audit, delete its report and images.")
 ]
 
 

@@ -15,20 +15,26 @@ if TYPE_CHECKING:
 
 OwnModel = Annotated[
     str | None,
-    typer.Option("--model", metavar="MODULE:NAME", help="Of a recording: makes the module that clients train."),
+    typer.Option(
+        "--model", metavar="MODULE:NAME", help="For a recording: the model that clients train, or what makes it."
+    ),
 ]
 OwnCheckpoint = Annotated[
-    Path | None, typer.Option("--checkpoint", help="Weights of --model, for parts that don't travel.")
+    Path | None, typer.Option("--checkpoint", help="Weights of --model, for the parts that clients don't send.")
 ]
 OwnLoss = Annotated[
     str | None,
-    typer.Option("--loss", metavar="NAME", help="Of a recording: cross-entropy, bce-with-logits, mse or MODULE:NAME."),
+    typer.Option("--loss", metavar="NAME", help="For a recording: cross-entropy, bce-with-logits, mse or MODULE:NAME."),
 ]
-Mean = Annotated[str | None, typer.Option(metavar="0.5,0.5,0.5", help="Of a recording: how inputs are normalised.")]
-Std = Annotated[str | None, typer.Option(metavar="0.5,0.5,0.5", help="Goes with --mean.")]
-InputShape = Annotated[str | None, typer.Option(metavar="3,32,32", help="Of a recording: of one input.")]
-BatchNorm = Annotated[str | None, typer.Option(metavar="train|eval", help="Of a recording: in local training.")]
-Rounds = Annotated[str | None, typer.Option(metavar="0,5-9", help="Of a recording: attack these rounds only.")]
+Mean = Annotated[
+    str | None, typer.Option(metavar="0.5,0.5,0.5", help="For a recording: the mean by which inputs are normalised.")
+]
+Std = Annotated[str | None, typer.Option(metavar="0.5,0.5,0.5", help="The standard deviation; give it with --mean.")]
+InputShape = Annotated[str | None, typer.Option(metavar="3,32,32", help="For a recording: the shape of one input.")]
+BatchNorm = Annotated[
+    str | None, typer.Option(metavar="train|eval", help="For a recording: BatchNorm's mode in local training.")
+]
+Rounds = Annotated[str | None, typer.Option(metavar="0,5-9", help="For a recording: attack only these rounds.")]
 
 
 def task_of(mean: str | None, std: str | None, input_shape: str | None, batch_norm: str | None) -> dict[str, Any]:
@@ -38,7 +44,7 @@ def task_of(mean: str | None, std: str | None, input_shape: str | None, batch_no
         BadInput: one is malformed.
     """
     if batch_norm not in (None, "train", "eval"):
-        raise BadInput(f"--batch-norm is '{batch_norm}'; it is train or eval")
+        raise BadInput(f"--batch-norm is '{batch_norm}'; give train or eval")
     if (mean is None) != (std is None):
         raise BadInput("give --mean and --std together")
     return {
@@ -55,7 +61,7 @@ def _numbers(flag: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"{flag} is '{text}'; give numbers with commas between them, as 0.5,0.5,0.5") from None
+        raise BadInput(f"{flag} is '{text}'; give numbers separated by commas, such as 0.5,0.5,0.5") from None
 
 
 def rounds_of(text: str | None) -> list[int] | None:
@@ -70,7 +76,7 @@ def rounds_of(text: str | None) -> list[int] | None:
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
         if not match:
-            raise BadInput(f"--rounds is '{text}'; give rounds as 0,5-9")
+            raise BadInput(f"--rounds is '{text}'; give rounds such as 0,5-9")
         first, last = int(match[1]), int(match[2] or match[1])
         found += range(first, last + 1)
     return found

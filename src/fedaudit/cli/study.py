@@ -11,11 +11,13 @@ from fedaudit.cli.announce import announce
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
 from fedaudit.utils.errors import FedAuditError
 
-study = typer.Typer(no_args_is_help=True, help="Grids of audits: tables and figures that resume.")
+study = typer.Typer(
+    no_args_is_help=True, help="Run grids of audits; get tables and figures. An interrupted study resumes."
+)
 
 
 @study.command("list")
-def study_list(json_output: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+def study_list(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the built-in studies."""
     from fedaudit.cli.catalogue import catalogue, print_catalogue
 
@@ -39,35 +41,39 @@ def study_show(name: Annotated[str, typer.Argument(help="A built-in study, or a 
 @study.command("run")
 def study_run(
     name: Annotated[str, typer.Argument(help="A built-in study, or a YAML file.")],
-    out: Annotated[Path, typer.Option(help="Folder for the store and the results.")],
-    scale: Annotated[str, typer.Option(help="smoke, cpu or paper.")] = "smoke",
+    out: Annotated[Path, typer.Option(help="Folder for finished trials and results.")],
+    scale: Annotated[str, typer.Option(help="Size of the study: smoke, cpu or paper.")] = "smoke",
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="key=value, as in a scenario, on each of them: attacks.0.iterations=9. Repeatable.",
+            help="Change a setting in every scenario: attacks.0.iterations=9; repeatable.",
             show_default=False,
         ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="axis=level: leave out that axis's others. Repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(help="axis=level: run only this level of an axis; repeatable.", show_default=False),
     ] = None,
     workers: Workers = None,
     data_dir: DataDir = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Run anew what another version of code, torch, data or device did.")
+        bool, typer.Option("--again", help="Rerun trials made with other code, torch, data or device.")
     ] = False,
     keep_old: Annotated[
-        bool, typer.Option("--keep-old", help="Keep that; the result says which trials it is.")
+        bool, typer.Option("--keep-old", help="Keep such trials; the result says which they are.")
     ] = False,
     estimated: Annotated[
-        bool, typer.Option("--estimate/--no-estimate", help="Say beforehand how long it takes: runs a little of each.")
+        bool,
+        typer.Option(
+            "--estimate/--no-estimate", help="Try a little of each trial first, to say how long the study takes."
+        ),
     ] = True,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to run on.", show_default=False)] = None,
-    ray_cpus: Annotated[float, typer.Option(min=0, help="Cores a trial, on Ray.")] = 1,
-    ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs a trial, on Ray.")] = 0,
+    ray_cpus: Annotated[float, typer.Option(min=0, help="Cores per trial on Ray.")] = 1,
+    ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs per trial on Ray.")] = 0,
 ) -> None:
-    """Run a study, or go on with it: what the folder holds already isn't run again."""
+    """Run or resume a study; finished trials in the folder aren't rerun."""
     check_data_dir(data_dir)
     announce(f"study {name} at scale {scale}", number_of_workers(workers) if ray is None else None)
     from fedaudit.cli.study_commands import run
@@ -94,10 +100,12 @@ def study_run(
 
 @study.command("report")
 def study_report(
-    folder: Annotated[Path, typer.Argument(help="Of a study.")],
-    metric: Annotated[str | None, typer.Option(help="Another one than the study's.", show_default=False)] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a study.")],
+    metric: Annotated[
+        str | None, typer.Option(help="Show this metric, not the study's own.", show_default=False)
+    ] = None,
 ) -> None:
-    """Draw a study's table, figure and page from what the folder holds."""
+    """Draw a study's table, figure and page from the trials in its folder."""
     from fedaudit.cli.study_commands import report
 
     report(folder, metric)
@@ -105,8 +113,10 @@ def study_report(
 
 @study.command("log")
 def study_log(
-    folder: Annotated[Path, typer.Argument(help="Of a study.")],
-    trial: Annotated[str | None, typer.Argument(help="The start of a trial's key; all trials if absent.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a study.")],
+    trial: Annotated[
+        str | None, typer.Argument(help="The first letters of a trial's key; default: all trials.")
+    ] = None,
 ) -> None:
     """Show every trial's state, or one trial's scenario, result and error."""
     from fedaudit.cli.study_log import log

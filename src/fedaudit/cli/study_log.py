@@ -50,7 +50,7 @@ def open_study(folder: Path) -> Store:
     store = Store(folder)
     if "study" not in store.about():
         store.close()
-        raise BadInput(f"'{folder}' holds a study that was never planned; run it")
+        raise BadInput(f"'{folder}' holds a study that has never run; run it")
     return store
 
 

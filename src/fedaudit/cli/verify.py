@@ -28,11 +28,13 @@ _MOST = 20  # of the differences, as many are told
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="Folder of an audit: with results.json and findings.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of an audit.")],
     transcript: Annotated[
-        Path | None, typer.Option(help="Of 'fedaudit attack': the folder of what was attacked.")
+        Path | None, typer.Option(help="If 'fedaudit attack' made it: the folder of the transcript.")
     ] = None,
-    truth: Annotated[Path | None, typer.Option(help="Its ground truth; default: the one in that folder.")] = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="File with the ground truth; default: the transcript's own.")
+    ] = None,
     data_dir: DataDir = None,
     model: OwnModel = None,
     checkpoint: OwnCheckpoint = None,
@@ -44,7 +46,7 @@ def verify(
     rounds: Rounds = None,
     workers: Workers = None,
 ) -> None:
-    """Derive an audit's numbers again from its kept findings, and say what differs; exit 2 if anything does."""
+    """Recompute an audit's numbers from its saved findings, and show differences; exit 2 if there are any."""
     announce(f"verification of {folder}: its numbers, derived again from its findings", number_of_workers(workers))
     task, chosen = task_of(mean, std, input_shape, batch_norm), rounds_of(rounds)
     check_data_dir(data_dir)
@@ -73,8 +75,8 @@ def verify(
     if len(found.differences) > _MOST:
         print(f"differs: and {len(found.differences) - _MOST} more")
     if found.differences:
-        raise BadInput(f"'{folder}' doesn't follow from its findings: {len(found.differences)} differences")
+        raise BadInput(f"'{folder}' doesn't match its findings: {len(found.differences)} differences")
     print(
-        f"{found.values:,} values of results.json, its images and its page follow from {found.findings} kept findings, "
+        f"{found.values:,} values of results.json, its images and its page match {found.findings} saved findings, "
         "the scenario and the truth"
     )

@@ -1,8 +1,19 @@
 """Data: embedded real photographs and tables, data sets from local files, and how a federation partitions them."""
 
 # The imported modules fill the catalogue; the order is the order in which the data sets are listed.
-from fedaudit.data import photos, embedded, synthetic, local_images, tables, image_folder  # noqa: F401, I001
+from fedaudit.data import photos, embedded, synthetic, notes, local_images, tables, image_folder  # noqa: F401, I001
 from fedaudit.data.catalogue import DATA_DIR_VARIABLE, DATASETS, find_dataset, how_to_get, load_dataset
 from fedaudit.data.dataset import Dataset, Split
 
-__all__ = ["DATASETS", "DATA_DIR_VARIABLE", "Dataset", "Split", "find_dataset", "how_to_get", "load_dataset"]
+from fedaudit.data.frames import from_frame
+
+__all__ = [
+    "DATASETS",
+    "DATA_DIR_VARIABLE",
+    "Dataset",
+    "Split",
+    "find_dataset",
+    "from_frame",
+    "how_to_get",
+    "load_dataset",
+]

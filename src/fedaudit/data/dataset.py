@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.examples import ExampleKind, example_kind, kind_of
+from fedaudit.examples import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
+from fedaudit.examples.columns import Column, check_cells, check_columns, declared
 from fedaudit.examples.table import standardise
 from fedaudit.utils.errors import BadInput
 
@@ -30,7 +31,8 @@ class Split:
     """Examples and their targets.
 
     inputs: float32; images (n, C, H, W) in [0, 1], tables (n, d) standardised by the train split, or of another kind.
-    targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split.
+    targets: int64 (n,) for classification, float32 (n, 1) for regression, standardised by the train split; of a causal
+        task int64 (n, length), at each position the token that follows, -100 where none does.
     groups: int64 (n,) whose example it is, where the data set itself says so (partition ``natural``): a client's number
         from 0, or -1 for examples that are nobody's in particular.
     attributes: by name, int64 (n,) which of the values of the data set's :class:`Attribute` each example has.
@@ -100,7 +102,8 @@ class Dataset:
 
     kind: of the examples, one of :data:`fedaudit.examples.EXAMPLE_KINDS`. mean, std: per channel over the train split
     for images; (0.,) and (1.,) for tables, which are standardised already. source: where the examples come from, and
-    their licence. attributes: what an adversary may ask about.
+    their licence. attributes: what an adversary may ask about. columns: of a table, where their types are known.
+    tokens: of text, its vocabulary and task; words: what each token stands for, if that is known.
 
     Raises:
         BadInput: the splits don't agree with each other, with the kind or with the task; a value is not finite;
@@ -119,6 +122,9 @@ class Dataset:
     std: tuple[float, ...]
     source: str
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
+    tokens: TokenInfo | None = None
+    words: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} train and {len(self.test)} test examples of {self.input_shape}"
@@ -129,7 +135,11 @@ class Dataset:
         kind = example_kind(self.kind)
         for part, split in (("train", self.train), ("test", self.test)):
             _check_inputs(f"data set '{self.name}', {part} split", kind, split)
-            _check_targets(f"data set '{self.name}', {part} split", self.task, split.targets, self.num_classes)
+            _check_tokens(f"data set '{self.name}', {part} split", kind, split, self.tokens, self.words)
+            if self.tokens is None or not self.tokens.causal:
+                _check_targets(f"data set '{self.name}', {part} split", self.task, split.targets, self.num_classes)
+            elif self.num_classes != self.tokens.vocabulary or self.task != "classification":
+                raise BadInput(f"data set '{self.name}': a causal task is classification, with a class for each token")
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             shapes = f"{tuple(self.train.inputs.shape[1:])} and {tuple(self.test.inputs.shape[1:])}"
             raise BadInput(f"data set '{self.name}': train and test inputs have different shapes: {shapes}")
@@ -137,6 +147,9 @@ class Dataset:
             given = f"{len(self.class_names)} class names for num_classes={self.num_classes}"
             raise BadInput(f"data set '{self.name}': {given}; give one name per class, or none")
         check_names(self.class_names or (), f"data set '{self.name}'")
+        check_columns(self.columns, self.input_shape, f"data set '{self.name}'")
+        for split in (self.train, self.test):
+            check_cells(split.inputs, self.columns, f"data set '{self.name}'")
         width = kind.channels(self.input_shape)
         if len(self.mean) != width or len(self.std) != width or not all(s > 0 for s in self.std):
             raise BadInput(f"data set '{self.name}': mean and std must have {width} values, every std above 0")
@@ -161,6 +174,7 @@ class Dataset:
         source: str = "given by the caller",
         channels: Channels | None = None,
         classes: bool = False,
+        columns: Sequence[Column] = (),
     ) -> Dataset:
         """Make a data set of tensors or numpy arrays.
 
@@ -175,6 +189,8 @@ class Dataset:
             channels: of images with four axes, whether the channels stand ``first`` or ``last``, where their shape
                 doesn't tell.
             classes: floating-point targets are the classes 0 and 1, as for a binary cross-entropy.
+            columns: of a table, in the order of their positions: names and types. One-hot ones aren't standardised;
+                means, deviations and codes are filled in here.
 
         Raises:
             BadInput: the arrays cannot be such a data set; the message says why.
@@ -185,7 +201,7 @@ class Dataset:
         if len(x) != len(y):
             raise BadInput(f"{where}: {len(x)} inputs but {len(y)} targets; give one target per input")
         if test is None:
-            held_out = _hold_out(y, where)
+            held_out = hold_out(y, where)
             x, y, x_test, y_test = x[~held_out], y[~held_out], x[held_out], y[held_out]
             test_kind = x_kind
         else:
@@ -196,7 +212,10 @@ class Dataset:
         task: Task = "regression" if y.is_floating_point() else "classification"
         if task == "classification" and num_classes is None:
             num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
+        raw = x, x_test
         x, x_test, mean, std = x_kind.prepare(x, x_test)
+        if columns:
+            x, x_test, columns = declared(columns, raw, (x, x_test), where)
         if task == "regression":
             y, y_test = standardise(y, y_test)
         return cls(
@@ -211,6 +230,74 @@ class Dataset:
             mean=mean,
             std=std,
             source=source,
+            columns=tuple(columns),
+        )
+
+    @classmethod
+    def from_tokens(
+        cls,
+        inputs: Array,
+        targets: Array | None = None,
+        *,
+        vocabulary: int,
+        padding: int | None = None,
+        end: int | None = None,
+        test: Array | tuple[Array, Array] | None = None,
+        words: Sequence[str] | None = None,
+        name: str = "custom",
+        summary: str = "given by the caller",
+        num_classes: int | None = None,
+        class_names: Sequence[str] | None = None,
+        source: str = "given by the caller",
+    ) -> Dataset:
+        """Make a data set of text, as a tokenizer's whole numbers.
+
+        Args:
+            inputs: tokens (n, length), from 0; short sequences are filled up with ``padding`` on the right.
+            targets: classes (n,); None for a causal task, in which the model predicts every following token.
+            vocabulary: how many different tokens there are.
+            padding: the token that fills up; None where all sequences have the same length.
+            end: the token that ends every sequence, if there is one.
+            test: the test split: tokens, and classes if there are any. Without it one sequence in five is held out.
+            words: what each token stands for, for the report.
+            num_classes: by default one more than the largest target.
+            name, summary, class_names, source: words for the report.
+
+        Raises:
+            BadInput: the arrays cannot be such a data set; the message says why.
+        """
+        info = TokenInfo(vocabulary, padding, end, causal=targets is None)
+        where = f"data set '{name}'"
+        x = as_inputs(inputs, where, "tokens")[1]
+        y = torch.zeros(len(x), dtype=torch.int64) if targets is None else _as_targets(targets, where)
+        if len(x) != len(y) or y.is_floating_point():
+            raise BadInput(f"{where}: {len(x)} sequences need as many targets, whole numbers; there are {len(y)}")
+        if test is None:
+            held_out = hold_out(y, where)
+            x, y, x_test, y_test = x[~held_out], y[~held_out], x[held_out], y[held_out]
+        else:
+            given, classes = test if isinstance(test, tuple) else (test, None)
+            x_test = as_inputs(given, f"{where}, test split", "tokens")[1]
+            y_test = torch.zeros(len(x_test), dtype=torch.int64)
+            y_test = y_test if classes is None else _as_targets(classes, f"{where}, test split")
+        if info.causal:
+            y, y_test, num_classes = info.following(x), info.following(x_test), vocabulary
+        elif num_classes is None:
+            num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
+        return cls(
+            name=name,
+            summary=summary,
+            kind="tokens",
+            task="classification",
+            train=Split(x, y),
+            test=Split(x_test, y_test),
+            num_classes=num_classes,
+            class_names=None if class_names is None else tuple(class_names),
+            mean=(0.0,),
+            std=(1.0,),
+            source=source,
+            tokens=info,
+            words=None if words is None else tuple(words),
         )
 
     @classmethod
@@ -303,7 +390,7 @@ def _as_targets(array: Array, where: str, classes: bool = False) -> Tensor:
     return y
 
 
-def _hold_out(targets: Tensor, where: str) -> Tensor:
+def hold_out(targets: Tensor, where: str) -> Tensor:
     """Mark one example in five of every class (of all, for regression) for the test split; at least one."""
     if len(targets) < 2:
         raise BadInput(
@@ -337,6 +424,26 @@ def _check_inputs(where: str, kind: ExampleKind, split: Split) -> None:
     kind.check_bounds(x, where)
     if fault := kind.fault(x):
         raise BadInput(f"{where}: {fault}")
+
+
+def _check_tokens(
+    where: str, kind: ExampleKind, split: Split, tokens: TokenInfo | None, words: tuple[str, ...] | None
+) -> None:
+    if kind.discrete != (tokens is not None):
+        raise BadInput(
+            f"{where}: {kind.described} {'need' if kind.discrete else 'have no'} vocabulary; see from_tokens"
+        )
+    if tokens is None:
+        return
+    if fault := tokens.fault(split.inputs):
+        raise BadInput(f"{where}: {fault}; raise vocabulary, or check the tokenizer")
+    if words is not None and len(words) != tokens.vocabulary:
+        raise BadInput(f"{where}: {len(words)} words for {tokens.vocabulary} tokens; give one for each, or none")
+    y = split.targets
+    if tokens.causal and (
+        y.dtype != torch.int64 or y.shape != split.inputs.shape or bool(((y < 0) & (y != NOTHING)).any())
+    ):
+        raise BadInput(f"{where}: causal targets must be int64 (n, length), tokens or {NOTHING}")
 
 
 def _check_targets(where: str, task: Task, y: Tensor, num_classes: int | None) -> None:

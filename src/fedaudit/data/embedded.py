@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Attribute, Dataset, Split, with_column, within_class_rank
 from fedaudit.data.images import image_dataset, limit_table
+from fedaudit.examples.columns import Column
 
 _GET = "embedded in the scikit-learn package"
 
@@ -33,10 +35,25 @@ def _digits(_: list[Path], request: Request) -> Dataset:
 
 
 def _table(
-    request: Request, bunch: Any, targets: np.ndarray[Any, Any], source: str, names: list[str] | None
+    request: Request,
+    bunch: Any,
+    targets: np.ndarray[Any, Any],
+    source: str,
+    names: list[str] | None,
+    categories: Mapping[str, tuple[str, ...]],
 ) -> Dataset:
+    columns = [
+        Column(str(name), "categorical" if name in categories else "numeric", (i,), categories.get(str(name), ()))
+        for i, name in enumerate(bunch.feature_names)
+    ]
     whole = Dataset.from_tensors(
-        bunch.data, targets, name=request.name, summary=request.summary, class_names=names, source=source
+        bunch.data,
+        targets,
+        name=request.name,
+        summary=request.summary,
+        class_names=names,
+        source=source,
+        columns=columns,
     )
     return limit_table(whole, request.limit)
 
@@ -46,7 +63,7 @@ def _breast_cancer(_: list[Path], request: Request) -> Dataset:
 
     bunch = load_breast_cancer()
     source = "scikit-learn, UCI Breast Cancer Wisconsin (Diagnostic), CC BY 4.0"
-    return _table(request, bunch, bunch.target, source, [str(name) for name in bunch.target_names])
+    return _table(request, bunch, bunch.target, source, [str(name) for name in bunch.target_names], {})
 
 
 def _diabetes(_: list[Path], request: Request) -> Dataset:
@@ -54,8 +71,9 @@ def _diabetes(_: list[Path], request: Request) -> Dataset:
 
     bunch = load_diabetes(scaled=False)
     source = "scikit-learn, diabetes data of Efron, Hastie, Johnstone and Tibshirani, Least Angle Regression, 2004"
-    whole = _table(request, bunch, bunch.target.astype(np.float64), source, None)
-    return with_column(whole, "sex", [bunch.feature_names.index("sex")], ["1", "2"])  # the source doesn't name them
+    sexes = ("1", "2")  # the source doesn't name them
+    whole = _table(request, bunch, bunch.target.astype(np.float64), source, None, {"sex": sexes})
+    return with_column(whole, "sex", [bunch.feature_names.index("sex")], sexes)
 
 
 def _parity(paths: list[Path], request: Request) -> Dataset:

@@ -8,16 +8,21 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from fedaudit.data.dataset import ONE_INPUT, Dataset
+from fedaudit.data.frames import from_frame, is_frame
 from fedaudit.utils.errors import BadInput
 
-_FORMS = "a fedaudit.Dataset, (inputs, targets), a map-style torch Dataset of such pairs, or a DataLoader of one"
+_FORMS = (
+    "a fedaudit.Dataset, (inputs, targets), (frame, name of the target's column), a map-style torch Dataset of such "
+    "pairs, or a DataLoader of one"
+)
 
 
 def dataset_of(data: Any, *, classes: bool = False) -> Dataset:
     """Return a user's own data as a data set.
 
     Args:
-        data: a Dataset, (inputs, targets), a map-style torch Dataset, or a DataLoader, whose data set is taken.
+        data: a Dataset, (inputs, targets), (frame, name of the target's column), a map-style torch Dataset, or a
+            DataLoader, whose data set is taken.
         classes: floating-point targets are the classes 0 and 1, not real values.
 
     Raises:
@@ -39,6 +44,8 @@ def dataset_of(data: Any, *, classes: bool = False) -> Dataset:
     if isinstance(data, tuple) and len(data) > 2:
         raise BadInput(f"data is a tuple of {len(data)}; give (inputs, targets): {ONE_INPUT}")
     if isinstance(data, tuple | list) and len(data) == 2:
+        if is_frame(data[0]) and isinstance(data[1], str):
+            return from_frame(*data)
         if _parts(data[0]):
             raise BadInput(f"the inputs are a {type(data[0]).__name__} of several; {ONE_INPUT}")
         return Dataset.from_tensors(*data, **options)

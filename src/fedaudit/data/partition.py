@@ -59,10 +59,9 @@ def partition(
         options["lacking"] = lacking
     if "groups" in takes:
         options["groups"] = groups
-    elif targets.is_floating_point() and scheme != "iid":
-        raise BadInput(
-            f"partition '{scheme}' goes by class labels, but the targets are numbers (regression); use 'iid'"
-        )
+    elif (targets.is_floating_point() or targets.ndim == 2) and scheme != "iid":
+        what = "numbers (regression)" if targets.is_floating_point() else "sequences of tokens"
+        raise BadInput(f"partition '{scheme}' goes by class labels, but the targets are {what}; use 'iid'")
     parts = share_out(targets, clients, generator, **options)
     return [part[torch.randperm(len(part), generator=generator)] for part in parts]
 

@@ -14,6 +14,7 @@ from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Dataset, Split, with_column, within_class_rank
 from fedaudit.data.files import Numbers, read_csv, read_npz, read_parquet, reading, whole_numbers
 from fedaudit.data.images import limit_table
+from fedaudit.examples.columns import Column
 from fedaudit.examples.table import standardise
 from fedaudit.utils.errors import BadInput
 
@@ -79,13 +80,18 @@ def _adult(train: Columns, test: Columns, request: Request, paths: list[Path]) -
         "UCI Adult (Becker and Kohavi, 1996), CC BY 4.0; incomes from the 1994 US census",
     )
     first = len(_ADULT_NUMBERS)
+    means, spreads = parts[0].mean(dim=0).tolist(), parts[0].std(dim=0, correction=0).tolist()
+    known = [
+        Column(name, "numeric", (i,), mean=means[i], std=spreads[i] or 1.0) for i, name in enumerate(_ADULT_NUMBERS)
+    ]
     for name in _ADULT_COLUMNS:
         if name not in _ADULT_NUMBERS and name != "income":
             values = [str(value) for value in np.unique(np.array(train[name], dtype=str))]
+            known.append(Column(name, "categorical", tuple(range(first, first + len(values))), tuple(values)))
             if name in _ADULT_ATTRIBUTES and len(values) > 1 and set(map(str, test[name])) <= set(values):
                 whole = with_column(whole, name, range(first, first + len(values)), values)
             first += len(values)
-    return whole
+    return replace(whole, columns=tuple(known))
 
 
 def _adult_phd_parquet(paths: list[Path], request: Request) -> Dataset:
@@ -149,13 +155,15 @@ def _location(x: Numbers, y: Numbers, request: Request, path: Path) -> Dataset:
     targets = torch.from_numpy(y)[order]
     cut = len(y) // 5
     source = "Location30 (Shokri et al., 2017) from Foursquare check-ins in Bangkok (Yang et al.); licence not stated"
-    return _table_dataset(
+    places = [Column(f"place {i + 1}", "categorical", (i,), ("0", "1"), codes=(0.0, 1.0)) for i in range(x.shape[1])]
+    whole = _table_dataset(
         request,
         Split(inputs[cut:], targets[cut:]),
         Split(inputs[:cut], targets[:cut]),
         tuple(f"cluster {i + 1}" for i in range(30)),
         source,
     )
+    return replace(whole, columns=tuple(places)) if bool(((inputs == 0) | (inputs == 1)).all()) else whole
 
 
 def _table_dataset(request: Request, train: Split, test: Split, classes: tuple[str, ...], source: str) -> Dataset:

@@ -99,7 +99,7 @@ class DeepGradientCompression(Sanitiser):
 
     Args:
         ratio: r, the share of each tensor's elements that is sent after the warm-up.
-        momentum: m.
+        momentum: m, of the momentum correction.
         clip: the norm to which the sum of all clients' updates is held; None doesn't clip.
         warmup: w, in rounds of the client.
     """

@@ -32,6 +32,9 @@ class TrimmedMean(Aggregator):
     """The coordinate-wise mean of what is left without the ``f`` largest and smallest values (Yin et al. 2018).
 
     The paper trims a share β of the clients at each end; here their number, f = β·n. It needs n > 2f.
+
+    Args:
+        f: how many values are left out at each end.
     """
 
     name = "trimmed-mean"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import torch
@@ -20,6 +23,8 @@ from fedaudit.utils.validation import Number, Positive
 
 Level = Literal["client", "sample"]
 Where = Literal["local", "central"]
+Sampling = Literal["drawn", "poisson"]
+Adjacency = Literal["add-remove", "replace"]
 _MOST_ROUNDS = 10**6
 # The privacy loss distribution's step, and how many steps at most it is spread over, roughly.
 _FINE, _LOSSES = 1e-4, 10**5
@@ -39,19 +44,22 @@ class DifferentialPrivacy(Sanitiser):
     C, the sum gets N(0, σ²C²) and is divided by the batch size B. ``central`` (FedSGD only): the clients clip, the
     server adds N(0, σ²C²/(B·m)²) to the mean.
 
-    The account is by add/remove adjacency: neighbours differ by one client or example more or less, and the
-    sensitivity is S or C. A server that sees who took part, as under local noise, faces replacement, up to 2S or 2C:
-    for that ε is the account's of σ/2.
+    The account is by add/remove adjacency: neighbours differ by one client or example that is there, or sends nothing
+    in its place, and the sensitivity is S or C. A server that sees who took part, as under local noise, faces
+    replacement, up to 2S or 2C: for that ε is the account's of σ/2. Clipping comes before averaging, and the mean is
+    over a number that isn't secret. See :class:`Account` for sampling and composition.
 
     BatchNorm's statistics have no noise and so don't travel. The number of examples of an update does travel.
 
     Args:
-        clip: S or C.
+        clip: S or C, the norm to which an update or an example's gradient is clipped.
         noise: σ, in units of ``clip``.
         level: who is protected: a ``client`` or a ``sample``.
         where: who adds the noise.
         epsilon: the budget: nobody sends after it is spent (RDP); None doesn't stop.
         delta: δ of (ε, δ).
+        sampling: what the account supposes of how clients and batches are drawn: as they are ``drawn``, or by
+            ``poisson`` sampling, as accountants for DP-SGD do by custom. Nobody here draws so: it understates ε.
     """
 
     name = "dp"
@@ -64,6 +72,7 @@ class DifferentialPrivacy(Sanitiser):
     where: Where = "local"
     epsilon: Positive | None = 8.0
     delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
+    sampling: Sampling = "drawn"
 
     def __call__(
         self,
@@ -90,7 +99,12 @@ class DifferentialPrivacy(Sanitiser):
         return replace(changed(update, tensors, SanitiserInfo("dp", noise=scale)), buffers={})
 
     def gradients(
-        self, model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], generator: torch.Generator
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: tuple[Tensor, Tensor],
+        generator: torch.Generator,
+        others: Iterable[Sequence[Tensor]] = (),
     ) -> list[Tensor]:
         """Return a local step's gradient with every example's clipped, and noise where clients add it.
 
@@ -99,6 +113,8 @@ class DifferentialPrivacy(Sanitiser):
             loss: mean over a batch.
             batch: (inputs, targets).
             generator: of the noise.
+            others: gradients of further examples, which are clipped and summed likewise: of canaries. They don't count
+                in the batch's size.
 
         Raises:
             BadInput: BatchNorm mixes the examples.
@@ -108,9 +124,13 @@ class DifferentialPrivacy(Sanitiser):
         parameters = [p for p in model.parameters() if p.requires_grad]
         total = [torch.zeros_like(p) for p in parameters]
         inputs, targets = batch
-        for i in range(len(inputs)):
-            value = loss(model(inputs[i : i + 1]), targets[i : i + 1])
-            grads = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+
+        def own() -> Iterator[Sequence[Tensor]]:
+            for i in range(len(inputs)):
+                value = loss(model(inputs[i : i + 1]), targets[i : i + 1])
+                yield torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+
+        for grads in chain(own(), others):
             length = norm(grads)
             shrink = min(1.0, self.clip / length) if length else 1.0
             for sum_, grad in zip(total, grads, strict=True):
@@ -133,7 +153,13 @@ def refuse_batch_norm(mixes: bool) -> None:
 
 
 def central_noise(dp: DifferentialPrivacy, clients: int, batch: int) -> float:
-    """Return the standard deviation of the noise that the server adds to the mean of ``clients`` updates."""
+    """Return the standard deviation of the noise that the server adds to the mean of ``clients`` updates.
+
+    Args:
+        dp: with its settings.
+        clients: in the mean.
+        batch: examples in the smallest batch of any of them.
+    """
     if dp.where != "central":
         return 0.0
     share = clients * (batch if dp.level == "sample" else 1)
@@ -142,26 +168,44 @@ def central_noise(dp: DifferentialPrivacy, clients: int, batch: int) -> float:
 
 @dataclass(frozen=True)
 class Account:
-    """What a federation's rounds cost in privacy, by add/remove adjacency.
+    """What a federation's rounds cost in privacy.
 
-    Neighbours differ by one client or example more or less; the sensitivity is the clip, of which σ is a multiple. A
-    server that sees who took part faces replacement, of sensitivity up to twice that: for that take half of ``noise``.
+    *Adjacency*: neighbours differ by one client or example that is there, or sends nothing in its place
+    (``add-remove``: sensitivity is the clip, of which σ is a multiple); or sends anything else (``replace``: twice the
+    clip, so σ counts half), as a server faces that sees who took part.
 
     Attributes:
         noise: σ, in units of the clip.
         delta: δ.
-        rate: the probability that the protected one takes part in a step: Poisson sampling is assumed.
+        rate: the probability that the protected one takes part in a step that is counted.
         steps: noisy steps in a round that is counted.
+        every: the protected one takes part in one of so many steps, whichever it is: a pass over shuffled examples.
+            Batches of a pass are disjoint, so it costs what that one step costs.
+        of: (k, n), if k of n clients are drawn without replacement; else the drawing is Poisson's. Who is drawn takes
+            another's place, by either adjacency, so that the sum moves by up to twice the clip (Wang, Balle and
+            Kasiviswanathan 2019); where that hides less than no drawing at all, it is reckoned without.
+        adjacency: see above.
     """
 
     noise: float
     delta: float
     rate: float
     steps: int
+    every: int = 1
+    of: tuple[int, int] | None = None
+    adjacency: Adjacency = "add-remove"
 
     def spent(self, rounds: int, how: Literal["rdp", "pld"] = "rdp") -> float:
-        """Return ε after ``rounds`` (add/remove), by Rényi accounting or the tighter privacy loss distribution."""
-        return _spent(self.noise, self.delta, self.rate, self.steps * rounds, how) if rounds else 0.0
+        """Return ε after ``rounds``, by Rényi accounting or the tighter privacy loss distribution."""
+        if not rounds:
+            return 0.0
+        noise = self.noise / (1 if self.adjacency == "add-remove" else 2)
+        times = math.ceil(self.steps * rounds / self.every)
+        if self.of is None:
+            return _spent(noise, self.delta, self.rate, times, how)
+        return min(
+            _spent(noise, self.delta, 1.0, times, how), _without_replacement(self.noise / 2, self.delta, self.of, times)
+        )
 
     def rounds(self, budget: float | None) -> int:
         """Return how many rounds the budget allows."""
@@ -176,7 +220,16 @@ class Account:
         return low
 
 
-def account(dp: DifferentialPrivacy, *, clients: int, per_round: int, steps: int, batch: int, fewest: int) -> Account:
+def account(
+    dp: DifferentialPrivacy,
+    *,
+    clients: int,
+    per_round: int,
+    steps: int,
+    batch: int,
+    fewest: int,
+    epoch: int | None = None,
+) -> Account:
     """Return the account, by add/remove adjacency, of a federation whose clients use ``dp``.
 
     Protected is, against the one who sees the updates (local) or only the global models (central): at the client's
@@ -190,11 +243,21 @@ def account(dp: DifferentialPrivacy, *, clients: int, per_round: int, steps: int
         steps: local steps in a round.
         batch: examples in a step.
         fewest: examples that any client holds.
+        epoch: steps that are reckoned for a pass over the examples, where rounds consist of whole passes; None where
+            they don't, and a pass goes on in the next round.
     """
-    among = per_round / clients if dp.where == "central" else 1.0
-    if dp.level == "client":
-        return Account(dp.noise, dp.delta, among, 1)
-    return Account(dp.noise, dp.delta, among * min(1.0, batch / fewest), steps)
+    central = dp.where == "central"
+    if dp.sampling == "poisson":
+        among = per_round / clients if central else 1.0
+        if dp.level == "client":
+            return Account(dp.noise, dp.delta, among, 1)
+        return Account(dp.noise, dp.delta, among * min(1.0, batch / fewest), steps)
+    if dp.level == "sample":
+        # whoever knows which clients took part knows how many passes each has made: their drawing hides nothing
+        return Account(dp.noise, dp.delta, 1.0, steps, every=epoch or math.ceil(fewest / batch))
+    if central and per_round < clients:
+        return Account(dp.noise, dp.delta, per_round / clients, 1, of=(per_round, clients))
+    return Account(dp.noise, dp.delta, 1.0, 1)
 
 
 @cache
@@ -217,6 +280,17 @@ def _spent(noise: float, delta: float, rate: float, steps: int, how: str) -> flo
         return float(accountant.get_epsilon(delta))
     except OverflowError:  # next to no noise: losses whose exponential no float holds; Rényi's is a bound, too
         return bound
+
+
+@cache
+def _without_replacement(noise: float, delta: float, of: tuple[int, int], steps: int) -> float:
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(of[1], of[0], dp_accounting.GaussianDpEvent(noise))
+    accountant.compose(event, steps)
+    return float(accountant.get_epsilon(delta))
 
 
 def _gaussian(like: Tensor, generator: torch.Generator | None) -> Tensor:

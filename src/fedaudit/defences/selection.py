@@ -17,6 +17,9 @@ class Krum(Aggregator):
     """The update whose squared distances to its n − f − 2 nearest sum to the least (Blanchard et al. 2017, §3).
 
     It needs n >= 2f + 3.
+
+    Args:
+        f: how many clients may be Byzantine.
     """
 
     name = "krum"
@@ -70,6 +73,9 @@ class Bulyan(Aggregator):
 
     Where so few are left that Krum has no neighbour to count (n − f − 2 < 1), it counts one, which the paper leaves
     open. The weights are equal over the selected. It needs n >= 4f + 3.
+
+    Args:
+        f: how many clients may be Byzantine.
     """
 
     name = "bulyan"

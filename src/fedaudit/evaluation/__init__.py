@@ -1,7 +1,17 @@
 """Findings against ground truth: the only package that knows both. A module for each finding type."""
 
 # they fill FINDING_TYPES and register their evaluation
-from fedaudit.evaluation import attributes, class_images, images, labels, local_models, membership  # noqa: F401
+from fedaudit.evaluation import (  # noqa: F401
+    attributes,
+    canaries,
+    class_images,
+    images,
+    labels,
+    local_models,
+    membership,
+    rows,
+    sequences,
+)
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate
 from fedaudit.evaluation.limits import Limits, check_limits, read_policy
 from fedaudit.evaluation.scores import compare, summarise, verdict_rules

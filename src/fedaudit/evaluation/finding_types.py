@@ -79,7 +79,8 @@ class FindingType:
         question: what the attack is after: "tell whether a record was used"; ``{things}`` stands for the examples.
         control: the case that an attack of this type must win: ``example``, one known example, undefended, one step;
             ``records``, a model that has learnt the members by heart; ``client``, a known client's updates of very
-            different models. None: there is none but the same federation without its defences.
+            different models; ``canaries``, as many in a round without noise. None: there is none but the same
+            federation without its defences.
         trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
     """
 
@@ -277,6 +278,7 @@ def entry(attack: str, observation: Observation, **rest: Any) -> FindingResult:
         round=rounds[0] if len(rounds) == 1 else None,
         client=clients.pop() if len(clients) == 1 else None,
         rounds=rounds,
+        clients=list(dict.fromkeys(c for m in messages for c in m.update.members)),
         num_examples=sum(m.update.num_examples for m in messages),
         **rest,
     )

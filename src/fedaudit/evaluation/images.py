@@ -17,13 +17,14 @@ from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, overlapping, registered
 from fedaudit.evaluation.statistics import DOUBT, SURE, proportion
 from fedaudit.federation.truth import Truth
-from fedaudit.results import Curve, Evidence, ImageResult, RegisteredResult
+from fedaudit.results import Curve, Evidence, FindingResult, ImageResult, RegisteredResult
 from fedaudit.threat import Message, Observation
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed
 
 VISIBLE_SSIM = 0.5
 NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a quarter of the error is no luck
+CERTIFIED_MSE = (0.5 / 255) ** 2  # half a grey level: what a certified image may be off by
 ALONE_DB = 10.0  # the same above an even image, where there is no other candidate
 
 
@@ -100,6 +101,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 psnr_nearest_other=apart,
                 uses=uses[i],
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
+                certified=None if finding.certified is None else bool(finding.certified[order[i]]),
                 psnr_mean_image=float(psnr(mse(mean_image[i : i + 1], true[i : i + 1]))),
                 psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
                 registered=None if moved is None else _after_move(moved[i], true[i], mean_image[i], truth),
@@ -117,12 +119,27 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         finding,
         observation,
         images=results,
+        certified=None if finding.certified is None else int(finding.certified.sum()),
+        certified_wrong=None if finding.certified is None else _wrongly(finding, messages, parts, truth),
         label_source=finding.label_source,
         label_accuracy=label_accuracy(labels, true_labels),
         matching=matching(order, true),
         curve=curve,
     )
     return Evaluation(result, image_files)
+
+
+def _wrongly(finding: ImageFinding, messages: Sequence[Message], parts: Sequence[Tensor], truth: Truth) -> int:
+    """Return how many certified images are none of their client's, up to half a grey level (root mean square)."""
+    wrong = 0
+    for message, rows in zip(messages, parts, strict=True):
+        assert finding.certified is not None
+        own = finding.images[rows[finding.certified[rows]]].flatten(1).double()
+        true = truth.inputs[message.round, message.client].flatten(1).double()
+        if len(own):
+            nearest = torch.cdist(own, true).square().min(dim=1).values / own.shape[1]
+            wrong += int((nearest > CERTIFIED_MSE).sum())
+    return wrong
 
 
 def _rows(finding: ImageFinding, message: Message, received: int) -> Tensor:
@@ -368,8 +385,25 @@ def _chance(image: ImageResult) -> float:
     return 1 / fewest_candidates([image]) if image.by_luck is None else image.by_luck
 
 
+def _with_certified(findings: Sequence[FindingResult]) -> Judgement:
+    """Return the judgement on all images, with what the attack vouched for and whether the truth agrees."""
+    judged = verdict_of([image for finding in findings for image in finding.images])
+    vouched = [finding for finding in findings if finding.certified is not None]
+    if not vouched:
+        return judged
+    count = sum(finding.certified or 0 for finding in vouched)
+    wrong = sum(finding.certified_wrong or 0 for finding in vouched)
+    told = f"{count} of {sum(len(f.images) for f in vouched)} certified as exact without the truth"
+    if wrong:
+        text = f"{judged.text}; {told}, of which {wrong} ARE WRONG: the certificate failed, please report this"
+        return judged._replace(text=text, headline=f"{judged.headline} {wrong} certified images are WRONG.".strip())
+    text = f"{judged.text}; {told}" + (", and the truth agrees" if count else "")
+    known = f" It can prove {count} of them exact." if count else ""
+    return judged._replace(text=text, headline=judged.headline + known if judged.headline else "")
+
+
 FINDING_TYPES["images"] = FindingType(
-    verdict=lambda findings: verdict_of([image for finding in findings for image in finding.images]),
+    verdict=_with_certified,
     rules=(
         "An image came out visibly when its reconstruction is nearer (mean squared error) to it than to any other "
         f"candidate and nearer than the mean image of all candidates, and its SSIM is at least {VISIBLE_SSIM}. The "
@@ -384,6 +418,8 @@ FINDING_TYPES["images"] = FindingType(
         f"{100 * SURE:g} % (one-sided exact binomial test), or one is nearer than any other candidate by {NEARER_DB:g} "
         "dB. The share has an exact 95 % interval. Where the only candidate is the victim, its reconstruction must be "
         f"nearer than an even image of the victim's mean colour, by {ALONE_DB:g} dB.",
+        "An attack may certify images: it vouches, without the truth, that they are the client's own up to half a grey "
+        "level. With the truth this is checked, and a certified image that is wrong is said in the verdict.",
         "Images are 'identifiable' when none came out visibly, and the same test excludes luck. As many candidates are "
         "named at random as images are paired with an update's true ones, each of the right class; candidates that are "
         "equal count once.",

@@ -30,11 +30,15 @@ from fedaudit.utils.seeds import generator
 _DRAWS = 20_000
 
 ACCURACY = Metric("label_accuracy", "share of the labels that were found, both sides counted with duplicates")
+COUNTS = Metric(
+    "count_accuracy", "share of the model's classes whose number of examples is right, absent ones included"
+)
+EXISTENCE = Metric("existence_accuracy", "share of the model's classes of which it is right whether they occur")
 
 
 @evaluate.register
 def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
-    """Compare inferred labels with the true ones, as multisets; the baseline guesses every class equally often.
+    """Compare inferred labels with the true ones, as multisets; the baselines guess every class equally often.
 
     Luck is excluded by a Monte Carlo test: so many of 20,000 random draws of labels, every class as likely, find as
     many of the true ones. Of several updates the labels found are added up, and so are those found by luck.
@@ -42,7 +46,9 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     message = observation.messages[0]
     true = truth.labels[message.round, message.client].flatten()
     accuracy = label_accuracy(finding.labels, true)
-    guess = label_accuracy(torch.arange(len(true)) % finding.num_classes, true)
+    equally = torch.arange(len(true)) % finding.num_classes
+    guess = label_accuracy(equally, true)
+    by_class, by_guess = (class_accuracies(labels, true, finding.num_classes) for labels in (finding.labels, equally))
     found = round(accuracy * len(true))
     low, high = proportion(found, len(true))
     by_luck = _found_by_luck(true, finding.num_classes, seed)
@@ -50,7 +56,11 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     result = done(
         finding,
         observation,
-        metrics=[ACCURACY.of(accuracy, guess, low=low, high=high, n=len(true), of="labels")],
+        metrics=[
+            ACCURACY.of(accuracy, guess, low=low, high=high, n=len(true), of="labels"),
+            COUNTS.of(by_class[0], by_guess[0]),
+            EXISTENCE.of(by_class[1], by_guess[1]),
+        ],
         label_source=finding.method,
         label_accuracy=accuracy,
         leak=leaks(accuracy > guess, p_value),
@@ -66,6 +76,15 @@ def label_accuracy(inferred: Tensor, true: Tensor) -> float:
     length = int(max(inferred.max(), true.max())) + 1
     overlap = torch.minimum(torch.bincount(inferred, minlength=length), torch.bincount(true, minlength=length))
     return float(overlap.sum()) / len(true)
+
+
+def class_accuracies(inferred: Tensor, true: Tensor, classes: int) -> tuple[float, float]:
+    """Return of how many of the ``classes``, as a share, the number of labels is right, and whether there are any.
+
+    As the logs and the code of iLRG's authors have it (Ma et al. 2023: LnAcc, LeAcc), absent classes included.
+    """
+    found, there = (torch.bincount(labels, minlength=classes) for labels in (inferred, true))
+    return float((found == there).double().mean()), float(((found > 0) == (there > 0)).double().mean())
 
 
 def _found_by_luck(true: Tensor, classes: int, seed: int) -> np.ndarray:
@@ -110,7 +129,7 @@ FINDING_TYPES["labels"] = FindingType(
         f"would do as well with a probability of at most {100 * SURE:g} % (Monte Carlo test over the labels of all "
         "updates).",
     ),
-    metrics=(ACCURACY,),
+    metrics=(ACCURACY, COUNTS, EXISTENCE),
     question="tell which classes a client trained on",
     control="example",
 )

@@ -11,7 +11,7 @@ from typing import Any
 from fedaudit.attacks import ATTACKS
 from fedaudit.evaluation.finding_types import FINDING_TYPES, metric
 from fedaudit.evaluation.scores import grouped
-from fedaudit.results import LEAKS, AttackSummary, FindingResult, Threshold, Verdict, overall
+from fedaudit.results import LEAKS, AttackSummary, EpsilonResult, FindingResult, Threshold, Verdict, overall
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 
@@ -48,9 +48,9 @@ class Limits:
             raise BadInput(f"limits are a mapping of metrics to numbers, such as {{'psnr': 20}}, not {limits!r}")
         for name, limit in limits.items():
             if name not in limitable():
-                known = metric(name)
-                why = f"there is no limit for '{name}'" if known is None else f"of '{name}' less is more leakage"
-                raise BadInput(f"{why}; known: {', '.join(limitable())}")
+                if metric(name) is None:
+                    raise BadInput(unknown_name("metric of a limit", name, limitable()))
+                raise BadInput(f"of '{name}' less is more leakage; metrics for limits: {', '.join(limitable())}")
             if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
                 raise BadInput(f"the limit for '{name}' is {limit!r}; give a number")
         if self.fail_on is not None and self.fail_on not in LEAKS:
@@ -110,7 +110,11 @@ def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries
     by_federation = {f: {a for _, g, a in measured if g == f} for f in dict.fromkeys(s.federation for s in summaries)}
     for federation, attacks in by_federation.items():
         own = [s for s in summaries if s.federation == federation and s.attack in attacks]
-        reason = _untested(own) or (_too_little(own) if name in _SCORES else "")
+        shown = [f.epsilon for f in findings if f.federation == federation and f.epsilon] if name == "epsilon" else []
+        if shown:
+            reason = _too_few(shown, limit)
+        else:
+            reason = _untested(own) or (_too_little(own) if name in _SCORES else "")
         if reason:
             return Threshold(**row, reason=f"{federation}: {reason}")
     if not by_federation:
@@ -151,6 +155,14 @@ def _untested(summaries: Sequence[AttackSummary]) -> str:
         open_ones = [s for s in summaries if s.verdict == "inconclusive"]
         return f"inconclusive: {'; '.join(open_ones[0].advice) or open_ones[0].verdict_text}"
     return ""
+
+
+def _too_few(shown: Sequence[EpsilonResult], limit: float) -> str:
+    """Return why these canaries can't tell whether a limit of ε is kept; empty where they could have shown more."""
+    best = max(shown, key=lambda result: result.attainable)
+    if best.attainable > limit:
+        return ""
+    return f"use more canaries: {best.canaries} could show an ε of {best.attainable:.3g} at most"
 
 
 def _too_little(summaries: Sequence[AttackSummary]) -> str:

@@ -32,6 +32,7 @@ class ExampleKind:
         dtype: of examples.
         bounds: the least and the largest value that an element can have; None: any finite one.
         resizable: whether ``data.image_size`` means something.
+        discrete: whether its elements are tokens of a vocabulary, which data sets then describe by a ``TokenInfo``.
     """
 
     name: ClassVar[str]
@@ -46,6 +47,7 @@ class ExampleKind:
     dtype: ClassVar[torch.dtype] = torch.float32
     bounds: ClassVar[tuple[float, float] | None] = None
     resizable: ClassVar[bool] = False
+    discrete: ClassVar[bool] = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether one example can have this shape."""

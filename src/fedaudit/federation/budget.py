@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from fedaudit.defences.privacy import Account, DifferentialPrivacy, account, central_noise
+from fedaudit.defences.privacy import Account, Adjacency, DifferentialPrivacy, account, central_noise
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.client import Federation
@@ -31,8 +32,20 @@ class PrivacyBudget:
         steps = spec.local_steps or (spec.local_epochs or 0) * epoch or 1
         per_round = spec.clients_per_round or spec.clients
         self.central = dp.where == "central"
-        self.central_noise = central_noise(dp, per_round, batch)
-        self.account = account(dp, clients=spec.clients, per_round=per_round, steps=steps, batch=batch, fewest=fewest)
+        guests = federation.canaries.count if federation.canaries and dp.level == "client" else 0
+        taking_part = per_round + round(guests * per_round / spec.clients)
+        # the last batch of a pass may be smaller, and an example weighs more in its mean
+        smallest = min(len(data) % spec.batch_size or spec.batch_size for data in client_data)
+        self.central_noise = central_noise(dp, taking_part, smallest)
+        self.account = account(
+            dp,
+            clients=spec.clients,
+            per_round=per_round,
+            steps=steps,
+            batch=batch,
+            fewest=fewest,
+            epoch=epoch if spec.local_epochs and not spec.local_steps else None,
+        )
         self.allowed = self.account.rounds(dp.epsilon)
 
     def state_dict(self) -> State:
@@ -62,11 +75,20 @@ class PrivacyBudget:
         self.count(senders)
         if self.account is not None:
             self.history.epsilon.append(self.account.spent(self._counted()))
+            sent = [self.finished] * len(self.sent) if self.central else sorted(self.sent)
+            least, median, most = sent[0], sent[len(sent) // 2], sent[-1]
+            self.history.epsilon_of_clients.append([self.account.spent(n) for n in (least, median, most)])
 
     def end(self) -> None:
         """Note what was spent in all, by the tighter account."""
         if self.account is not None:
             self.history.epsilon_pld = self.account.spent(self._counted(), "pld")
+
+    def claimed(self, adjacency: Adjacency) -> float | None:
+        """Return ε of the rounds so far, by the tighter account and this adjacency; None where there is no account."""
+        return (
+            None if self.account is None else replace(self.account, adjacency=adjacency).spent(self._counted(), "pld")
+        )
 
     def _counted(self) -> int:
         return self.finished if self.central else max(self.sent)

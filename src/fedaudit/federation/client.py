@@ -20,11 +20,13 @@ from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext
 from fedaudit.federation.arithmetic import fast_arithmetic
 from fedaudit.federation.behaviour import Behaviour, ClientStep
+from fedaudit.federation.canaries import CanarySpec
 from fedaudit.federation.checkpoint import State
 from fedaudit.federation.encoding import decode, encode
 from fedaudit.federation.history import History
 from fedaudit.federation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.federation.record_draw import RecordDraw
+from fedaudit.federation.riders import Riders
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
 from fedaudit.training import Loss, TrainingConfig
@@ -58,6 +60,8 @@ class Federation:
         behaviour: of the malicious clients, as they begin; None where there are none.
         accuracy_every: accuracy is measured every so many rounds and after the last; None: never.
         accuracy_examples: on so many examples, at most.
+        canaries: that an audit of ε puts in; None: none.
+        together: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
     """
 
     name: str
@@ -77,6 +81,8 @@ class Federation:
     behaviour: Behaviour | None = None
     accuracy_every: int | None = None
     accuracy_examples: int = 1000
+    canaries: CanarySpec | None = None
+    together: int = 1
 
 
 class Client:
@@ -87,10 +93,16 @@ class Client:
         data: that it holds.
         federation: its own.
         layers: names of the parameters and buffers of each of the model's layers, in forward order.
+        riders: the canaries among its records, if any.
     """
 
     def __init__(
-        self, number: int, data: Split, federation: Federation, layers: tuple[tuple[str, ...], ...] = ()
+        self,
+        number: int,
+        data: Split,
+        federation: Federation,
+        layers: tuple[tuple[str, ...], ...] = (),
+        riders: Riders | None = None,
     ) -> None:
         self.number = number
         self.data = data
@@ -109,9 +121,12 @@ class Client:
         self.behaviour_rng = generator(seed, spec.name, "behaviour", number)
         self.gradients: Callable[..., list[Tensor]] | None = None
         if isinstance(self.sanitiser, DifferentialPrivacy) and self.sanitiser.level == "sample":
-            self.gradients = partial(self.sanitiser.gradients, generator=self.noise)
+            self.gradients = partial(self._clipped, self.sanitiser)
         self.fast = spec.arithmetic == "fast" and self.gradients is None  # gradients of single examples are vmap's
         self.pending: list[Tensor] = []
+        self.riders = riders
+        self.riding: list[list[int]] = []  # which canaries ride along in each pending batch
+        self.due: list[list[int]] = []  # in each batch of this round
 
     def state_dict(self) -> State:
         """Return what changes from round to round, for a checkpoint."""
@@ -120,6 +135,7 @@ class Client:
             "noise": self.noise.get_state(),
             "draws": self.behaviour_rng.get_state(),
             "pending": self.pending,
+            "riding": [self.riding, self.riders.generator.get_state()] if self.riders else None,
             "used": self.used,
             "sanitiser": self.sanitiser.state_dict(),
         }
@@ -130,6 +146,9 @@ class Client:
         self.noise.set_state(state["noise"])
         self.behaviour_rng.set_state(state["draws"])
         self.pending = list(state["pending"])
+        if self.riders:
+            self.riding, places = state["riding"]
+            self.riders.generator.set_state(places)
         self.used = state["used"]
         self.sanitiser.load_state_dict(state["sanitiser"])
 
@@ -142,7 +161,23 @@ class Client:
         if not self.pending:
             order = torch.randperm(len(self.data), generator=self.order)
             self.pending = list(order.split(min(self.spec.batch_size, len(self.data))))
+            if self.riders:
+                self.riding = self.riders.places(list(map(len, self.pending)))
+        if self.riders:
+            self.due.append(self.riding.pop(0))
         return self.pending.pop(0)
+
+    def _clipped(
+        self, dp: DifferentialPrivacy, model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]
+    ) -> list[Tensor]:
+        """Return the gradient of a batch, each example's clipped: of the canaries, too, that ride along."""
+        riders = self.riders
+        if riders is None:
+            return dp.gradients(model, loss, batch, self.noise)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        return dp.gradients(
+            model, loss, batch, self.noise, riders.gradients(self.due.pop(0) if self.due else [], parameters)
+        )
 
     def _batches(self) -> list[Tensor]:
         if self.spec.algorithm == "fedsgd":
@@ -154,6 +189,7 @@ class Client:
 
     def train(self, model: nn.Module, index: int) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
+        self.due = []
         rows = self._batches()
         together, sizes = torch.cat(rows), [len(r) for r in rows]
         self.used[together] = True

@@ -29,6 +29,7 @@ class History:
         training_seconds: of all local training.
         sanitising_seconds: of all sanitisers.
         epsilon: after each round, where there is differential privacy (Rényi).
+        epsilon_of_clients: after each round, of the clients that sent least, median and most often.
         epsilon_pld: after the last, by the privacy loss distribution.
         stopped: after how many rounds the budget ended the federation, if it did.
         why: it did.
@@ -48,6 +49,7 @@ class History:
     training_seconds: float = 0.0
     sanitising_seconds: float = 0.0
     epsilon: list[float] = field(default_factory=list)
+    epsilon_of_clients: list[list[float]] = field(default_factory=list)
     epsilon_pld: float | None = None
     stopped: int | None = None
     why: str | None = None
@@ -100,7 +102,7 @@ class History:
         self.accuracy.append(float(right[1].sum() / total.sum()))
         per_client = []
         for data in client_data:
-            held = torch.bincount(data.targets, minlength=task_info.num_classes).double()
+            held = torch.bincount(data.targets[data.targets >= 0], minlength=task_info.num_classes).double()
             held *= total > 0
             per_client.append(float((by_class * held).sum() / held.sum().clamp(min=1)))
         self.per_client.append(per_client)
@@ -114,6 +116,7 @@ def _right(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
     with torch.no_grad():
         for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
             hit = class_logits(model(task_info.normalise(inputs))).argmax(dim=1) == targets
+            hit, targets = hit[targets >= 0], targets[targets >= 0]  # of a sequence, what isn't asked for is left out
             counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
     for part, mode in modes.items():
         part.training = mode

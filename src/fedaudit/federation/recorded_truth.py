@@ -11,6 +11,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedaudit.federation.canary_files import CANARIES
+from fedaudit.federation.recorded_canaries import load_coins
 from fedaudit.federation.rounds import check_examples
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
@@ -41,8 +43,9 @@ def save_examples(path: Path, recording: str, tensors: Mapping[str, Tensor]) -> 
 
 
 def has_truth(folder: Path) -> bool:
-    """Whether the recording in ``folder`` has the truth of an update beside it."""
-    return (folder / FOLDER).is_dir() and any(_FILE.fullmatch(p.name) for p in (folder / FOLDER).iterdir())
+    """Whether the recording in ``folder`` has the truth of an update, or of canaries, beside it."""
+    files = [p.name for p in (folder / FOLDER).iterdir()] if (folder / FOLDER).is_dir() else []
+    return any(name == CANARIES or _FILE.fullmatch(name) for name in files)
 
 
 def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str, Any]) -> Truth:
@@ -74,6 +77,11 @@ def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str
             check_examples(inputs[key], labels[key], task_info, update.num_examples, str(path))
             if "randomness" in tensors:
                 randomness[key] = tensors["randomness"]
+    about = {**about, "transcript": transcript.fingerprint()}
+    coins = load_coins(folder, transcript.recording, len(transcript.canaries or ()))
+    if not inputs and len(coins):
+        nothing = torch.zeros(0, *task_info.input_shape)
+        return Truth({}, {}, nothing, torch.zeros(0, dtype=torch.int64), dict(about), coins=coins)
     if not inputs:
         raise BadInput(
             f"'{folder}' has the truth of no update: none was captured while clients trained, so nothing can be checked"
@@ -92,7 +100,8 @@ def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str
         labels,
         pool[first],
         classes[first],
-        {**about, "transcript": transcript.fingerprint()},
+        dict(about),
+        coins=coins,
         seen=seen,
         randomness=randomness,
         notes=tuple(notes),

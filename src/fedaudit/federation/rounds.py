@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedaudit.examples import NOTHING
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
@@ -203,6 +204,8 @@ def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: i
         raise CorruptTranscript(f"{what}: {shapes}; expected {count} of shape {task_info.input_shape}")
     if fault := task_info.example_kind.fault(inputs):
         raise CorruptTranscript(f"{what}: {fault}")
+    if task_info.tokens is not None and (fault := task_info.tokens.fault(inputs)):
+        raise CorruptTranscript(f"{what}: {fault}")
     check_labels(labels, task_info, what)
 
 
@@ -213,7 +216,10 @@ def check_labels(labels: Tensor, task_info: TaskInfo, where: str) -> None:
         CorruptTranscript: they don't; ``where`` names them.
     """
     classes = task_info.num_classes
-    if classes is None:
+    if task_info.causal:
+        wrong = labels.dtype != torch.int64 or labels.shape[1:] != task_info.input_shape or labels.ndim != 2
+        wrong = wrong or bool(((labels < 0) & (labels != NOTHING) | (labels >= (classes or 0))).any())
+    elif classes is None:
         wrong = labels.ndim != 2 or labels.shape[1] != 1 or not bool(torch.isfinite(labels).all())
     else:
         wrong = labels.dtype != torch.int64 or labels.ndim != 1 or bool(((labels < 0) | (labels >= classes)).any())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,21 @@ from fedaudit.defences.aggregation import Aggregate, Aggregator, Cohort
 from fedaudit.federation.checkpoint import State
 from fedaudit.update import Update
 from fedaudit.utils.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Guests:
+    """What canary clients send in a round: see :mod:`fedaudit.federation.canary_play`.
+
+    Attributes:
+        total: the sum of their updates, by parameter name.
+        count: among how many more the mean is taken.
+        rows: their updates one by one, where the rule looks at them so; else empty.
+    """
+
+    total: dict[str, Tensor]
+    count: int
+    rows: list[Update]
 
 
 class Server:
@@ -43,7 +58,11 @@ class Server:
             self.generator.set_state(state["noise"])
 
     def apply(
-        self, weights: dict[str, Tensor], updates: list[Update], root: dict[str, Tensor] | None = None
+        self,
+        weights: dict[str, Tensor],
+        updates: list[Update],
+        root: dict[str, Tensor] | None = None,
+        guests: Guests | None = None,
     ) -> tuple[dict[str, Tensor], Aggregate]:
         """Return the global model's state after the round, and what the aggregator said.
 
@@ -60,10 +79,12 @@ class Server:
             weights: the global model's state that the clients started from.
             updates: of the round.
             root: the server's own update, where the aggregator wants one.
+            guests: of canaries; their rows in the aggregate come after those of ``updates``.
 
         Raises:
             BadInput: the rule can't work with these updates, or one of them isn't finite.
         """
+        updates = [*updates, *guests.rows] if guests else updates
         groups: dict[tuple[int, ...], list[str]] = {}
         for name in weights:
             if senders := tuple(row for row, update in enumerate(updates) if name in update.tensors):
@@ -78,6 +99,9 @@ class Server:
                 too_few.append(str(error))
                 continue
             vector = parts[senders].vector
+            if guests and not guests.rows:
+                n = len(senders)
+                vector = (n * vector + _flat([guests.total], names)[0]) / (n + guests.count)
             if self.noise:
                 noise = torch.randn(vector.shape, generator=self.generator, dtype=vector.dtype)
                 vector = vector + self.noise * noise.to(vector.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -22,10 +23,12 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.arithmetic import runs_fast
 from fedaudit.federation.behaviour import Behaviour
 from fedaudit.federation.budget import PrivacyBudget
+from fedaudit.federation.canary_play import CanaryPlay
 from fedaudit.federation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.federation.client import Client, Federation
 from fedaudit.federation.history import History
 from fedaudit.federation.rounds import Round
+from fedaudit.federation.secure_sum import ADDING, sums_only, union
 from fedaudit.federation.server import Server
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Transcript
@@ -92,23 +95,29 @@ def simulate(
     layers = _layers(federation)
     behaviour, aggregator = copy.deepcopy((federation.behaviour, federation.aggregator))  # they may remember
     own_copies = dataclasses.replace(federation, behaviour=behaviour)
-    clients = [Client(number, data, own_copies, layers) for number, data in enumerate(client_data)]
     root = _root(federation)
     history = History(federation.accuracy_every, federation.accuracy_examples)
     history.at_end = behaviour is not None and behaviour.trained
     per_round = spec.clients_per_round or spec.clients
     budget = PrivacyBudget(federation, history)
+    canaries = CanaryPlay(federation, budget) if federation.canaries else None
+    riders = canaries.riders() if canaries else [None] * spec.clients
+    clients = [Client(number, data, own_copies, layers, riders[number]) for number, data in enumerate(client_data)]
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
     sampler = _sampler(spec, seed)
     rounds: list[Round] = []
     rows: dict[tuple[int, int], Tensor] = {}
-    parts: dict[str, Client | Server | PrivacyBudget | Behaviour] = {f"client {c.number}": c for c in clients}
+    parts: dict[str, Client | Server | PrivacyBudget | Behaviour | CanaryPlay] = {
+        f"client {c.number}": c for c in clients
+    }
     parts |= {"server": server, "budget": budget}
     if root:
         parts["root"] = root
     if behaviour:
         parts["behaviour"] = behaviour
+    if canaries:
+        parts["canaries"] = canaries
 
     @cache
     def key() -> str:
@@ -171,9 +180,12 @@ def simulate(
             rows |= {(index, number): used for number, (_, used) in zip(chosen, results, strict=True)}
         model.load_state_dict(weights)
         own = root.train(model, index)[0] if root else None
-        after, aggregate = server.apply(weights, updates, own)
+        guests = canaries.join(weights, layers) if canaries else None
+        after, aggregate = server.apply(weights, updates, own, guests)
         model.load_state_dict(after)
-        rejected = {updates[row].client: reason for row, reason in aggregate.rejected.items()}
+        if canaries:
+            canaries.look(updates, guests, weights, after)
+        rejected = {updates[row].client: why for row, why in aggregate.rejected.items() if row < len(updates)}
         history.sent.append(chosen)
         history.rejected.append(sorted(rejected))
         if kept:
@@ -194,12 +206,32 @@ def simulate(
         rounds,
         behaviour.adversary_log() if behaviour else {},
         drawn.records,
+        canaries=canaries.end() if canaries else None,
     )
     inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
     labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
     candidates = _candidates(federation, inputs, labels, rows)
     owners = drawn.owned([client.used for client in clients])
-    truth = Truth(inputs, labels, candidates.inputs, candidates.targets, {}, rows, owners, drawn.matched, drawn.values)
+    if federation.together > 1:
+        weighted, alone = aggregator.name == "fedavg", federation.task_info.batch_norm == "train"
+        transcript.rounds, members = sums_only(
+            rounds, federation.together, weighted=weighted, batch_norm=alone and has_batch_norm(model)
+        )
+        starts = list(itertools.accumulate(map(len, client_data), initial=0))  # so that no two clients share a row
+        rows = union({key: used + starts[key[1]] for key, used in rows.items()}, members)
+        inputs, labels = union(inputs, members), union(labels, members)
+    truth = Truth(
+        inputs,
+        labels,
+        candidates.inputs,
+        candidates.targets,
+        {},
+        rows,
+        owners,
+        drawn.matched,
+        drawn.values,
+        coins=canaries.coins if canaries else torch.zeros(0, dtype=torch.bool),
+    )
     return Recording(transcript, truth, history)
 
 
@@ -276,6 +308,11 @@ def check(federation: Federation) -> None:
         sample_level = federation.defences.sanitiser.settings().get("level") == "sample"
         if sample_level and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
+        if federation.together > 1 and federation.aggregator.name not in ADDING:
+            raise BadInput(
+                f"the server sees sums only (threat.sees), and the aggregator '{federation.aggregator.name}' compares "
+                f"single updates; use {' or '.join(ADDING)}, or threat.sees=updates"
+            )
         if federation.behaviour:
             given_records = federation.drawn.records is not None and federation.during_training
             federation.behaviour.check(federation.task_info, given_records)
@@ -334,6 +371,9 @@ def _check_size(federation: Federation) -> None:
     tensors = (sent + rounds) * sum(t.numel() for t in federation.model.state_dict().values())
     pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.task_info.input_shape)
     check_memory(4 * (tensors + pixels), f"its transcript ({sent:,} updates)")
+    if federation.canaries and federation.aggregator.name != "mean":  # which alone takes their sum
+        rows = federation.canaries.count * sum(p.numel() for p in federation.model.parameters())
+        check_memory(8 * rows, f"the {federation.canaries.count:,} canaries' updates, one by one")
 
 
 def _root(federation: Federation) -> Client | None:
@@ -349,7 +389,7 @@ def _root(federation: Federation) -> Client | None:
 
 def _sample(federation: Federation) -> Tensor:
     """Return two examples as the model sees them, of no particular content."""
-    return federation.task_info.normalise(torch.zeros(2, *federation.task_info.input_shape))
+    return federation.task_info.blank(2)[0]
 
 
 def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
@@ -373,7 +413,7 @@ def _held_examples(pool: Split, examples: int | None, seed: int | None) -> Tenso
         return torch.arange(len(pool))
     if examples > len(pool):
         raise BadInput(f"{examples} examples are asked for, but the split has {len(pool)}; lower 'examples'")
-    labels = torch.zeros(len(pool), dtype=torch.int64) if pool.targets.is_floating_point() else pool.targets
+    labels = pool.targets if pool.targets.ndim == 1 else torch.zeros(len(pool), dtype=torch.int64)
     classes = [torch.nonzero(labels == label)[:, 0] for label in labels.unique()]
     turn = 0 if seed is None else seed * examples
     if seed is not None:

@@ -14,7 +14,7 @@ from fedaudit.utils.validation import Count, Fraction, Name, NamedSpec, NonNegat
 class PartitionSpec(Spec):
     """How the examples are spread over the clients."""
 
-    scheme: str = "iid"
+    scheme: str = Field(default="iid", description="how; the table below has them")
     alpha: Positive | None = Field(default=None, description="dirichlet: concentration")
     k: Count | None = Field(default=None, description="classes-per-client: classes a client")
     shards_per_client: Count | None = Field(default=None, description="shards")
@@ -42,24 +42,29 @@ class MaliciousSpec(NamedSpec):
 class FederationSpec(Spec):
     """One federation: who trains how. ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights."""
 
-    name: Name
-    algorithm: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
-    clients: Count = 4
-    clients_per_round: Count | None = Field(default=None, description="all if null")
-    rounds: Count = 1
+    name: Name = Field(description="for reports and files")
+    algorithm: Literal["fedsgd", "fedavg", "fedprox"] = Field(
+        default="fedsgd",
+        description="what clients send: the gradient of one batch (fedsgd), or what local training changed",
+    )
+    clients: Count = Field(default=4, description="how many there are")
+    clients_per_round: Count | None = Field(default=None, description="how many take part in a round; all if null")
+    rounds: Count = Field(default=1, description="how often the server sends the model and merges what comes back")
     examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
     draw: Literal["random", "first"] = Field(
         default="random",
         description="which examples these are, of every class in turn: drawn by the scenario's seed (seeds that follow "
         "each other draw different ones), or the data set's first",
     )
-    batch_size: Count = 1
+    batch_size: Count = Field(default=1, description="examples in a client's gradient, or in a local step")
     local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
     local_epochs: Count | None = Field(default=None, description="FedAvg: or passes over the client's data")
-    learning_rate: Positive = 0.01
-    momentum: Fraction = 0.0
-    weight_decay: NonNegative = 0.0
-    proximal_mu: NonNegative = 0.0
+    learning_rate: Positive = Field(
+        default=0.01, description="of SGD: the clients' (fedavg, fedprox), or the server's step (fedsgd)"
+    )
+    momentum: Fraction = Field(default=0.0, description="FedAvg: of the clients' SGD")
+    weight_decay: NonNegative = Field(default=0.0, description="FedAvg: of the clients' SGD")
+    proximal_mu: NonNegative = Field(default=0.0, description="FedProx: μ, what holds a client near the global model")
     arithmetic: Literal["torch", "fast"] = Field(
         default="torch",
         description="of local training; fast: channels last, 3x3 convolutions by Winograd (native code): the "
@@ -68,7 +73,9 @@ class FederationSpec(Spec):
     batch_norm: Literal["eval", "train"] | None = Field(
         default=None, description="BatchNorm's mode in this federation's training; model.batch_norm if null"
     )
-    partition: PartitionSpec = PartitionSpec()
+    partition: PartitionSpec = Field(
+        default=PartitionSpec(), description="how the examples are spread over the clients"
+    )
     malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
         default=None, description="who of the clients isn't honest; nobody if null"
     )
@@ -113,8 +120,12 @@ class DefencesSpec(Spec):
     """The defences in place: a registered name, or ``name`` and settings."""
 
     name: Name | None = Field(default=None, description="for reports; made of the defences' names if null")
-    aggregator: Annotated[NamedSpec, BeforeValidator(from_name)] = NamedSpec(name="mean")
-    sanitiser: Annotated[NamedSpec, BeforeValidator(from_name)] = NamedSpec(name="none")
+    aggregator: Annotated[NamedSpec, BeforeValidator(from_name)] = Field(
+        default=NamedSpec(name="mean"), description="the server's rule for merging updates"
+    )
+    sanitiser: Annotated[NamedSpec, BeforeValidator(from_name)] = Field(
+        default=NamedSpec(name="none"), description="what a client does to its update before it sends it"
+    )
 
     @property
     def undefended(self) -> bool:

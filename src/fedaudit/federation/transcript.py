@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+)
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedaudit.federation import recorded
+from fedaudit.federation.canaries import Canaries
+from fedaudit.federation.canary_files import CANARIES, CanariesEntry
+from fedaudit.federation.recorded_canaries import load_canaries
 from fedaudit.federation.records import Records
 from fedaudit.federation.rounds import (
     REMEDY,
@@ -62,6 +73,7 @@ class Transcript:
         rounds: in order.
         adversary_log: what malicious clients recorded, by name; only they have it.
         records: the examples that the adversary holds, if any.
+        canaries: what observers read of an audit's canaries, if there were any.
         clients: number to the name that the framework has for it; empty where clients are only numbered.
         partial: whether updates may hold only some of the model's parameters (adapters, some layers).
         replay_errors: (round, client) to the relative error with which local training, repeated on the truth, gives
@@ -82,6 +94,7 @@ class Transcript:
     replay_errors: dict[tuple[int, int], float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     recording: str | None = None
+    canaries: Canaries | None = None
     _checked: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
@@ -140,6 +153,8 @@ class Transcript:
                     digest.update(tensor_bytes(update.tensors[name]))
         for tensor in vars(self.records).values() if self.records else ():
             digest.update(tensor_bytes(tensor))
+        if self.canaries:
+            digest.update(fingerprint(self.canaries).encode())
         return digest.hexdigest()
 
     def digest(self) -> str:
@@ -148,7 +163,8 @@ class Transcript:
         The architecture isn't in it (``task_info`` names it), nor what was added later: replay errors and notes.
         """
         parts = (self.rounds, self.adversary_log, self.records, self.clients, self.partial, self.recording)
-        return fingerprint(self.name, self.task_info, *parts)
+        canaries = (self.canaries,) if self.canaries else ()
+        return fingerprint(self.name, self.task_info, *parts, *canaries)
 
     def save(self, folder: Path | str) -> None:
         """Write the transcript to ``folder``, which must be empty or new, sealed (see :mod:`fedaudit.utils.integrity`).
@@ -167,7 +183,11 @@ class Transcript:
                 )
             if self.records:
                 save_file({k: v.contiguous() for k, v in vars(self.records).items()}, folder / RECORDS)
+            if self.canaries:
+                save_file({k: v.contiguous() for k, v in self.canaries.readings.items()}, folder / CANARIES)
             task_info = TypeAdapter(TaskInfo).dump_python(self.task_info, mode="json")
+            if not self.task_info.columns:  # earlier versions read it, too
+                del task_info["columns"]
             files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
             index = _Index(
                 format=FORMAT,
@@ -176,9 +196,11 @@ class Transcript:
                 setup=task_info,
                 rounds=rounds,
                 files=files,
+                canaries=CanariesEntry.of(self.canaries) if self.canaries else None,
                 digest=blank(),
             )
-            (folder / INDEX).write_bytes(sealed(index.model_dump_json(indent=2, by_alias=True) + "\n"))
+            without = None if self.canaries else {"canaries"}
+            (folder / INDEX).write_bytes(sealed(index.model_dump_json(indent=2, by_alias=True, exclude=without) + "\n"))
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
 
@@ -222,6 +244,7 @@ class Transcript:
                 replay_errors=read.replay_errors,
                 notes=tuple(read.notes),
                 recording=read.id,
+                canaries=load_canaries(folder, read.id),
             )
             made.check()
             return made
@@ -234,7 +257,11 @@ class Transcript:
             loss = loss or loss_function(task_info.loss, task_info.label_smoothing, task_info.class_weights)
             if module is None:
                 module = build_model(
-                    task_info.model, input_shape=task_info.input_shape, outputs=task_info.outputs, width=task_info.width
+                    task_info.model,
+                    input_shape=task_info.input_shape,
+                    outputs=task_info.outputs,
+                    width=task_info.width,
+                    tokens=task_info.tokens,
                 )
         except BadInput as error:
             raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
@@ -247,8 +274,11 @@ class Transcript:
         there = {name for name in (ADVERSARY_LOG, RECORDS) if name in index.files or (folder / name).is_file()}
         adversary_log = read_file(folder, ADVERSARY_LOG, index.files) if ADVERSARY_LOG in there else {}
         records = _read_records(folder, index.files, task_info) if RECORDS in there else None
+        canaries: Canaries | None = None
+        if index.canaries is not None:
+            canaries = index.canaries.canaries(read_file(folder, CANARIES, index.files), folder / CANARIES)
         notes = (note,) if note else ()
-        loaded = cls(index.name, task_info, module, loss, filed, adversary_log, records, notes=notes)
+        loaded = cls(index.name, task_info, module, loss, filed, adversary_log, records, notes=notes, canaries=canaries)
         loaded._checked = True
         return loaded
 
@@ -266,6 +296,12 @@ class _UpdateEntry(BaseModel):
     training: TrainingConfig | None = Field(alias="facts")  # its name in version 1
     labels: list[_Natural] | list[Number] | None = None
     sanitised: SanitiserInfo | None = None
+    members: tuple[_Natural, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what version 1 knew nothing of, where it says nothing."""
+        return {name: value for name, value in dump(self).items() if name != "members" or value}
 
 
 class _RoundEntry(BaseModel):
@@ -285,6 +321,7 @@ class _Index(BaseModel):
     task_info: dict[str, Any] = Field(alias="setup")  # its name in version 1
     rounds: Annotated[list[_RoundEntry], Field(min_length=1)]
     files: Files = {}
+    canaries: CanariesEntry | None = None
     digest: Digest | None = None
 
 
@@ -307,6 +344,7 @@ def _save_round(folder: Path, record: Round) -> _RoundEntry:
                 facts=update.training,
                 labels=labels,
                 sanitised=update.sanitised,
+                members=update.members,
             )
         )
     return _RoundEntry(
@@ -397,6 +435,7 @@ def _read_update(
             buffers=moved,
             labels=None if entry.labels is None else labels_of(entry.labels, task_info.num_classes),
             sanitised=entry.sanitised,
+            members=entry.members,
         )
     except BadInput as error:
         raise CorruptTranscript(f"{path}: {error}") from None

@@ -39,6 +39,7 @@ class Truth:
             client holds it and no update used it; empty where the adversary has none.
         matched: (n,) of each record the one of the other sort that was drawn to go with it.
         values: (n,) of each record the value of the attribute that it lacks; empty where it lacks none.
+        coins: (m,) bool: which of an audit's canaries were in; empty where there were none.
         seen: of a recording, (round, client) to inputs (n, ...) and targets (n, ...) as model and loss saw them, of
             which ``inputs`` and ``labels`` are made; empty of a simulation.
         randomness: likewise, torch's state of randomness (passes, k) before each pass, where the model draws at random.
@@ -54,6 +55,7 @@ class Truth:
     owners: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     matched: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    coins: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     randomness: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -91,6 +93,8 @@ class Truth:
         tensors = {"candidates": self.candidates, "candidate_labels": self.candidate_labels}
         if len(self.owners):
             tensors |= {"owners": self.owners, "twins": self.matched, "values": self.values}
+        if len(self.coins):
+            tensors["coins"] = self.coins
         for (r, c), value in self.inputs.items():
             tensors[f"inputs/{r}/{c}"] = value
             tensors[f"labels/{r}/{c}"] = self.labels[r, c]
@@ -122,7 +126,7 @@ class Truth:
                     labels[r, c] = tensors[f"labels/{r}/{c}"]
                     if f"rows/{r}/{c}" in tensors:
                         rows[r, c] = tensors[f"rows/{r}/{c}"]
-            known: dict[str, Any] = {name: tensors[name] for name in ("owners", "values") if name in tensors}
+            known: dict[str, Any] = {name: tensors[name] for name in ("owners", "values", "coins") if name in tensors}
             if note:
                 known["notes"] = (note,)
             if "twins" in tensors:  # the name in files
@@ -181,6 +185,9 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     whole = all(known.shape == (n,) and known.dtype == torch.int64 for known in (truth.owners, truth.matched))
     if not whole or bool((truth.owners < UNUSED).any()) or not truth.matched.sort().values.equal(places):
         raise CorruptTranscript(f"{path}: what it says of the adversary's {n} records are none of theirs")
+    m = len(transcript.canaries) if transcript.canaries else 0
+    if truth.coins.shape != (m,) or truth.coins.dtype != torch.bool:
+        raise CorruptTranscript(f"{path}: what it says of the {m} canaries are none of theirs")
     kinds = len(transcript.records.codes) if transcript.records else 0
     values = truth.values
     if (

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedaudit.examples import ExampleKind, example_kind
-from fedaudit.models import convnet, resnet, small  # noqa: F401  (they fill the registry)
+from fedaudit.examples import ExampleKind, TokenInfo, example_kind
+from fedaudit.models import convnet, resnet, small, transformer  # noqa: F401  (they fill the registry)
 from fedaudit.models.checkpoint import load_checkpoint, save_checkpoint
 from fedaudit.models.families import ANY, MODELS, ModelBuilder
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
@@ -32,7 +32,14 @@ __all__ = [
 ]
 
 
-def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, width: int | None = None) -> nn.Module:
+def build_model(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    width: int | None = None,
+    tokens: TokenInfo | None = None,
+) -> nn.Module:
     """Return the model ``name`` in training mode, on the CPU, in float32, with a fixed initial state.
 
     The state is the scheme ``default`` drawn with seed 0 (never from PyTorch's global generator); call
@@ -43,6 +50,7 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, width:
         input_shape: of one example, without the batch: (channels, height, width) or (features,).
         outputs: number of classes, or of real-valued targets.
         width: channels of the first stage, or hidden units; None is the model's own.
+        tokens: vocabulary and task of text; models of other examples take none.
 
     Raises:
         BadInput: an unknown name; an input that the model cannot take; an image too small for it; outputs or width
@@ -60,8 +68,13 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, width:
         raise BadInput(f"model '{name}': width is {width}; it must be 1 or more")
     if entry.info["input"] != ANY:
         _check_shape(name, shape, example_kind(entry.info["input"]), entry.info.get("min_size", 1))
+    discrete = entry.info["input"] != ANY and example_kind(entry.info["input"]).discrete
+    if discrete != (tokens is not None):
+        suited = ", ".join(e.name for e in MODELS if e.info["input"] != ANY and example_kind(e.info["input"]).discrete)
+        given = "takes tokens, and these examples aren't" if discrete else "takes real values, and tokens are none"
+        raise BadInput(f"model '{name}' {given}; models of tokens: {suited}")
     with torch.device("meta"):
-        model = entry.value(shape, outputs, width)
+        model = entry.value(shape, outputs, width, tokens) if discrete else entry.value(shape, outputs, width)
     check_memory(4 * sum(p.numel() for p in model.parameters()), f"model '{name}'")
     model.to_empty(device="cpu")
     initialise(model, "default", torch.Generator().manual_seed(0))
@@ -75,7 +88,7 @@ def _check_shape(name: str, shape: tuple[int, ...], kind: ExampleKind, min_size:
             f"model '{name}' takes {kind.plural} ({', '.join(kind.axes)}), but an example has the shape {shape}; "
             f"use a model for any input: {flat}"
         )
-    if min(shape[1:]) < min_size:
+    if min(shape[1:], default=min_size) < min_size:
         raise BadInput(
             f"model '{name}' takes images of at least {min_size}x{min_size} pixels, not {shape[1]}x{shape[2]}; "
             f"use larger images or another model"

@@ -8,12 +8,14 @@ from torch import nn
 
 from fedaudit.utils.registry import Registry
 
-ModelBuilder = Callable[[tuple[int, ...], int, int | None], nn.Module]
+ModelBuilder = Callable[..., nn.Module]
 
 ANY = "any"  # input of a model that takes examples of any kind
 
 MODELS: Registry[ModelBuilder] = Registry("model", "fedaudit.models")
 """Functions ``(input_shape, outputs, width) -> nn.Module``; shapes without the batch; ``width=None``: the default.
+
+Those that take tokens have a fourth argument, the ``TokenInfo``.
 
 ``info`` holds ``input`` (the kind of its examples, or "any"), ``paper``, ``min_size`` (pixels; images only)
 and ``width`` (the default; None where the architecture has none).

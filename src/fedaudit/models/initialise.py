@@ -37,7 +37,7 @@ def initialise(model: nn.Module, scheme: str, generator: torch.Generator) -> Non
         if _own_parameters(module) or isinstance(module, NORM):
             fill = rule(module)
             if fill is None:
-                known = "convolution, linear and normalisation layers"
+                known = "convolution, linear, normalisation and embedding layers"
                 raise BadInput(
                     f"initialisation '{scheme}' does not know the layer '{name or 'model'}' "
                     f"({type(module).__name__}), only {known}; initialise the model yourself and use 'given'"
@@ -48,11 +48,13 @@ def initialise(model: nn.Module, scheme: str, generator: torch.Generator) -> Non
             fill(module, generator)
 
 
-@INITIALISATIONS.register("default", "PyTorch's default: U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and biases")
+@INITIALISATIONS.register(
+    "default", "PyTorch's default: U(-1/sqrt(fan_in), 1/sqrt(fan_in)), and N(0, 1) for embeddings"
+)
 def _default(module: nn.Module) -> Callable[..., None] | None:
     if _is_plain(module, (*CONV, nn.Linear)):
         return _fill_default
-    return _norm(module)
+    return _fill_normal if _is_plain(module, (nn.Embedding,)) else _norm(module)
 
 
 @INITIALISATIONS.register("he", "He et al. 2015: convolutions N(0, 2/fan_out), their biases 0; linear as default")
@@ -85,6 +87,12 @@ def _fill_he(module: nn.Module, generator: torch.Generator) -> None:
     weight.copy_(draw.normal_(0.0, sqrt(2 / fan_out), generator=generator))
     if isinstance(module.bias, Tensor):
         module.bias.zero_()
+
+
+def _fill_normal(module: nn.Module, generator: torch.Generator) -> None:
+    weight = _weight(module)
+    draw = torch.empty(weight.shape, dtype=torch.float32, device=generator.device)
+    weight.copy_(draw.normal_(generator=generator))
 
 
 def _fill_uniform(module: nn.Module, generator: torch.Generator) -> None:

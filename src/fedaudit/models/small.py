@@ -1,4 +1,4 @@
-"""Small networks: DLG's LeNet, R-GAP's CNN6, and the models of tables (any input is flattened)."""
+"""Small networks: DLG's LeNet, LeNet-5, R-GAP's CNN6, and the models of tables (any input is flattened)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,37 @@ def lenet(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.M
             sigmoid3=nn.Sigmoid(),
             flatten=nn.Flatten(),
             fc=nn.Linear(w * ceil(height / 4) * ceil(breadth / 4), outputs),
+        )
+    )
+
+
+@MODELS.register(
+    "lenet-5",
+    "two 5x5 convolutions with ReLU and max-pooling, three linear layers",
+    input="image",
+    min_size=16,
+    width=6,
+    paper="LeCun et al. 1998, Gradient-based learning applied to document recognition (Proc. IEEE)",
+)
+def lenet_5(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+    """Return w and 8w/3 channels, 120 and 84 hidden units, with today's ReLU and max-pooling (as in Ma et al. 2023)."""
+    channels, height, breadth = input_shape
+    w = 6 if width is None else width
+    after = [((side - 4) // 2 - 4) // 2 for side in (height, breadth)]
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, w, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(w, 8 * w // 3, 5),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(8 * w // 3 * prod(after), 120),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(120, 84),
+            relu4=nn.ReLU(),
+            fc=nn.Linear(84, outputs),
         )
     )
 
@@ -103,6 +134,28 @@ def mlp(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Mod
         flatten=nn.Flatten(), hidden=nn.Linear(prod(input_shape), w), relu=nn.ReLU(), fc=nn.Linear(w, outputs)
     )
     return nn.Sequential(layers)
+
+
+@MODELS.register(
+    "fcn-3",
+    "two hidden layers with ReLU",
+    input="any",
+    width=300,
+    paper="LeCun et al. 1998, Gradient-based learning applied to document recognition (Proc. IEEE)",
+)
+def fcn_3(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+    """Return flatten and three linear layers with ReLU between them (FCN-3 of Ma et al. 2023)."""
+    w = 300 if width is None else width
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            hidden1=nn.Linear(prod(input_shape), w),
+            relu1=nn.ReLU(),
+            hidden2=nn.Linear(w, w),
+            relu2=nn.ReLU(),
+            fc=nn.Linear(w, outputs),
+        )
+    )
 
 
 def _flat_linear(input_shape: tuple[int, ...], outputs: int, _width: int | None) -> nn.Module:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from fedaudit.attacks import ATTACKS
+from fedaudit.attacks.analytic.first_layer import first_layer
 from fedaudit.data import Dataset
 from fedaudit.federation.spec import FederationSpec
 from fedaudit.federation.transcript import Transcript
+from fedaudit.models import MODELS
 from fedaudit.scenario import Scenario
 from fedaudit.threat import ThreatModel
+from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import NamedSpec
 
 _MOST_STEPS = 16  # that are worth simulating; AGIC's one batch takes any number
-_MOST_IMAGES = 128  # in one update; beyond, only which labels they have is asked
+_MOST_IMAGES = 128  # or rows, in one update; beyond, only which labels they have is asked
+_DENSE = ("logistic", "mlp", "fcn-3")  # models that begin with a fully connected layer
 _QUICK = {"iterations": 1000}  # what a first audit takes; the attacks' own default is ten times as many
+_FEWER = {"restarts": 10}  # likewise, of rows of a table: a third of its own
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class Case:
 
     Attributes:
         images: the examples are images.
+        table: they are rows of a table.
+        tokens: the examples are text.
         classes: the model is a classifier.
         sees: the adversary reads updates.
         labels, training, public: what the threat model grants: labels, how clients train, public examples.
@@ -36,9 +46,14 @@ class Case:
         gradient: clients send gradients, not weights.
         examples, steps: of an update.
         rounds: of the federation.
+        sums: the adversary reads sums of several clients' updates only.
+        neurons: of the fully connected layer that the model begins with; 0: it begins with something else.
+        rectified: a ReLU follows that layer.
     """
 
     images: bool
+    table: bool
+    tokens: bool
     classes: bool
     sees: bool
     labels: bool
@@ -52,6 +67,9 @@ class Case:
     examples: int
     steps: int
     rounds: int
+    sums: bool = False
+    neurons: int = 0
+    rectified: bool = False
 
     @property
     def alone(self) -> bool:
@@ -78,23 +96,52 @@ TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
     ("loss-threshold", {}, lambda c: c.members),
     ("gradient-norm", {}, lambda c: c.members),
     ("shadow-models", {}, lambda c: c.members and c.public and c.classes),
+    ("exact-linear", {}, lambda c: _exact(c) and c.images and c.examples == 1),
+    ("exact-linear-rows", {}, lambda c: _exact(c) and c.table and c.examples == 1),
+    ("spear", {}, lambda c: _exact(c) and c.images and c.rectified and c.examples > 1),
+    ("spear-rows", {}, lambda c: _exact(c) and c.table and c.rectified and c.examples > 1),
     ("invg", _QUICK, lambda c: _inverts(c) and (c.gradient or (c.training and c.steps <= _MOST_STEPS))),
     ("agic", _QUICK, lambda c: _inverts(c)),
+    ("tableak", _FEWER, lambda c: _of_table(c)),
+    ("dager", {}, lambda c: c.alone and c.tokens and c.told),
+    ("which-tokens", {}, lambda c: c.alone and c.tokens),
     ("labels", {}, lambda c: c.alone and c.classes and c.told and not c.labels and (c.examples > 1 or not c.images)),
-    ("local-model-exact", {}, lambda c: c.alone and not c.images and not c.classes and c.rounds >= 3),
-    ("local-model", {}, lambda c: c.alone and not c.images and not c.gradient and c.rounds >= 3),
+    ("local-model-exact", {}, lambda c: c.alone and not c.sums and not c.images and not c.classes and c.rounds >= 3),
+    (
+        "local-model",
+        {},
+        lambda c: c.alone and not c.sums and not (c.images or c.tokens) and not c.gradient and c.rounds >= 3,
+    ),
 )
 _NOTHING = "loss-threshold"  # its answer says which records the threat model would have to grant
 
 
-def choose(scenario: Scenario, dataset: Dataset) -> list[NamedSpec]:
+def choose(scenario: Scenario, dataset: Dataset, model: object = None) -> list[NamedSpec]:
     """Return the attacks that fit a federation of ``scenario`` at least, each once.
 
     Args:
         scenario: whose attacks are left open.
         dataset: that its clients hold.
+        model: a user's own module, if any.
     """
-    return _fitting([_case(scenario, spec, dataset) for spec in scenario.federations])
+    module, name = model if isinstance(model, nn.Module) else None, scenario.model.name
+    if module is None and name in _DENSE:
+        module = MODELS[name].value(dataset.input_shape, 2, scenario.model.width)
+    begins = _beginning(module, dataset.input_shape)
+    return _fitting([replace(_case(scenario, spec, dataset), **begins) for spec in scenario.federations])
+
+
+def _beginning(module: nn.Module | None, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a case says of the model's first layer."""
+    if module is None:
+        return {}
+    try:
+        layer = first_layer(copy.deepcopy(module).cpu().double().eval(), shape)
+    except NotApplicable:
+        return {}
+    except Exception:
+        return {}
+    return {"neurons": layer.module.out_features, "rectified": layer.relu}
 
 
 def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
@@ -105,6 +152,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
         threat: of the adversary.
     """
     info = transcript.task_info
+    begins = _beginning(transcript.module, info.input_shape)
     sizes = {
         (u.num_examples, u.training.local_steps if u.training else 1, u.training is not None)
         for r in transcript.rounds
@@ -113,7 +161,9 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
     cases = [
         Case(
             images=info.kind in ATTACKS["invg"].value.examples,
-            classes=info.num_classes is not None,
+            table=info.kind in ATTACKS["tableak"].value.examples,
+            tokens=info.tokens is not None,
+            classes=info.num_classes is not None and not info.causal,
             sees=threat.adversary != "client",
             labels=threat.knows_labels,
             training=threat.knows_training and told,
@@ -126,6 +176,8 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             examples=examples,
             steps=steps,
             rounds=len(transcript.rounds),
+            sums=any(u.members for r in transcript.rounds for u in r.updates),
+            **begins,
         )
         for examples, steps, told in sorted(sizes) or [(1, 1, False)]
     ]
@@ -141,6 +193,15 @@ def _inverts(case: Case) -> bool:
     return case.alone and case.images and case.classes and case.examples <= _MOST_IMAGES
 
 
+def _exact(case: Case) -> bool:
+    return case.alone and case.classes and case.examples < case.neurons and case.examples <= _MOST_IMAGES
+
+
+def _of_table(case: Case) -> bool:
+    few = case.examples <= _MOST_IMAGES and case.steps <= _MOST_STEPS
+    return case.alone and case.table and case.told and few
+
+
 def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset) -> Case:
     threat = scenario.threat
     held = spec.examples or len(dataset.train if scenario.data.split == "train" else dataset.test)
@@ -148,9 +209,12 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset) -> Case:
     batch = min(spec.batch_size, own)
     steps = spec.local_steps or (spec.local_epochs or 0) * math.ceil(own / batch) or 1
     hidden = dataset.attributes.get(threat.hidden_attribute or "")
+    together = min(threat.together, spec.clients_per_round or spec.clients)
     return Case(
         images=dataset.kind in ATTACKS["invg"].value.examples,
-        classes=dataset.task == "classification",
+        table=dataset.kind in ATTACKS["tableak"].value.examples,
+        tokens=dataset.tokens is not None,
+        classes=dataset.task == "classification" and not (dataset.tokens and dataset.tokens.causal),
         sees=threat.adversary != "client",
         labels=threat.knows_labels,
         training=threat.knows_training,
@@ -160,7 +224,8 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset) -> Case:
         filled=hidden is not None and bool(hidden.columns),
         malicious=spec.malicious.name if spec.malicious and threat.adversary == "client" else None,
         gradient=spec.algorithm == "fedsgd",
-        examples=batch * steps,
+        examples=batch * steps * together,
         steps=steps,
         rounds=spec.rounds,
+        sums=together > 1,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.data import load_dataset
+from fedaudit.federation.canaries import Directions
 from fedaudit.federation.local_training import gradient, local_randomness, train
 from fedaudit.federation.records import NOBODY, UNUSED
 from fedaudit.federation.rounds import Round
@@ -155,6 +156,36 @@ def one_client(recording: Recording) -> Case:
     known_one = Truth(victims, classes, truth.candidates, truth.candidate_labels, {}, rows)
     text = f"one known client of {len(inputs)} examples, undefended, one step, {len(rounds)} models that differ much"
     return Case(Recording(own, known_one), "same", text)
+
+
+def without_noise(recording: Recording) -> Case | None:
+    """Return as many canaries of one round in which nobody adds noise, beside one client's update.
+
+    None where the federation has no canaries.
+    """
+    transcript, canaries = recording.transcript, recording.transcript.canaries
+    if canaries is None or not transcript.rounds:
+        return None
+    first = transcript.rounds[0]
+    names = [name for name, p in transcript.module.named_parameters() if p.requires_grad]
+    beside = torch.zeros(sum(first.weights[name].numel() for name in names))
+    if first.updates:
+        sent = first.updates[0].tensors
+        beside = torch.cat([(sent[n] if n in sent else torch.zeros_like(first.weights[n])).reshape(-1) for n in names])
+    length = float(beside.norm()) or 1.0
+    directions = Directions(0, len(canaries), len(beside))
+    coins = torch.rand(len(canaries), generator=generator(0, "control", "canaries")) < 0.5
+    absent = 0.0 if canaries.adjacency == "add-remove" else -1.0
+    total = length * directions.combine(torch.where(coins, 1.0, absent)) + beside
+    own = replace(
+        canaries,
+        readings={name: directions.project(total)[None] / length for name in canaries.readings},
+        rates={},
+        covered=tuple(canaries.readings),
+    )
+    known = replace(recording.truth, coins=coins)
+    text = f"{len(canaries)} known canaries in one round, without noise"
+    return Case(Recording(replace(transcript, name="control-same", canaries=own), known), "same", text)
 
 
 def _spread(tensor: Tensor) -> float:

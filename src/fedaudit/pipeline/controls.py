@@ -19,7 +19,7 @@ from fedaudit.attacks import Attack, Finding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.images import visible
 from fedaudit.federation.simulator import Recording
-from fedaudit.pipeline.control_cases import Case, by_heart, one_client, one_example, reference
+from fedaudit.pipeline.control_cases import Case, by_heart, one_client, one_example, reference, without_noise
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.threat import ThreatModel, observe
@@ -29,7 +29,8 @@ from fedaudit.utils.progress import Display, Quiet
 _SHARE = 0.25  # of the attacks' time, which controls may take together; one may always be run
 _MARGINAL = 0.1  # of an iteration's time on one example, for each further one: 16 cost 1.5 to 2.7 times as much as one
 _PROGRESS = 0.05
-_LABELS = 8  # updates of one example each, for attacks on labels: one label could be luck
+# Updates of one example each, where one could be luck: one label, or one row of few columns.
+_UPDATES = {"labels": 8, "rows": 4}
 
 
 @dataclass
@@ -180,13 +181,15 @@ def _trials(
     recipe = FINDING_TYPES[summary.kind or "images"].control
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"
-    count = _LABELS if summary.kind == "labels" and model == "same" else 1
+    count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1
     reason = ""
     began = time.perf_counter()
     for kind in ("gradient", "weights"):
         try:
             if recipe == "records":
                 case = by_heart(recording)
+            elif recipe == "canaries":
+                case = without_noise(recording)
             elif recipe == "client":
                 case = one_client(recording)
             elif model == "same":
@@ -194,7 +197,7 @@ def _trials(
             else:
                 case = reference("gradient" if kind == "gradient" else "weights")
             if case is None:
-                return "there are no records to learn by heart"
+                return "there are no canaries" if recipe == "canaries" else "there are no records to learn by heart"
             seen = observe(case.recording.transcript, threat).split(attack.scope())
             for observation in seen:
                 attack.check(observation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fedaudit.defences.aggregation import AGGREGATORS
@@ -20,8 +21,15 @@ from fedaudit.utils.validation import NamedSpec
 def federation_record(transcript: Transcript, history: History | None, scenario: Scenario) -> FederationRecord:
     """Return the settings of one of the scenario's federations; ``history``: None where it was read from disk."""
     name, spec, placed = next(run for run in scenario.runs() if run[0] == transcript.name)
-    examples = sorted({u.num_examples for r in transcript.rounds for u in r.updates})
-    sizes = " or ".join(map(str, examples)) + (" example" if examples == [1] else " examples")
+    updates = [u for r in transcript.rounds for u in r.updates]
+    summed = sorted({len(u.members) or 1 for u in updates})
+    sums = ""
+    if summed and summed[-1] > 1:
+        over = _one_of(sorted({u.num_examples for u in updates}), "example")
+        sums = f"; secure aggregation shows the server only the sum of {_one_of(summed, 'client')}, {over} together"
+        sizes = f"up to {_one_of([spec.batch_size * (spec.local_steps or 1)], 'example')}"
+    else:
+        sizes = _one_of(sorted({u.num_examples for u in updates}), "example")
     if spec.algorithm == "fedsgd":
         what = f"each sends the gradient of one batch of {sizes}"
     else:
@@ -59,13 +67,19 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         fallbacks=sum(r.fallback is not None for r in transcript.rounds),
         description=f"{rounds}, {who}; {what}"
         + ("" if recording else f" (learning rate {spec.learning_rate:g})")
+        + sums
         + (f"; {defences}" if defences else ""),
         aggregator=placed.aggregator.name,
         sanitiser=placed.sanitiser.name,
         defences=defences,
         recording=recording,
+        summed=summed[-1] if summed else 1,
         course=None if history is None else _course_record(history, spec),
     )
+
+
+def _one_of(numbers: Sequence[int], of: str) -> str:
+    return " or ".join(map(str, numbers)) + f" {of}" + "s" * (list(numbers) != [1])
 
 
 def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
@@ -79,6 +93,7 @@ def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
         bytes=sum(history.bytes) / updates,
         parameters=sum(history.parameters) / updates,
         epsilon=history.epsilon,
+        epsilon_of_clients=history.epsilon_of_clients,
         epsilon_pld=history.epsilon_pld,
         stopped=history.stopped,
         why_stopped=history.why,

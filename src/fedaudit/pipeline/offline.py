@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.evaluation import Limits
 from fedaudit.examples import ExampleKind
 from fedaudit.federation.recorded_truth import FOLDER, has_truth
+from fedaudit.federation.secure_sum import sums_only, union
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs
+from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.choice import choose_for
+from fedaudit.pipeline.estimate import say_how_long, trials_seconds
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recordings import check_replay, recorded_truth, with_truth
@@ -31,6 +35,7 @@ from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel
 from fedaudit.training import Loss
+from fedaudit.update import Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display
@@ -100,6 +105,8 @@ def attack_transcript(
     if transcript.records:  # what the transcript grants, as far as it was asked for
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = _threat({**threat, "records": len(transcript.records), "public_examples": public or None})
+    if adversary.adversary != "client" and adversary.together == 1 and (sizes := _sums(transcript)):
+        adversary = adversary.model_copy(update={"sees": f"aggregate of {min(sizes)}"})
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
         raise BadInput(
             f"the transcript '{transcript.name}' grants no labels; simulate with --set threat.knows_labels=true"
@@ -125,7 +132,12 @@ def attack_transcript(
     }
     store = store or (out / "findings" if out else None)
     another = out is not None and holds_another(out, request, overwrite=overwrite)
-    planned = plan([transcript], attacks, adversary, seed=seed or 0, device=device)
+    seen = transcript
+    members: dict[tuple[int, int], list[Update]] = {}
+    if adversary.together > 1 and not _sums(transcript):
+        seen, members = _summed(transcript, adversary.together)
+    planned = plan([seen], attacks, adversary, seed=seed or 0, device=device)
+    say_how_long(display, lambda: trials_seconds(planned, workers=workers), store)
     trials = run_attacks(planned, workers=workers, store=store, display=display)
     if truth is None:
         if out:
@@ -156,8 +168,22 @@ def attack_transcript(
         for key, value in settings.items()
     ]
     flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
+    flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.together > 1)
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
+    if members:
+        seen.replay_errors = transcript.replay_errors
+        transcript, loaded = (
+            seen,
+            replace(
+                loaded,
+                inputs=union(loaded.inputs, members),
+                labels=union(loaded.labels, members),
+                rows={},
+                seen={},
+                randomness={},
+            ),
+        )
     recording = Recording(transcript, loaded)
     check_public_examples([recording], attacks)
     assessed = assess(
@@ -173,6 +199,18 @@ def attack_transcript(
     if out:
         _make_room(out, another, request)
     return assessed.held_to(limits)
+
+
+def _sums(transcript: Transcript) -> list[int]:
+    """Return over how many clients the sums are that a transcript holds in place of updates."""
+    return [len(u.members) for r in transcript.rounds for u in r.updates if u.members]
+
+
+def _summed(transcript: Transcript, together: int) -> tuple[Transcript, dict[tuple[int, int], list[Update]]]:
+    """Return a transcript with sums in place of updates, weighed as FedAvg does, and of which updates each is made."""
+    alone = transcript.task_info.batch_norm == "train" and has_batch_norm(transcript.module)
+    rounds, members = sums_only(transcript.rounds, together, weighted=True, batch_norm=alone)
+    return replace(transcript, rounds=rounds), members
 
 
 def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dict[str, Any]]]:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack
+from fedaudit.attacks.epsilon import Epsilon
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour
+from fedaudit.federation.canaries import CanarySpec
 from fedaudit.federation.client import Federation
 from fedaudit.federation.local_training import draws_at_random, local_randomness, train
 from fedaudit.federation.record_draw import draw_records
@@ -100,7 +102,7 @@ def resolve(
             )
         dataset = _loaded(scenario, data_dir)
     if not attacks:
-        scenario, attacks = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, dataset)}))
+        scenario, attacks = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, dataset, model)}))
     module = None if model is None else _copied(model)
     spec = with_modes(scenario.model, module)
     scenario = scenario.model_copy(update={"model": spec})
@@ -124,16 +126,26 @@ def resolve(
         std=dataset.std,
         dropout=spec.dropout is not False,
         spare_outputs=spec.spare_outputs,
+        columns=dataset.columns,
+        tokens=dataset.tokens,
     )
+    _check_causal(scenario, task_info)
     if module is None:
         if spec.name == "custom":
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
-        module = build_model(spec.name, input_shape=task_info.input_shape, outputs=task_info.outputs, width=spec.width)
+        module = build_model(
+            spec.name,
+            input_shape=task_info.input_shape,
+            outputs=task_info.outputs,
+            width=spec.width,
+            tokens=task_info.tokens,
+        )
         initialise(module, spec.initialisation, generator(scenario.seed, "model"))
     if spec.checkpoint is not None:
         load_checkpoint(module, spec.checkpoint)
     _check_outputs(module, task_info, dataset, own)  # what doesn't fit is found before the training
-    federations = _federations(scenario, behaviours, aggregators, dataset, task_info, module, loss)
+    canaries = next((attack.asks() for attack in attacks if isinstance(attack, Epsilon)), None)
+    federations = _federations(scenario, behaviours, aggregators, dataset, task_info, module, loss, canaries)
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
@@ -146,6 +158,7 @@ def resolve(
         class_names=list(dataset.class_names) if dataset.class_names else None,
         kind=dataset.kind,
         input_shape=list(dataset.input_shape),
+        words=list(dataset.words) if dataset.words else None,
     )
     sample = task_info.normalise(dataset.test.inputs[:8])
     batch_norm = spec.batch_norm if has_batch_norm(module) else "none"
@@ -173,7 +186,7 @@ def spell_out(
     scenario, attacks, _, _ = _spelt_out(scenario)
     if not attacks and (dataset is not None or scenario.data.name != "custom"):
         held = dataset if dataset is not None else _loaded(scenario, data_dir)
-        scenario, _ = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, held)}))
+        scenario, _ = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, held, model)}))
     module = model if isinstance(model, nn.Module) else None
     return scenario.model_copy(update={"model": with_modes(scenario.model, module)})
 
@@ -232,6 +245,11 @@ def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behavio
 def _with_attacks(scenario: Scenario) -> tuple[Scenario, list[Attack]]:
     """Return the scenario with its attacks' settings spelled out, and the attacks."""
     attacks = [make(ATTACKS, spec.name, spec.settings()) for spec in scenario.attacks]
+    if len(attacks) > 1 and any(isinstance(attack, Epsilon) for attack in attacks):
+        raise BadInput(
+            "epsilon puts canaries into the federation, so other attacks would see another one: give it a scenario of "
+            "its own"
+        )
     spelt = [NamedSpec.model_validate({"name": attack.name, **attack.settings()}) for attack in attacks]
     return scenario.model_copy(update={"attacks": spelt}), attacks
 
@@ -277,6 +295,7 @@ def _federations(
     task_info: TaskInfo,
     model: nn.Module,
     loss: Loss,
+    canaries: CanarySpec | None,
 ) -> list[Federation]:
     """Return every federation under every set of defences, checked; under all of them clients hold the same."""
     names = iter(name for name, _, _ in scenario.runs())
@@ -316,10 +335,19 @@ def _federations(
                 behaviour=behaviour,
                 accuracy_every=measured,
                 accuracy_examples=evaluation.accuracy_examples,
+                canaries=canaries,
+                together=threat.together if threat.adversary != "client" else 1,
             )
             check(federation)
             federations.append(federation)
     return federations
+
+
+def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:
+    """Refuse what has no meaning where the targets are the examples themselves."""
+    for key, value in (("knows_labels", scenario.threat.knows_labels), ("records", scenario.threat.records)):
+        if task_info.causal and value:
+            raise BadInput(f"threat.{key} isn't for a causal task, whose targets are the sequences; leave it out")
 
 
 def _copied(model: Any) -> nn.Module:
@@ -342,9 +370,9 @@ def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own:
             outputs: Any = model(sample)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise BadInput(
-            f"the model can't take examples of shape {tuple(sample.shape)}: {_why_not(model, error)}"
+            f"the model can't take examples of shape {tuple(sample.shape)}: {_why_not(model, sample, error)}"
         ) from error
-    expected = (len(sample), task_info.outputs)
+    expected = (len(sample), task_info.outputs, *(task_info.input_shape if task_info.causal else ()))
     if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         more = ""
@@ -361,13 +389,14 @@ def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own:
     layer_groups(model, sample)
 
 
-def _why_not(model: nn.Module, error: Exception) -> str:
+def _why_not(model: nn.Module, sample: Tensor, error: Exception) -> str:
     """Return on one line why the model fails on examples, and what to do where that is known."""
     embedding = next((n for n, part in model.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)), None)
-    if embedding is not None:
+    if embedding is not None and sample.is_floating_point():
         return (
             f"its layer '{embedding}' is an embedding, which takes whole numbers (tokens, categories), and examples "
-            "here are real numbers; audit the part of the model behind it, with its outputs as the inputs"
+            "here are real numbers; give text by Dataset.from_tokens(…), or audit the part of the model behind it, "
+            "with its outputs as the inputs"
         )
     kinds = {p.dtype for p in model.parameters()} - {torch.float32}
     if kinds:
@@ -420,4 +449,4 @@ def accuracy(model: nn.Module, task_info: TaskInfo, dataset: Dataset) -> float:
     with torch.no_grad():
         for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
             right += int((class_logits(model(task_info.normalise(inputs))).argmax(dim=1) == targets).sum())
-    return right / len(test)
+    return right / int((test.targets >= 0).sum())

@@ -36,7 +36,10 @@ def replay_error(recording: Recording) -> float | None:
     errors = [
         replay_update(transcript, truth, index, weights, update)
         for index, weights, update in updates[:_UPDATES]
-        if update.training is not None and update.sanitised is None and (index, update.client) in truth.inputs
+        if update.training is not None
+        and update.sanitised is None
+        and not update.members
+        and (index, update.client) in truth.inputs
     ]
     return max(errors, default=None)
 
@@ -61,8 +64,10 @@ def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[
     sizes = [p.examples for step in training.passes for p in step] or list(training.batch_sizes)
     try:
         passes = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
-        if update.kind == "gradient" and not training.passes:
-            moved = _gradient(transcript, start, passes[0])
+        if update.kind == "gradient":
+            weights = [p.weight for step in training.passes for p in step] or [1.0]
+            each = [_gradient(transcript, start, one) for one in passes]
+            moved = {n: torch.as_tensor(sum(w * g[n] for w, g in zip(weights, each, strict=True))) for n in each[0]}
         else:
             replayed = replay(
                 transcript.module,

@@ -25,6 +25,7 @@ from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
 from fedaudit.pipeline.describe import federation_record
+from fedaudit.pipeline.estimate import audit_seconds, say_how_long
 from fedaudit.pipeline.hardly_trained import without_leaks, without_verdicts
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.replay import CONTRADICTED, replay_error
@@ -67,6 +68,12 @@ class Audit:
 
     def __repr__(self) -> str:
         return f"Audit({self.result!r}, {len(self.image_files)} image files)"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: headline, verdicts, images and limits; it needs no other file."""
+        from fedaudit.report.notebook import as_html
+
+        return as_html(self.result, self.image_files)
 
     @property
     def exceeded(self) -> bool:
@@ -149,6 +156,7 @@ def run_audit(
     started = time.time()
     display = display or Quiet()
     resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display)
+    say_how_long(display, lambda: audit_seconds(resolved, workers=workers), store)
     recordings = record(resolved, workers=workers, store=store if checkpoints else None, display=display)
     attacked = [r for r in recordings if resolved.scenario.attacked(r.transcript.name)]
     check_public_examples(attacked, resolved.attacks)

@@ -9,6 +9,7 @@ from fedaudit.federation.rounds import check_new
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import INDEX
 from fedaudit.federation.truth import save_recording
+from fedaudit.pipeline.estimate import say_how_long, simulation_seconds
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario
@@ -38,6 +39,7 @@ def simulate_all(
     check_folder(out)
     partial = out.with_name(out.name + ".partial")
     resolved = resolve(scenario, data_dir=data_dir, display=display)
+    say_how_long(display, lambda: simulation_seconds(resolved, workers=workers))
     recordings = record(resolved, workers=workers, store=partial, display=display)
     for recording in recordings:
         folder = partial / recording.transcript.name

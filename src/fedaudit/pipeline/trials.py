@@ -107,6 +107,11 @@ def only_kept(missing: Missing) -> Iterator[None]:
         _missing.reset(token)
 
 
+def nothing_is_run() -> bool:
+    """Whether :func:`only_kept` holds."""
+    return _missing.get() is not None
+
+
 def run_trials(
     trials: Sequence[Trial],
     *,

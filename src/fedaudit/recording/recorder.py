@@ -39,6 +39,7 @@ from fedaudit.utils.tensor_files import pieces, write
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
+    from fedaudit.recording.canaries import CanaryClients
     from fedaudit.recording.capture import Capture
 
 State = Mapping[str, Any]  # name to a tensor, or to an array that torch takes
@@ -48,7 +49,7 @@ _CONFIG = TypeAdapter(TrainingConfig)  # takes ten milliseconds to make
 
 
 class Recorder:
-    """Writes what travels in a federation to a folder that ``fedaudit attack`` takes; see docs/your-own-loop.md.
+    """Writes what travels in a federation to a folder that ``fedaudit attack`` takes; see docs/how-to/your-own-loop.md.
 
     A round is readable as soon as it is closed, whatever happens later, and sealed: its index lists the digests of its
     files and the round's before (:mod:`fedaudit.utils.integrity`). In memory is one round's global model, one
@@ -61,6 +62,7 @@ class Recorder:
         mean, std: of the preprocessing, per channel; without them they are estimated from the range of the inputs.
         loss: registered name, where it isn't captured: cross-entropy, bce-with-logits or mse.
         every: only every so many rounds are recorded; the others cost nothing.
+        canaries: of an audit of ε.
         append: go on with the recording in ``folder``, for a federation that goes on, too.
 
     Raises:
@@ -77,10 +79,14 @@ class Recorder:
         std: tuple[float, ...] | list[float] | None = None,
         loss: str | None = None,
         every: int = 1,
+        canaries: CanaryClients | None = None,
         append: bool = False,
     ) -> None:
         self.folder = Path(folder)
         self.module = module
+        self.canaries = canaries
+        if canaries is not None and (append or every > 1):
+            raise BadInput("canaries are read in every round of one recording: leave out append and every")
         if every < 1:
             raise BadInput(f"every is {every}; it must be 1 or more")
         if loss is not None and loss not in LOSSES:
@@ -164,6 +170,8 @@ class Recorder:
             key: value.clone() for key, value in _tensors(weights).items()
         }  # whoever trains changes theirs
         file = f"round-{index:05d}-global.safetensors"
+        if self.canaries is not None:
+            self.canaries.begin(self._weights)
         entry = RoundEntry(index=index, weights=file)
         self._save(file, self._weights, entry)
         self._open = entry
@@ -180,12 +188,20 @@ class Recorder:
             self._before = self._write(round_file(entry.index), entry, f"{self._header.id}/{round_file(entry.index)}")
             self._header.last = self._before
             self._write_header()
+            if self.canaries is not None:
+                self.canaries.save(self.folder, self._header.id)
         except OSError as error:
             raise self._full(error) from None
 
-    def close(self) -> None:
-        """Close the round that is open, if one is."""
+    def close(self, weights: State | None = None) -> None:
+        """Close the round that is open, if one is; with canaries give the last global model's ``weights``, too."""
         self.end_round()
+        if self.canaries is not None and weights is not None:
+            self.canaries.begin(_tensors(weights))
+            try:
+                self.canaries.save(self.folder, self._header.id)
+            except OSError as error:
+                raise self._full(error) from None
 
     # --- clients ----------------------------------------------------------------------------------------------------
 
@@ -214,8 +230,9 @@ class Recorder:
         num_examples: int | None = None,
         seconds: float | None = None,
         sent: State | None = None,
+        canary: int | None = None,
     ) -> None:
-        """Record what one client sends.
+        """Record what one client sends; of a canary only what is read of it.
 
         Args:
             client: its name in the framework.
@@ -228,12 +245,17 @@ class Recorder:
             num_examples: that it holds, as it tells the server.
             seconds: that it trained; default: as captured.
             sent: what this client was sent, where that isn't the round's global model.
+            canary: its number, where it is one of the recorder's ``canaries``.
 
         Raises:
             BadInput: the folder can't be written, the client sent an update already, or something can't be read.
         """
         entry = self._open
         if entry is None:
+            return
+        if self.canaries is not None and form != "gradient":
+            self.canaries.read(_tensors(state), canary, difference=form == "difference")
+        if canary is not None:
             return
         name = _printable(str(client))
         number = self._clients.setdefault(name, len(self._clients))

@@ -120,8 +120,11 @@ def _guarantee(epsilon: float | None) -> str:
     """Return ε in words: by what factor it lets the odds change that a client took part."""
     if epsilon is None:
         return "none"
-    factor = f"{math.exp(epsilon):,.3g}-fold" if epsilon < 20 else "practically without limit"
-    return f"ε = {epsilon:.3g}: the odds that one took part change at most {factor}"
+    if epsilon >= 20:
+        return f"ε = {epsilon:,.0f}: it bounds nothing in practice"
+    factor = math.exp(epsilon)
+    shown = f"{factor:,.0f}" if factor >= 100 else f"{factor:.3g}"
+    return f"ε = {epsilon:.3g}: the odds that one took part change at most {shown}-fold"
 
 
 def _recommendation(rows: Sequence[Defended]) -> str:
@@ -142,8 +145,9 @@ def _recommendation(rows: Sequence[Defended]) -> str:
         return "None of these defences stops the leak."
     known = [row for row in kept if row.points is not None]
     best = min(known or kept, key=lambda row: row.points or 0.0)
-    also = ", ".join(row.federation for row in kept if row is not best)
-    more = f" So do {also}, at a higher price." if also and known else f" So do {also}." if also else ""
+    also = [row.federation for row in kept if row is not best]
+    price = ", at a higher price" if known else ""
+    more = f" So {'does' if len(also) == 1 else 'do'} {', '.join(also)}{price}." if also else ""
     return (
         f"{best.federation} stops what was found without a defence (accuracy lost: {best.lost}).{more} Not "
         "demonstrated isn't safe: it holds for these attacks only."

@@ -99,6 +99,8 @@ def tested(result: AuditResult, summary: AttackSummary) -> str:
     model = f"{result.model.name} ({state}"
     model += f", BatchNorm in {result.model.batch_norm} mode)" if result.model.batch_norm != "none" else ")"
     batch = f"batches of {count(record.batch_size)}" if record.batch_size > 1 else "single examples"
+    if record.summed > 1:
+        batch = f"{batch}, summed over {count(record.summed)} clients"
     counted = (summary.images, "images") if summary.images else (summary.updates, "runs of the attack")
     n, of = (summary.evidence.n, summary.evidence.of) if summary.evidence else counted
     settings = next((a.settings for a in result.attacks if a.name == summary.attack), {})
@@ -145,7 +147,7 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def threshold_text(threshold: Threshold) -> str:
-    """Return a limit, whether it is kept, and what was met, in one line."""
+    """Return a limit, whether it is kept, and what was reached, in one line."""
     outcome = threshold.outcome.upper()
     if threshold.limit is None:
         line = f"{outcome}: no verdict “{threshold.verdict}” or worse"
@@ -154,7 +156,7 @@ def threshold_text(threshold: Threshold) -> str:
     name = threshold.metric.upper() if threshold.metric in {"psnr", "ssim"} else threshold.metric.replace("_", " ")
     line = f"{outcome}: {name} at most {threshold.limit:g}{unit}"
     if threshold.worst is not None:
-        line += f": {number(threshold.worst, 2)}{unit} was met ({threshold.where})"
+        line += f": {threshold.where} reached {number(threshold.worst, 2)}{unit}"
     return f"{line}; {threshold.reason}" if threshold.reason else line
 
 

@@ -136,6 +136,43 @@ def spreads(result: AuditResult, federation: str) -> list[Spread]:
     return rows
 
 
+@dataclass(frozen=True)
+class Room:
+    """One row of the picture of ε: an observer, whether the claim is made against it, what it shows."""
+
+    observer: str
+    covered: bool
+    demonstrated: float | None
+    estimate: float | None
+
+
+def draw_room(rows: list[Room], claimed: float | None) -> Figure:
+    """Draw what each observer demonstrates and, hollow, what is estimated; a line at the claim, and the room to it."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _new_figure(height=82 + 44 * len(rows))
+        most = max([claimed or 0.0, *(r.demonstrated or 0.0 for r in rows), 0.5])
+        for y, row in enumerate(rows):
+            shown = row.demonstrated or 0.0
+            colour = _look(0)[0] if row.covered or claimed is None else _MUTED
+            axes.plot([0, shown], [y, y], color=colour, linewidth=7, solid_capstyle="butt")
+            axes.plot([shown], [y], "o", color=colour, markersize=9)
+            if row.covered and claimed is not None and claimed > shown:
+                axes.fill_betweenx([y - 0.22, y + 0.22], shown, claimed, color=colour, alpha=0.16, linewidth=0)
+            if row.estimate is not None and row.estimate <= 1.5 * most:
+                axes.plot([row.estimate], [y], "o", color=_INK, markerfacecolor="none", markersize=9)
+        if claimed is not None:
+            axes.axvline(claimed, color=_INK, linewidth=2.2)
+        axes.set_yticks(range(len(rows)), [row.observer for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("ε (nats)")
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+    return figure
+
+
 def draw_curves(series: list[Series], quantity: Quantity) -> Figure:
     """Draw ``series`` against iterations: a line per attack, and a band from its lowest to its highest update."""
     with matplotlib.rc_context(_STYLE):

@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 
 from fedaudit.examples import ExampleKind, example_kind, fitting_kind
+from fedaudit.glossary import terms
 from fedaudit.report import figures, frontier, histories
 from fedaudit.report.advice import advice, command
 from fedaudit.report.comparison import defence_tables
@@ -27,8 +28,11 @@ from fedaudit.report.conclusion import (
     threshold_text,
 )
 from fedaudit.report.dress import render
+from fedaudit.report.epsilon import METHODS, epsilon_chapters
 from fedaudit.report.frontier import strongest
 from fedaudit.report.mapping import assessment
+from fedaudit.report.rows import drawn_tables
+from fedaudit.report.sentences import Sentences, sentences
 from fedaudit.report.wording import client_of, count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,
@@ -139,6 +143,7 @@ class Chapter:
     chart_lines: list[tuple[str, str]]
     more_charts: int
     captions: list[str]
+    sentences: list[Sentences]
 
 
 @dataclass(frozen=True)
@@ -193,6 +198,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         given={(f.federation, f.attack) for f in result.findings if f.label_source == "given"},
         label_of=lambda label: _label(result, label),
         who=result.adversary.who,
+        glossary=terms(),
         **_frontier(result),
         defence_tables=defence_tables(result),
         advice=[(item, command(result, item.change)) for item in advice(result)],
@@ -202,7 +208,10 @@ def render_report(result: AuditResult, folder: Path) -> str:
         repeat=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things=_kind(result).plural,
+        tables=drawn_tables(result),
         assessment=assessment(result),
+        epsilons=epsilon_chapters(result),
+        methods=METHODS,
     )
 
 
@@ -287,6 +296,7 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         captions=list(dict.fromkeys(c.caption for c in charts[:CHARTS])),
         chart_lines=plots.legend,
         more_charts=max(0, len(charts) - CHARTS),
+        sentences=sentences(result, findings),
     )
 
 
@@ -335,7 +345,7 @@ def _victims(
             victim = victims[key]
             alt = (
                 f"Reconstruction of victim {victim.number} by {finding.attack}: PSNR {number(image.psnr, 1)} dB, "
-                f"{identified(image)}."
+                f"{identified(image)}{', certified exact' if image.certified else ''}."
             )
             victim.reconstructions[finding.attack] = Reconstruction(
                 finding.attack, images[image.reconstruction], image, alt
@@ -345,11 +355,11 @@ def _victims(
 
 def after_move(image: RegisteredResult) -> str:
     """Return what a reconstruction that stands elsewhere scores once it is put right, in words."""
-    shifted = f"{abs(image.right)} across and {abs(image.down)} down or up from its place"
-    shifted = shifted if image.right or image.down else ""
-    how = " and ".join(part for part in ("mirrored" if image.flipped else "", shifted) if part)
+    ways = ((image.right, "sideways"), (image.down, "up or down"))
+    shifted = " and ".join(f"{abs(pixels)} px {way}" for pixels, way in ways if pixels)
+    how = " and ".join([*["mirrored"] * image.flipped, *([f"shifted {shifted}"] if shifted else [])])
     hit = ", identified" if image.rank == 1 else ""
-    return f"{how}: {number(image.psnr, 1)} dB once put right{hit}"
+    return f"{how}: {number(image.psnr, 1)} dB when put back{hit}"
 
 
 def identified(image: ImageResult) -> str:

@@ -93,7 +93,7 @@ def next_step(result: AuditResult, report: Path) -> str:
     folder = report.parent if report.parent.name not in ("", "..") else report.parent.resolve()
     scenario, out = shlex.quote(str(folder / "scenario.yaml")), shlex.quote(f"{folder}-what-if")
     command = f"fedaudit audit {scenario} --what-if --out {out}{result.repeat.removeprefix(known)}"
-    return f"{text}; which defence helps, and at what price: {command}"
+    return f"{text}; to compare defences: {command}"
 
 
 def _defences(table: DefenceTable) -> Table:
@@ -104,7 +104,8 @@ def _defences(table: DefenceTable) -> Table:
         [],
     )
     for row in table.rows:
-        odds = row.guarantee.rsplit("at most ", 1)[-1] if row.guarantee != "none" else "no bound"
+        told = row.guarantee.rsplit(": ", 1)[-1].rsplit("at most ", 1)[-1]
+        odds = {"none": "no bound", "it bounds nothing in practice": "no bound in practice"}.get(told, told)
         shown.add_row(row.federation, row.verdict, row.leak, row.accuracy, row.lost, row.bytes, odds)
     return shown
 

@@ -66,6 +66,10 @@ def client_of(finding: FindingResult, result: AuditResult) -> str | None:
     """Return the client whose update an attack received, as the framework names it; None where there were several."""
     if finding.client is None:
         return None
+    if finding.clients:
+        first, last = min(finding.clients), max(finding.clients)
+        whole = last - first + 1 == len(finding.clients)
+        return f"{first} to {last}, summed" if whole else f"{len(finding.clients)}, summed"
     for record in result.federations:
         if record.name == finding.federation and record.recording and finding.client < len(record.recording.clients):
             return record.recording.clients[finding.client]

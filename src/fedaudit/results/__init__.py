@@ -1,12 +1,14 @@
 """The one result of an audit: JSON-serialisable, and the only thing that a report, a table or a figure is drawn from.
 
-Published as a JSON Schema in ``docs/results.schema.json``. Whatever depends on the clock or on the machine's load
-stands under a key named ``timing`` (and the machine itself under ``environment``); the rest is bit-identical when
+Published as a JSON Schema in ``docs/reference/results.schema.json``. Whatever depends on the clock or on the machine's
+load stands under a key named ``timing`` (and the machine itself under ``environment``); the rest is bit-identical when
 the same scenario is repeated on the same machine.
 """
 
 from fedaudit.results.audit import SCHEMA_VERSION, AuditResult, Digests, Threshold
 from fedaudit.results.base import Interval, Timing
+from fedaudit.results.epsilon import EpsilonBound
+from fedaudit.results.epsilon_audit import EpsilonResult, ObserverEpsilon
 from fedaudit.results.findings import (
     LEAKS,
     VERDICTS,
@@ -22,6 +24,8 @@ from fedaudit.results.findings import (
     MetricResult,
     MetricSummary,
     RegisteredResult,
+    RowResult,
+    SequenceResult,
     Sheet,
     Verdict,
     overall,
@@ -54,6 +58,8 @@ __all__ = [
     "Curve",
     "DataRecord",
     "Digests",
+    "EpsilonBound",
+    "EpsilonResult",
     "Evidence",
     "FederationRecord",
     "FindingResult",
@@ -66,9 +72,12 @@ __all__ = [
     "MetricResult",
     "MetricSummary",
     "ModelRecord",
+    "ObserverEpsilon",
     "RecordingRecord",
     "RegisteredResult",
     "ReplayRecord",
+    "RowResult",
+    "SequenceResult",
     "Sheet",
     "Threshold",
     "Timing",

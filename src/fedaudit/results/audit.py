@@ -25,9 +25,11 @@ class Threshold(Record):
     metric: str = Field(description="the metric of --fail-above; 'verdict' for --fail-on")
     limit: float | None = Field(default=None, description="of --fail-above")
     verdict: Verdict | None = Field(default=None, description="of --fail-on: it fails on this and on all worse ones")
-    worst: float | None = None
+    worst: float | None = Field(
+        default=None, description="the highest value that was met; null: a verdict, or nothing measured it"
+    )
     where: str | None = Field(description="attack and federation of the worst value")
-    exceeded: bool
+    exceeded: bool = Field(description="whether the limit was")
     outcome: Literal["pass", "fail", "not tested"] = Field(
         default="not tested", description="not tested: nothing measured it, or what measured it is inconclusive"
     )
@@ -84,27 +86,27 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
 class AuditResult(Record):
     """Everything that an audit found."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
-    fedaudit_version: str
-    name: str
+    schema_version: Literal[2] = Field(default=SCHEMA_VERSION, description="of this format")
+    fedaudit_version: str = Field(description="which wrote it")
+    name: str = Field(description="the scenario's")
     scenario: dict[str, Any] = Field(description="the resolved scenario; repeating it gives the same numbers")
-    data: DataRecord
-    model: ModelRecord
-    adversary: AdversaryRecord
-    federations: list[FederationRecord]
-    attacks: list[AttackRecord]
-    findings: list[FindingResult]
-    summaries: list[AttackSummary]
-    comparisons: list[Comparison]
+    data: DataRecord = Field(description="what was trained on")
+    model: ModelRecord = Field(description="what was trained")
+    adversary: AdversaryRecord = Field(description="who attacked")
+    federations: list[FederationRecord] = Field(description="each under each set of defences")
+    attacks: list[AttackRecord] = Field(description="which were run")
+    findings: list[FindingResult] = Field(description="each run of an attack")
+    summaries: list[AttackSummary] = Field(description="a row of the report's table each")
+    comparisons: list[Comparison] = Field(description="of attacks with each other")
     controls: list[ControlResult] = Field(default=[], description="positive controls; summaries name theirs")
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
     not_tested: list[str] = Field(description="what this audit says nothing about")
     lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
     repeat: str = Field(default="fedaudit audit scenario.yaml --out DIR", description="the command that repeats it")
-    thresholds: list[Threshold]
-    environment: dict[str, str]
+    thresholds: list[Threshold] = Field(description="the limits that the user set")
+    environment: dict[str, str] = Field(description="the machine and the versions")
     digests: Digests | None = Field(default=None, description="null in results of earlier versions")
-    timing: Timing
+    timing: Timing = Field(description="of the whole audit")
 
     def save(self, path: Path) -> None:
         """Write ``results.json`` to ``path``."""

@@ -16,7 +16,7 @@ def _open(schema: dict[str, Any]) -> None:
 
 
 class Record(BaseModel):
-    """Refuses unknown fields where it is made, and leaves them out where a file is read: see docs/results.md."""
+    """Refuses unknown fields where it is made, leaves them out where a file is read (docs/reference/results.md)."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_open)
 
@@ -33,17 +33,17 @@ class Timing(Record):
 
     seconds: float = Field(description="wall seconds")
     started: str | None = Field(default=None, description="ISO 8601, UTC")
-    workers: int | None = None
+    workers: int | None = Field(default=None, description="processes; null: not said")
 
 
 class Interval(Record):
     """Mean and median over n images, with a 95 % interval of the mean (bootstrap; Student for paired differences)."""
 
-    mean: float
-    median: float
-    low: float
-    high: float
-    n: int
+    mean: float = Field(description="of the n")
+    median: float = Field(description="of the n")
+    low: float = Field(description="lower end of the 95 % interval of the mean")
+    high: float = Field(description="upper end of it")
+    n: int = Field(description="how many")
 
     def span(self, form: Callable[[float], str]) -> str:
         """Return the interval in brackets, after a space; nothing for n = 1, which has none."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedaudit.results.base import Interval, Record, Timing
+from fedaudit.results.epsilon_audit import EpsilonResult
 
 # From the worst down; VERDICTS says what each means.
 Verdict = Literal["recovered", "identifiable", "inferred", "inconclusive", "not demonstrated", "not applicable"]
@@ -49,11 +50,11 @@ class ImageResult(Record):
 
     true_image: str = Field(description="PNG of the victim")
     reconstruction: str = Field(description="PNG of what the attack recovered")
-    true_label: int
+    true_label: int = Field(description="the victim's label")
     label: int | None = Field(description="label that the attack used for this image")
     mse: float = Field(description="mean squared error on [0, 1] pixels")
     psnr: float = Field(description="dB on [0, 1] pixels, capped at 100")
-    ssim: float
+    ssim: float = Field(description="structural similarity, 1 for a perfect copy")
     mse_normalised: float | None = Field(
         default=None, description="mean squared error on pixels as the model sees them: (x - mean) / std"
     )
@@ -74,6 +75,11 @@ class ImageResult(Record):
     )
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
     rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
+    certified: bool | None = Field(
+        default=None,
+        description="whether the attack vouched for it without the truth, as the client's own up to half a grey level; "
+        "null: it vouches for none",
+    )
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
     psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
     registered: RegisteredResult | None = Field(
@@ -88,10 +94,47 @@ class ImageResult(Record):
         return value
 
 
+class RowResult(Record):
+    """One true row of a table against the recovered one that is paired with it, cell by cell."""
+
+    cells: int = Field(description="how many there are")
+    right: int = Field(description="of them, how many were recovered: numbers within 0.319 standard deviations")
+    found: bool = Field(default=True, description="false: the attack returned fewer rows, and none is left for this")
+    certified: bool | None = Field(
+        default=None, description="whether the attack proved, without the truth, that it is a training example"
+    )
+    true_label: float = Field(description="the row's label, or its target")
+    label: float | None = Field(default=None, description="that the attack used for the recovered row")
+    true: list[str] = Field(default=[], description="its cells in words; none where the report doesn't draw them")
+    recovered: list[str] = Field(default=[], description="likewise")
+    wrong: list[int] = Field(default=[], description="positions of the cells that were not recovered, where drawn")
+    confidence: list[float] = Field(default=[], description="of the attack in each cell, 0 to 1, where drawn")
+    uses: int = Field(default=1, description="how often the update used this example (local epochs)")
+    by_luck: float = Field(
+        default=1.0,
+        description="probability that one of as many candidates, drawn at random as were recovered, has all its cells",
+    )
+
+    @property
+    def exact(self) -> bool:
+        """Whether every cell was recovered."""
+        return self.found and self.right == self.cells
+
+
+class SequenceResult(Record):
+    """One training sequence against what was recovered of it; padding and the token that ends it are left out."""
+
+    true: list[int] = Field(description="its tokens; what they stand for is in data.words")
+    found: list[int] = Field(description="the recovered sequence that is paired with it; empty: none")
+    rouge1: float = Field(description="words that both share (F1)")
+    rouge2: float = Field(description="pairs of neighbouring words that both share (F1)")
+    label: int | None = Field(default=None, description="its class; null where the task is to predict the next token")
+
+
 class Curve(Record):
     """The attack's progress, at the iterations at which it kept a snapshot."""
 
-    iterations: list[int]
+    iterations: list[int] = Field(description="of the attack's optimiser, at each snapshot")
     objective: list[float] = Field(description="what the attack minimised (the adversary sees this)")
     psnr: list[float] = Field(description="mean PSNR in dB (the adversary does not see this)")
 
@@ -99,9 +142,9 @@ class Curve(Record):
 class MetricResult(Record):
     """One number by which a finding that isn't images is evaluated."""
 
-    name: str
-    value: float
-    unit: str = ""
+    name: str = Field(description="as --fail-above takes it")
+    value: float = Field(description="what was measured")
+    unit: str = Field(default="", description="empty: none")
     higher_is_better: bool = Field(description="whether a higher value means that the attack did better")
     baseline: float | None = Field(default=None, description="the same number without the attack")
     low: float | None = Field(default=None, description="lower end of the 95 % interval over what n counts")
@@ -113,39 +156,40 @@ class MetricResult(Record):
 class Line(Record):
     """One line of a chart; a single point is drawn as a level across the chart."""
 
-    name: str
-    x: list[float]
-    y: list[float]
+    name: str = Field(description="for the legend")
+    x: list[float] = Field(description="one value a point")
+    y: list[float] = Field(description="one value a point")
 
 
 class Chart(Record):
     """A figure that belongs to a finding, as data."""
 
-    title: str
+    title: str = Field(description="above the figure")
     caption: str = Field(description="what it shows, in words")
-    x_label: str
-    y_label: str
-    lines: list[Line]
+    x_label: str = Field(description="with its unit")
+    y_label: str = Field(description="with its unit")
+    lines: list[Line] = Field(description="at least one")
 
 
 class Sheet(Record):
     """A row of images that belongs to a finding, side by side in one PNG."""
 
-    title: str
+    title: str = Field(description="above the row")
     path: str = Field(description="relative to the folder of results.json")
 
 
 class FindingResult(Record):
     """One run of an attack, on what it receives: one update, one client, or the federation; evaluated."""
 
-    attack: str
-    federation: str
-    update_kind: Literal["gradient", "weights"]
+    attack: str = Field(description="its name")
+    federation: str = Field(description="the name of the federation, and of its defences where there are several")
+    update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
     round: int | None = Field(description="null where the attack received several rounds, or none")
     client: int | None = Field(description="null where the attack received several clients, or none")
     rounds: list[int] = Field(default=[], description="the rounds that it received")
+    clients: list[int] = Field(default=[], description="those whose sum it received, where no single update is known")
     num_examples: int = Field(description="over how many examples (with repetition) the updates were made")
-    status: Literal["done", "not applicable"]
+    status: Literal["done", "not applicable"] = Field(description="'not applicable': it could not be run; see reason")
     kind: str | None = Field(default=None, description="what was recovered: 'images' or another finding type")
     metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was evaluated")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
@@ -161,11 +205,21 @@ class FindingResult(Record):
     p_value_at_best: float | None = Field(
         default=None, description="the same if everything had been told rightly: above 1 %, there is too little to test"
     )
+    epsilon: EpsilonResult | None = Field(default=None, description="of an audit of differential privacy")
     by_luck: list[float] = Field(
         default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )
     reason: str | None = Field(default=None, description="why the attack could not be run, and the remedy")
-    images: list[ImageResult] = Field(default=[])
+    images: list[ImageResult] = Field(default=[], description="of an attack on images, one a victim")
+    certified: int | None = Field(
+        default=None, description="images that the attack vouched for without the truth; null: it vouches for none"
+    )
+    certified_wrong: int | None = Field(
+        default=None, description="of these, how many are no image of the client's, checked with the truth"
+    )
+    columns: list[str] = Field(default=[], description="of the rows, by name")
+    rows: list[RowResult] = Field(default=[], description="of an attack on tables, one a training example")
+    sequences: list[SequenceResult] = Field(default=[], description="of an attack on text: the first 64 of an update")
     label_source: str | None = Field(default=None, description="'given' or the name of the label inference")
     matching: float | None = Field(
         default=None,
@@ -174,10 +228,10 @@ class FindingResult(Record):
     )
     label_accuracy: float | None = Field(default=None, description="share of labels recovered, as a multiset")
     objective: float | None = Field(default=None, description="final value of what the attack minimised")
-    iterations: int = 0
-    curve: Curve | None = None
-    notes: list[str] = Field(default=[])
-    timing: Timing | None = None
+    iterations: int = Field(default=0, description="of the attack's optimiser; 0: it has none")
+    curve: Curve | None = Field(default=None, description="how the attack went on; null: not kept")
+    notes: list[str] = Field(default=[], description="what else to know of it")
+    timing: Timing | None = Field(default=None, description="null: not run")
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         where = {"attack": self.attack, "federation": self.federation, "round": self.round, "client": self.client}
@@ -189,10 +243,10 @@ class Evidence(Record):
     """The number behind a verdict, with its interval or test."""
 
     what: str = Field(description="what was counted or measured, in words")
-    value: float
+    value: float = Field(description="what was counted or measured")
     low: float | None = Field(default=None, description="lower end of the 95 % interval")
     high: float | None = Field(default=None, description="upper end of it")
-    n: int
+    n: int = Field(description="how many it rests on")
     of: str = Field(description="what n counts: images, records, ...")
     by_guessing: float | None = Field(default=None, description="the value without the attack")
     p_value: float | None = Field(default=None, description="probability that guessing does as well")
@@ -202,25 +256,25 @@ class Evidence(Record):
 class MetricSummary(Record):
     """One metric over all findings of an attack."""
 
-    name: str
+    name: str = Field(description="as --fail-above takes it")
     summary: str = Field(description="what it measures, in words")
-    unit: str = ""
-    higher_is_better: bool
-    value: Interval
+    unit: str = Field(default="", description="empty: none")
+    higher_is_better: bool = Field(description="whether a higher value means that the attack did better")
+    value: Interval = Field(description="over the findings")
     baseline: Interval | None = Field(default=None, description="the same without the attack, where it is known")
 
 
 class AttackSummary(Record):
     """All findings of one attack on one federation: a row of the report's table."""
 
-    attack: str
-    federation: str
-    update_kind: Literal["gradient", "weights"]
+    attack: str = Field(description="its name")
+    federation: str = Field(description="the name of the federation, and of its defences where there are several")
+    update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
     updates: int = Field(description="runs of the attack: one an update, or a client, or the federation")
-    images: int
+    images: int = Field(description="how many were attacked")
     kind: str | None = Field(default=None, description="what was recovered; null where nothing could be run")
     metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't images")
-    verdict: Verdict
+    verdict: Verdict = Field(description="what this attack showed on this federation")
     verdict_text: str = Field(description="what the verdict rests on, in a sentence")
     headline: str = Field(default="", description="the verdict as a sentence for a data-protection officer")
     evidence: Evidence | None = Field(default=None, description="the number behind the verdict; null: not run")
@@ -231,18 +285,20 @@ class AttackSummary(Record):
         default=None,
         description="the federation's held-out accuracy at the end, where it is too low for a verdict on this attack",
     )
-    psnr: Interval | None = None
-    mse: Interval | None = None
-    ssim: Interval | None = None
-    lpips: Interval | None = None
+    psnr: Interval | None = Field(default=None, description="in dB, over images; null: no images")
+    mse: Interval | None = Field(default=None, description="of pixels in [0, 1]")
+    ssim: Interval | None = Field(default=None, description="over images")
+    lpips: Interval | None = Field(default=None, description="over images; null: see lpips_missing")
     psnr_registered: Interval | None = Field(default=None, description="PSNR after each image's best shift and flip")
     ssim_registered: Interval | None = Field(default=None, description="SSIM after it")
     psnr_mean_image_registered: float | None = Field(default=None, description="baseline: the mean image, alike")
     identification_rate: float | None = Field(default=None, description="share of images whose rank is 1")
-    label_accuracy: float | None = None
-    psnr_mean_image: float | None = None
-    psnr_same_class: float | None = None
-    timing: Timing | None = None
+    label_accuracy: float | None = Field(default=None, description="share of labels recovered; null: they were given")
+    psnr_mean_image: float | None = Field(default=None, description="baseline: mean PSNR of the candidates' mean image")
+    psnr_same_class: float | None = Field(
+        default=None, description="baseline: mean PSNR of a random other image of the class"
+    )
+    timing: Timing | None = Field(default=None, description="of all runs together")
 
 
 def overall(summaries: Sequence[AttackSummary]) -> Verdict:
@@ -268,25 +324,27 @@ def with_images(summaries: Sequence[AttackSummary]) -> tuple[list[AttackSummary]
 class Comparison(Record):
     """A paired comparison of two attacks on the same images (or updates, or clients): difference = a - b."""
 
-    federation: str
+    federation: str = Field(description="on which both were run")
     metric: str = Field(description="'psnr', or the first metric of the finding type")
-    a: str
-    b: str
-    difference: Interval
-    unit: str = "dB"
-    outcome: Literal["a is better", "b is better", "undecided", "meaningless here"]
+    a: str = Field(description="one attack")
+    b: str = Field(description="the other")
+    difference: Interval = Field(description="of the pairs")
+    unit: str = Field(default="dB", description="of the difference")
+    outcome: Literal["a is better", "b is better", "undecided", "meaningless here"] = Field(
+        description="undecided: the interval holds 0"
+    )
     reason: str | None = Field(default=None, description="why it is meaningless here")
 
 
 class ControlResult(Record):
     """A positive control: the same attack with the same settings on a case that it must win."""
 
-    attack: str
+    attack: str = Field(description="its name")
     model: Literal["same", "reference"] = Field(description="the audited model, or fedaudit's reference network")
     federation: str | None = Field(description="the audit's federation that is the control; null: made for it")
     case: str = Field(description="what was attacked, in words")
     won: bool | None = Field(description="null: it could not be run")
     text: str = Field(description="what came of it, in a sentence")
-    images: list[ImageResult] = Field(default=[])
-    metrics: list[MetricResult] = Field(default=[])
-    timing: Timing | None = None
+    images: list[ImageResult] = Field(default=[], description="of an attack on images")
+    metrics: list[MetricResult] = Field(default=[], description="of another")
+    timing: Timing | None = Field(default=None, description="null: not run")

@@ -30,9 +30,16 @@ class HistoryRecord(Record):
     bytes: float = Field(description="of an update as it was sent, mean")
     parameters: float = Field(description="elements of an update as it was sent, mean")
     epsilon: list[float] = Field(
-        default=[], description="after each round (Rényi), where there is differential privacy"
+        default=[],
+        description="spent after each round, where there is differential privacy: Rényi, add/remove adjacency, of "
+        "the client that took part most often (local noise), or of all rounds (central)",
     )
-    epsilon_pld: float | None = Field(default=None, description="after the last, by the privacy loss distribution")
+    epsilon_of_clients: list[list[float]] = Field(
+        default=[], description="after each round, of the clients that sent least, median and most often (Rényi)"
+    )
+    epsilon_pld: float | None = Field(
+        default=None, description="the same after the last round, by the privacy loss distribution"
+    )
     stopped: int | None = Field(default=None, description="rounds after which the privacy budget was spent")
     why_stopped: str | None = Field(default=None, description="why the privacy budget ended the federation there")
     honest_accepted: list[float | None] = Field(
@@ -41,13 +48,13 @@ class HistoryRecord(Record):
     malicious_accepted: list[float | None] = Field(
         default=[], description="the same of malicious clients' updates; null where none was sent"
     )
-    timing: HistoryTiming
+    timing: HistoryTiming = Field(description="what clients spent")
 
 
 class ReplayRecord(Record):
     """One recorded update, trained again on the truth."""
 
-    round: int
+    round: int = Field(description="from 0")
     client: str = Field(description="as the framework names it")
     error: float | None = Field(description="‖replayed − sent‖ / ‖sent‖; null: the replayed training diverged")
 
@@ -69,21 +76,24 @@ class RecordingRecord(Record):
 class FederationRecord(Record):
     """One simulated or recorded federation, as the report describes it."""
 
-    name: str
-    algorithm: str
-    update_kind: Literal["gradient", "weights"]
-    clients: int
-    rounds: int
-    batch_size: int
-    local_steps: int | None
-    local_epochs: int | None
-    learning_rate: float
-    updates_observed: int
+    name: str = Field(description="its own, and that of its defences where there are several")
+    algorithm: str = Field(description="'fedsgd', 'fedavg', 'fedprox', or the framework's")
+    update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
+    clients: int = Field(description="how many there are")
+    rounds: int = Field(description="how many were run")
+    batch_size: int = Field(description="examples in a step")
+    local_steps: int | None = Field(description="FedAvg; null: another measure, or not known")
+    local_epochs: int | None = Field(description="FedAvg; null: another measure, or not known")
+    learning_rate: float = Field(description="of SGD")
+    updates_observed: int = Field(description="how many the adversary saw")
+    summed: int = Field(
+        default=1, description="of how many clients, at most, the adversary reads the sum of the updates only"
+    )
     updates_rejected: int = Field(default=0, description="updates that the aggregator left out")
     fallbacks: int = Field(default=0, description="rounds in which the aggregator had to do something else")
     description: str = Field(description="one sentence")
-    aggregator: str = "mean"
-    sanitiser: str = "none"
+    aggregator: str = Field(default="mean", description="its name")
+    sanitiser: str = Field(default="none", description="its name")
     defences: str | None = Field(
         default=None, description="what these two do, with which settings, in words; empty where neither is a defence"
     )
@@ -99,10 +109,10 @@ class FederationRecord(Record):
 class ModelRecord(Record):
     """The audited model."""
 
-    name: str
-    parameters: int
-    initialisation: str
-    batch_norm: str = Field(description="'eval', 'train' or 'none': decides much, see docs/methods.md")
+    name: str = Field(description="its name, or the class of a module of your own")
+    parameters: int = Field(description="how many numbers are trained")
+    initialisation: str = Field(description="of the weights")
+    batch_norm: str = Field(description="'eval', 'train' or 'none': decides much, see docs/reference/methods.md")
     trained: str = Field(description="'untrained', 'n epochs' or 'checkpoint ...'")
     dropout: Literal["on", "off", "none"] | None = Field(
         default=None, description="in the clients' training; 'none': the model has none; null: not recorded"
@@ -113,24 +123,25 @@ class ModelRecord(Record):
 class DataRecord(Record):
     """The audited data."""
 
-    name: str
-    summary: str
-    classes: int | None
-    class_names: list[str] | None
+    name: str = Field(description="its name")
+    summary: str = Field(description="one line about it")
+    classes: int | None = Field(description="how many; null: regression")
+    class_names: list[str] | None = Field(description="null: they have none")
     kind: str | None = Field(
         default=None, description="of the examples: 'image', 'table' or another; null: not recorded"
     )
-    input_shape: list[int]
+    input_shape: list[int] = Field(description="of one example")
+    words: list[str] | None = Field(default=None, description="of text: what each token stands for; null: not known")
 
 
 class AdversaryRecord(Record):
     """Who the adversary was."""
 
-    adversary: str
-    summary: str
-    knows: list[str]
-    does_not_know: list[str]
-    acts: bool
+    adversary: str = Field(description="'server', 'eavesdropper' or 'client'")
+    summary: str = Field(description="one line about it")
+    knows: list[str] = Field(description="in words")
+    does_not_know: list[str] = Field(description="in words")
+    acts: bool = Field(description="whether it interferes; false: it only looks")
 
     @property
     def who(self) -> str:
@@ -143,15 +154,15 @@ class MappingRecord(Record):
 
     standard: str = Field(description="title, with its edition")
     id: str = Field(description="the standard's identifier; of the EDPB's tests, which have none, the name as a slug")
-    name: str
+    name: str = Field(description="the standard's word")
     nearest: bool = Field(default=False, description="the standard has no word for it; this is the nearest one")
 
 
 class AttackRecord(Record):
     """An attack that was run, with its settings."""
 
-    name: str
-    summary: str
-    paper: str
-    settings: dict[str, Any]
+    name: str = Field(description="in scenarios")
+    summary: str = Field(description="one line about it")
+    paper: str = Field(description="its source")
+    settings: dict[str, Any] = Field(description="all of them, as they were used")
     mapping: list[MappingRecord] = Field(default=[], description="what standards call it; names only, no pass marks")

@@ -35,8 +35,11 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_second
     "psnr_registered": 1,
     "ssim_registered": 2,
     "success": 2,
+    **dict.fromkeys(("epsilon", "epsilon_claimed", "epsilon_estimate"), 2),
 }
 _ROW = 70  # characters that fit under a figure side by side
+_LINES = 12  # more in one picture can't be told apart
+_Row = tuple[list[str], list[Cell | None]]  # levels on the left, and a row's cells
 _LEVEL: dict[Outcome, int] = {"holds": 1, "undecided": 2, "doesn't hold": 3, "not measured": 0}  # colours of the page
 
 
@@ -164,7 +167,10 @@ def claims_csv(analysis: Analysis) -> str:
 
 
 def figure(analysis: Analysis) -> bytes | None:
-    """Return a PNG: the metric over the column axis with error bars, a line a row; None where nothing is measured."""
+    """Return a PNG: the metric over the column axis with error bars, a line a row; None where nothing is measured.
+
+    Many rows of several axes get a panel for each combination of all axes but the last.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -173,40 +179,64 @@ def figure(analysis: Analysis) -> bytes | None:
     _, across, rows = grid(analysis)
     if not any(cell and cell.value for _, cells in rows for cell in cells):
         return None
-    drawing, axes = plt.subplots(figsize=(7, max(4, 0.2 * len(rows) + 0.4)), layout="constrained")
-    if len(rows) > 10:  # as many colours as the usual cycle has
-        axes.set_prop_cycle(color=[mpl.colormaps["tab20"](i) for i in range(20)])
-    width = 0.7 / max(1, len(rows))
-    for i, (left, cells) in enumerate(rows):
-        places = [x + (i - (len(rows) - 1) / 2) * width for x in range(len(across))]
-        shown = [(x, c.value) for x, c in zip(places, cells, strict=True) if c and c.value]
-        errors = [[v.mean - v.low for _, v in shown], [v.high - v.mean for _, v in shown]]
-        name = ", ".join(left) or analysis.study.columns
-        axes.errorbar(
-            [x for x, _ in shown],
-            [v.mean for _, v in shown],
-            yerr=errors,
-            fmt="o-" if analysis.study.kind == "figure" else "o",
-            capsize=4,
-            label=name,
-        )
-        published = [(x, c.published) for x, c in zip(places, cells, strict=True) if c and c.published is not None]
-        if published:
-            axes.plot([x for x, _ in published], [v for _, v in published], "kx", label="paper" if i == 0 else None)
-    axes.set_xticks(range(len(across)), across)
-    if sum(map(len, across)) > _ROW:
-        axes.tick_params(axis="x", rotation=40)
-        plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
-    axes.set_xlabel(analysis.study.columns)
-    axes.set_ylabel(unit_of(analysis.study.metric))
-    _widen(axes, analysis.study.metric)
-    axes.grid(axis="y", alpha=0.3)
-    if len(rows) > 1 or any(cell and cell.published is not None for _, cells in rows for cell in cells):
-        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    panels: dict[str, list[_Row]] = {}
+    for left, cells in rows:
+        apart = len(rows) > _LINES and len(left) > 1
+        panels.setdefault(", ".join(left[:-1]) if apart else "", []).append((left[-1:] if apart else left, cells))
+    wide = 1 if len(panels) == 1 else 2
+    size = (7, max(4, 0.2 * len(rows) + 0.4)) if wide == 1 else (9, 2.6 * -(-len(panels) // wide) + 0.4)
+    drawing, all_axes = plt.subplots(
+        -(-len(panels) // wide), wide, figsize=size, layout="constrained", squeeze=False, sharey=True
+    )
+    for axes, (title, some) in zip(all_axes.flat, panels.items(), strict=False):
+        if len(some) > 10:  # as many colours as the usual cycle has
+            axes.set_prop_cycle(color=[mpl.colormaps["tab20"](i) for i in range(20)])
+        _lines(axes, analysis, across, some)
+        if sum(map(len, across)) > _ROW:
+            axes.tick_params(axis="x", rotation=40)
+            plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
+        axes.set_title(title, fontsize="medium")
+        axes.set_ylabel(unit_of(analysis.study.metric) if axes in all_axes[:, 0] else "")
+        axes.label_outer()
+    for axes in all_axes.flat[len(panels) :]:
+        axes.set_visible(False)
+    marked = {
+        name: line for axes in all_axes.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if len(marked) > 1:
+        drawing.legend(list(marked.values()), list(marked), fontsize="small", loc="outside right center")
     out = io.BytesIO()
     drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
     plt.close(drawing)
     return out.getvalue()
+
+
+def _lines(axes: Any, analysis: Analysis, across: list[str], rows: list[_Row]) -> None:
+    """Draw a line a row, crosses where the paper has a number, and dashes where one is claimed."""
+    metric, width = analysis.study.metric, 0.7 / max(1, len(rows))
+    for i, (left, cells) in enumerate(rows):
+        places = [x + (i - (len(rows) - 1) / 2) * width for x in range(len(across))]
+        shown = [(x, c.value) for x, c in zip(places, cells, strict=True) if c and c.value]
+        axes.errorbar(
+            [x for x, _ in shown],
+            [v.mean for _, v in shown],
+            yerr=[[v.mean - v.low for _, v in shown], [v.high - v.mean for _, v in shown]],
+            fmt="o-" if analysis.study.kind == "figure" else "o",
+            capsize=4,
+            label=", ".join(left) or analysis.study.columns,
+        )
+        there = [(x, c) for x, c in zip(places, cells, strict=True) if c]
+        claimed = [(x, c.others[f"{metric}_claimed"].mean) for x, c in there if f"{metric}_claimed" in c.others]
+        for marks, look, name in (
+            ([(x, c.published) for x, c in there if c.published is not None], "kx", "paper"),
+            (claimed, "k_", "claimed"),
+        ):
+            if marks:
+                axes.plot(*zip(*marks, strict=True), look, label=name)
+    axes.set_xticks(range(len(across)), across)
+    axes.set_xlabel(analysis.study.columns)
+    _widen(axes, metric)
+    axes.grid(axis="y", alpha=0.3)
 
 
 def frontier(analysis: Analysis) -> bytes | None:
@@ -292,7 +322,7 @@ def _states(analysis: Analysis) -> str:
     return next((s.states for name, s in analysis.study.scales.items() if name == analysis.scale), "")
 
 
-def grid(analysis: Analysis) -> tuple[list[str], list[str], list[tuple[list[str], list[Cell | None]]]]:
+def grid(analysis: Analysis) -> tuple[list[str], list[str], list[_Row]]:
     """Return the axes that go down, the levels across, and the rows: levels on the left, cells or None."""
     study = analysis.study
     down = [axis for axis in study.axes if axis != study.columns]

@@ -131,10 +131,14 @@ class Store:
                 if file.exists():
                     check_file(file, STORE)
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
-            self._check_owner()
-            self._db.execute("pragma journal_mode=wal")
-            self._db.execute("pragma synchronous=normal")  # with WAL: safe against a killed process
-            self._db.executescript(_SCHEMA)
+            try:
+                self._check_owner()
+                self._db.execute("pragma journal_mode=wal")
+                self._db.execute("pragma synchronous=normal")  # with WAL: safe against a killed process
+                self._db.executescript(_SCHEMA)
+            except BaseException:
+                self._db.close()
+                raise
         except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: texts in it that aren't UTF-8
             where = getattr(error, "filename", None) or self.path
             raise BadInput(f"can't use '{where}' as a study's store: {_reason(error)}") from None

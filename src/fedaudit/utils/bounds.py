@@ -1,4 +1,4 @@
-"""What readers of foreign bytes take at most, all in one table (docs/limits.md), and how a file is opened."""
+"""What readers of foreign bytes take at most, in one table (docs/reference/file-formats.md); files are opened here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PROGRAM = 64 * MB  # bytes of the pickle within one of these
 STORE = Bounds("a study's store: SQLite", 4 * GB, items=100_000, of="rows")
 GRID = Bounds("a study's grid, each scale", YAML.file, items=20_000, of="trials")
 
-# In the order of docs/limits.md.
+# In the order of docs/reference/file-formats.md.
 TABLE = (YAML, GRID, JSON, PICKLE, IDX, NPZ, MAT, PARQUET, CSV, PICTURE, TENSORS, TORCH, STORE)
 
 SLOWEST = 10  # seconds of CPU in which a file within its bounds is read or refused; larger tensors take their time
@@ -135,7 +135,7 @@ def shown(path: Path | str) -> str:
 
 
 def table() -> list[str]:
-    """Return the rows of the table in docs/limits.md."""
+    """Return the rows of the table in docs/reference/file-formats.md."""
     rows = []
     for b in TABLE:
         cells = [

@@ -41,7 +41,8 @@ def own_process() -> None:
     """Declare that this process is a command's or a worker's, and let glibc keep what it frees, for its next tensors.
 
     Every iteration frees and allocates the same tensors of megabytes. By default glibc gives such memory back at once,
-    and fetching each page anew costs more than the arithmetic on it (docs/performance.md). Other C libraries: no-op.
+    and fetching each page anew costs more than the arithmetic on it (docs/evidence/performance.md).
+    Other C libraries: no-op.
     """
     global _own
     _own = True

@@ -92,7 +92,7 @@ class Lines:
             if self._moved:
                 self._seen.append((now, self._done))
             if share >= 1:
-                text = f"{self._title}: done; what follows is under way"
+                text = f"{self._title}: done; the next step is running"
             else:
                 told = f"about {about((self._total - self._done) / pace)} left" if pace else about(now - self._began)
                 text = f"{self._title}: {math.floor(100 * share)} % done{', ' if pace else ' after '}{told}"
@@ -122,6 +122,18 @@ def about(seconds: float) -> str:
         return f"{max(5, 5 * round(seconds / 5))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
+
+
+def how_long(seconds: float, *, at_most: bool = False) -> str:
+    """Return the line that says how long a command will take, after a moment of it was tried.
+
+    Args:
+        seconds: estimated.
+        at_most: something of it may be kept from an earlier run.
+    """
+    return (
+        f"this will take {'at most ' if at_most else ''}about {about(seconds)}, judging by a short try of each part …"
+    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class NamedSpec(BaseModel):
     """Something by its registered name; every other key is a setting of it, checked against the thing itself."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
+    name: str = Field(description="which one, by its registered name")
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that were given."""

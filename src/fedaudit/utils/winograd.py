@@ -3,8 +3,8 @@
 In a traced pass (:func:`substitute`), or as a layer is run, with autograd (:func:`conv2d`).
 
 F(4×4, 3×3) takes a quarter of the multiplications. Its rounding error, some five times that of a direct one, is far
-below the length of the passes' finite difference (docs/performance.md). The kernels are C++ (``winograd.cpp``),
-built by ``fedaudit doctor --build`` (``native.py``); where they weren't, torch's convolutions stay.
+below the length of the passes' finite difference (docs/evidence/performance.md). The kernels are C++
+(``winograd.cpp``), built by ``fedaudit doctor --build`` (``native.py``); where they weren't, torch's convolutions stay.
 """
 
 from __future__ import annotations

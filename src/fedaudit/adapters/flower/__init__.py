@@ -13,6 +13,7 @@ from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
     from fedaudit.adapters.flower.audit import audit_flower
+    from fedaudit.adapters.flower.canaries import CanaryMod
     from fedaudit.adapters.flower.guard import Guard
     from fedaudit.adapters.flower.in_process import parse_config, run_app
     from fedaudit.adapters.flower.mods import SanitiserMod
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditStrategy",
+    "CanaryMod",
     "Guard",
     "RobustStrategy",
     "RootTraining",
@@ -32,6 +34,7 @@ __all__ = [
 
 _MODULES = {
     "AuditStrategy": "strategy",
+    "CanaryMod": "canaries",
     "Guard": "guard",
     "RobustStrategy": "strategies",
     "RootTraining": "strategies",

@@ -22,14 +22,13 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedaudit.adapters.flower.app_file import NODES, Config, flat, read_app
 from fedaudit.adapters.flower.messages import is_training, server_round
 from fedaudit.utils.errors import BadInput
 
 Call = Callable[[Message, Context], Message]
 Watch = Callable[[int, Message, Context, Call], Message]  # the round from 0, and what a mod of Flower's gets
-Config = dict[str, bool | int | float | str]
 
-NODES = 10  # as many as Flower's own local simulation has
 FIRST_NODE = 1000  # a node's id is this and its partition's
 SERVER, RUN, TASK = 1, 1, 1  # ids; a SuperLink's is 1
 CLIENT_APP_RAISED = 2  # Flower's code of that error
@@ -75,7 +74,7 @@ def loaded(folder: Path | str) -> Iterator[App]:
         BadInput: it isn't a Flower app, or can't be imported.
     """
     folder = Path(folder).resolve()
-    written = _read(folder)
+    written = read_app(folder)
     components = written.get("components", {})
     refs = [components.get(part) for part in ("serverapp", "clientapp")]
     if not all(isinstance(ref, str) and re.fullmatch(r"[\w.]+:[\w.]+", ref) for ref in refs):
@@ -91,7 +90,7 @@ def loaded(folder: Path | str) -> Iterator[App]:
     importlib.invalidate_caches()
     try:
         server, client = (_load(ref, folder) for ref in refs)
-        yield App(written["name"], folder, server, client, _flat(written.get("config", {})), written["nodes"])
+        yield App(written["name"], folder, server, client, flat(written.get("config", {})), written["nodes"])
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - before:
@@ -165,7 +164,7 @@ def parse_config(texts: Iterable[str]) -> Config:
             raise BadInput(f"--run-config {text}: give key=value, several in one pair of quotes")
         for key, value in pairs:
             try:
-                values |= _flat(tomllib.loads(f"{key} = {value}"))
+                values |= flat(tomllib.loads(f"{key} = {value}"))
             except tomllib.TOMLDecodeError:
                 raise BadInput(
                     f"--run-config {key}={value}: not a value of TOML; text needs quotes of its own"
@@ -288,49 +287,8 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
         self.seen.rounds += 1
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """Return ``[tool.flwr.app]`` of the folder's pyproject.toml, with the project's ``name``, and ``nodes``.
-
-    ``nodes`` is how many a local simulation of the app has, if it says so.
-    """
-    file = folder / "pyproject.toml"
-    try:
-        written = tomllib.loads(file.read_text(encoding="utf-8"))
-        tool, name = written.get("tool", {}).get("flwr", {}), written.get("project", {}).get("name")
-    except FileNotFoundError:
-        raise BadInput(f"{folder} is no Flower app: it has no pyproject.toml") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
-        raise BadInput(f"{file} can't be read: {error}") from None
-    app = tool.get("app") if isinstance(tool, dict) else None
-    if not isinstance(app, dict) or not isinstance(app.get("components", {}), dict):
-        raise BadInput(f"{file} is no Flower app's: it has no [tool.flwr.app.components]")
-    federations = tool.get("federations", {})
-    default = federations.get(federations.get("default")) if isinstance(federations, dict) else None
-    options = default.get("options", {}) if isinstance(default, dict) else {}
-    number = options.get("num-supernodes") if isinstance(options, dict) else None
-    return {
-        **app,
-        "name": name if isinstance(name, str) else folder.name,
-        "nodes": number if isinstance(number, int) and number > 0 else None,
-    }
-
-
-def _flat(values: Mapping[str, Any], parent: str = "") -> Config:
-    """Return a config as Flower hands it to apps: nested tables by dotted keys."""
-    flat: Config = {}
-    for key, value in values.items():
-        name = f"{parent}.{key}" if parent else key
-        if isinstance(value, dict):
-            flat |= _flat(value, name)
-        elif isinstance(value, bool | int | float | str):
-            flat[name] = value
-        else:
-            raise BadInput(f"run config {name}: {value!r} isn't text, a number or a truth value")
-    return flat
-
-
 def _fused(app: App, config: Mapping[str, Any]) -> Config:
-    changes = _flat(config)
+    changes = flat(config)
     if unknown := [key for key in changes if key not in app.config]:
         known = ", ".join(app.config) or "none"
         raise BadInput(f"run config has no '{unknown[0]}' in {app.folder / 'pyproject.toml'}; known: {known}")

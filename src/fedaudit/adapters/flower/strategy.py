@@ -63,7 +63,9 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         self.strategy.configure_train = lambda *a, **o: self._configured(configure, *a, **o)
         self.strategy.aggregate_train = lambda *a, **o: self._aggregated(aggregate, *a, **o)
         try:
-            return self.strategy.start(*arguments, **options)
+            result = self.strategy.start(*arguments, **options)
+            self._quietly(self._last, result)
+            return result
         finally:
             for name, value in own.items():
                 if value is None:
@@ -174,6 +176,12 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         if self._first is not None:
             self._first, self._others = None, {}
             self.recorder.end_round()
+
+    def _last(self, result: Any) -> None:
+        """Give the recorder the model that the federation ended with, of which canaries are read."""
+        arrays = getattr(result, "arrays", None)
+        if getattr(self.recorder, "canaries", None) is not None and isinstance(arrays, ArrayRecord) and len(arrays):
+            self.recorder.close(state_in(RecordDict({"arrays": arrays}), self._names()))
 
     def _names(self) -> list[str] | None:
         module = getattr(self.recorder, "module", None)

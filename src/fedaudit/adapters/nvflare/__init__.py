@@ -1,4 +1,4 @@
-"""NVFlare: filters that record what enters and leaves a site, and guard it. ``pip install 'fedaudit[nvflare]'``.
+"""NVFlare: filters that record and guard a site, and canaries. ``pip install 'fedaudit[nvflare]'``.
 
 >>> from fedaudit.adapters.nvflare import GuardFilter, RecorderFilter, watch  # doctest: +SKIP
 """
@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
+    from fedaudit.adapters.nvflare.canaries import CanaryExecutor, CanaryRecorder
     from fedaudit.adapters.nvflare.guard import GuardFilter
     from fedaudit.adapters.nvflare.recorder import RecorderFilter
     from fedaudit.adapters.nvflare.site import watch
 
-__all__ = ["GuardFilter", "RecorderFilter", "watch"]
+__all__ = ["CanaryExecutor", "CanaryRecorder", "GuardFilter", "RecorderFilter", "watch"]
 
-_MODULES = {"GuardFilter": "guard", "RecorderFilter": "recorder", "watch": "site"}
+_MODULES = {
+    "CanaryExecutor": "canaries",
+    "CanaryRecorder": "canaries",
+    "GuardFilter": "guard",
+    "RecorderFilter": "recorder",
+    "watch": "site",
+}
 
 
 def __getattr__(name: str) -> Any:

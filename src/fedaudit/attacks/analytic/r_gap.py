@@ -59,6 +59,7 @@ class RGap(Attack):
     summary: ClassVar[str] = "closed form, from the last layer back to the first"
     paper: ClassVar[str] = "Zhu & Blaschko 2021 (R-GAP)"
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
+    on_sums: ClassVar[str] = "refused: its equations are one example's"
     examples: ClassVar[tuple[str, ...]] = ("image",)
     needs: ClassVar[tuple[str, ...]] = (
         "images and a classifier",

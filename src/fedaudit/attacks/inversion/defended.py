@@ -16,7 +16,7 @@ from fedaudit.update import Update
 
 # How much it counts that an element which wasn't sent should be zero. It is smaller than those that were, of DGC
 # because it waits for more rounds; of a sparse update of unknown making it may be anything. Measured in
-# docs/defences.md.
+# docs/reference/defences.md.
 _UNSENT = {"top-k": 1.0, "dgc": 0.3}
 
 

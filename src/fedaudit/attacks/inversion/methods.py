@@ -141,7 +141,7 @@ class CPL(GradientInversion):
     image doesn't have its label's probabilities either, so the term pulls away from it.
 
     Args:
-        label_weight: α.
+        label_weight: α, of the label regulariser.
     """
 
     name: ClassVar[str] = "cpl"

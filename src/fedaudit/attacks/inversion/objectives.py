@@ -22,10 +22,12 @@ class Distance:
     Attributes:
         value: (d,) vector -> the distance as a differentiable scalar.
         derivative: (d,) vector -> the distance and its (d,) derivative, which is the caller's to change.
+        direction: (d,) of length one, where the distance is one minus the plain cosine to it.
     """
 
     value: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], tuple[Tensor, Tensor]]
+    direction: Tensor | None = None
 
 
 def flatten(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
@@ -122,16 +124,20 @@ def weighted_cosine(target: Sequence[Tensor], weights: Sequence[float | Tensor])
         scaled = vector * factor if scaled is vector else scaled.mul_(factor)
         return 1 - dot / norm, scaled.addcmul_(direction, -1 / norm)
 
-    return Distance(value, derivative)
+    return Distance(value, derivative, direction if all(_is_one(w) for w in weights) else None)
 
 
 def _scaling(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Callable[[Tensor], Tensor]:
     """Return what multiplies a (d,) vector by each element's weight; the vector itself where all are one."""
-    if all(not isinstance(w, Tensor) and w == 1 for w in weights):
+    if all(_is_one(w) for w in weights):
         return lambda vector: vector
     whole = [w if isinstance(w, Tensor) else torch.full_like(t, w) for t, w in zip(target, weights, strict=True)]
     flat = flatten(whole)
     return lambda vector: flat * vector
+
+
+def _is_one(weight: float | Tensor) -> bool:
+    return not isinstance(weight, Tensor) and weight == 1
 
 
 DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float | Tensor]], Distance]] = {

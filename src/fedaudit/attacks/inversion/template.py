@@ -106,8 +106,8 @@ class GradientInversion(Attack):
         clamp: keep pixels in their valid range.
         average: share of the iterations, the last ones, whose mean image is the result; 0 for the last image.
         restarts: from new noise; the one of least objective is kept.
-        label_inference: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected`` or ``signs``; not used where labels
-            are granted.
+        label_inference: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected``, ``signs``, ``ilrg``,
+            ``ilrg-pooled``, ``llg`` or ``llg-star``; not used where labels are granted.
         beta: β, what the last convolution weighs in the distance; the first one weighs 1 (AGIC, Eq. 7).
         shape: of the weights from 1 to β: ``linear`` (Eq. 7), ``logarithmic``, ``exponential`` (Table I).
         relu_modifier: the 1/(1 − p) of Eq. 8.
@@ -387,34 +387,40 @@ class GradientInversion(Attack):
         return make_engine(self.engine, prepared.victim, prepared.labels, training, distance, steps, prepared.notes)
 
     def matched(self, prepared: Prepared) -> tuple[Distance, TrainingConfig]:
-        """Return the distance, and the training whose pseudo-gradient it is of.
+        """Return the distance, and the training whose pseudo-gradient it is of; see :func:`matched`."""
+        return matched(prepared, self.weights(prepared), self.distance, self.fedavg, aware=self.aware)
 
-        That is a batch's gradient, with what accumulation and clipping make of it where it is known; or the client's
-        local training, replayed. Adam's update is matched in its own way, whatever the method's distance.
-        """
-        update, training = prepared.update, prepared.update.training
-        weights = self.weights(prepared)
-        names = list(prepared.victim.parameters)
-        way = image_way(self.fedavg, prepared.message)
-        target, replayed = prepared.gradient, one_gradient(len(prepared.labels))
-        if training is not None and way != "one batch":
-            if update.kind == "gradient" or (is_adaptive(update) and way == "one step"):
-                replayed = before_optimiser(training, update.kind)
-                target = {name: t.to(prepared.labels.device) for name, t in update.tensors.items()}
-            else:
-                target = {name: -t.to(prepared.labels.device) for name, t in update.tensors.items()}
-                replayed = training
-            if (
-                self.distance == "squared-l2" and update.kind == "weights"
-            ):  # of gradients, not of pseudo-gradients: else it shrinks with the learning rate squared
-                total = sum(training.learning_rates) or training.learning_rate * training.local_steps
-                weights = {name: total**-2 * weight for name, weight in weights.items()}
-        if is_adaptive(update) and not (update.sanitised and update.sanitised.signs):
-            return adaptive_distance(self.distance, way, prepared.message, names, target, weights), replayed
-        if self.aware:
-            return distance_to(self.distance, update, names, target, weights), replayed
-        plain = DISTANCES[self.distance]([target[n] for n in names], [weights[n] for n in names])
-        return plain, replayed
+
+def matched(
+    prepared: Prepared, weights: dict[str, float], name: str, fedavg: FedAvgWay, *, aware: bool
+) -> tuple[Distance, TrainingConfig]:
+    """Return the distance ``name`` to an update, and the training whose pseudo-gradient it is of.
+
+    That is a batch's gradient, with what accumulation and clipping make of it where it is known; or the client's
+    local training, replayed. Adam's update is matched in its own way, whatever the distance.
+    """
+    update, training = prepared.update, prepared.update.training
+    names = list(prepared.victim.parameters)
+    way = image_way(fedavg, prepared.message)
+    target, replayed = prepared.gradient, one_gradient(len(prepared.labels))
+    if training is not None and way != "one batch":
+        if update.kind == "gradient" or (is_adaptive(update) and way == "one step"):
+            replayed = before_optimiser(training, update.kind)
+            target = {name: t.to(prepared.labels.device) for name, t in update.tensors.items()}
+        else:
+            target = {name: -t.to(prepared.labels.device) for name, t in update.tensors.items()}
+            replayed = training
+        if (
+            name == "squared-l2" and update.kind == "weights"
+        ):  # of gradients, not of pseudo-gradients: else it shrinks with the learning rate squared
+            total = sum(training.learning_rates) or training.learning_rate * training.local_steps
+            weights = {name: total**-2 * weight for name, weight in weights.items()}
+    if is_adaptive(update) and not (update.sanitised and update.sanitised.signs):
+        return adaptive_distance(name, way, prepared.message, names, target, weights), replayed
+    if aware:
+        return distance_to(name, update, names, target, weights), replayed
+    plain = DISTANCES[name]([target[n] for n in names], [weights[n] for n in names])
+    return plain, replayed
 
 
 def prepare(

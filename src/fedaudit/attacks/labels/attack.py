@@ -37,17 +37,21 @@ class LabelFinding(Finding, kind="labels"):
 @register
 @checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Labels(Attack):
-    """The label inferences of the gradient-inversion attacks, without the images.
+    """Label inference alone: which classes an update was made from, and how often each occurs, without the images.
 
-    A FedAvg update is taken as one batch, as by AGIC (Xu et al. 2022, Section V-A).
+    A FedAvg update is taken as one batch, as by AGIC (Xu et al. 2022, Section V-A), so that counts are approximate
+    where the model moves between the local steps.
 
     Args:
-        method: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected`` or ``signs``.
+        method: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected``, ``signs``, ``ilrg``, ``ilrg-pooled``,
+            ``llg``, ``llg-star`` or ``llg-plus``.
     """
 
     name: ClassVar[str] = "labels"
     summary: ClassVar[str] = "which labels an update was made from, and how often each"
-    paper: ClassVar[str] = "Zhao et al. 2020 (iDLG); Yin et al. 2021; Geng et al. 2021"
+    paper: ClassVar[str] = (
+        "Zhao et al. 2020 (iDLG); Yin et al. 2021; Geng et al. 2021; Wainakh et al. 2022 (LLG); Ma et al. 2023 (iLRG)"
+    )
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
     needs: ClassVar[tuple[str, ...]] = ("a classifier that ends in a fully connected layer",)
     recovers: ClassVar[str] = "labels"
@@ -65,6 +69,8 @@ class Labels(Attack):
         message = observation.single()
         if observation.task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
+        if observation.task_info.causal:
+            raise NotApplicable(f"{self.name} needs a class an example, and a causal task has none: run dager")
         if message.update.labels is not None:
             raise NotApplicable("the adversary is granted the labels; set threat.knows_labels=false")
         if message.update.kind == "weights" and message.update.training is None:
@@ -83,7 +89,11 @@ class Labels(Attack):
         assert task_info.num_classes is not None  # check() saw to it
         victim, layers = load_victim(observation, message, device)
         gradient = one_batch_gradient(message.update, device, message.weights)
-        evidence = evidence_of(victim, layers, gradient, task_info, signs=is_adaptive(message.update))
+        records = observation.records
+        public = None
+        if records is not None and len(records.public_inputs):
+            public = task_info.normalise(records.public_inputs), records.public_labels
+        evidence = evidence_of(victim, layers, gradient, task_info, signs=is_adaptive(message.update), public=public)
         notes = [WITHOUT_DROPOUT] if victim.dropout else []
         labels, method = infer_labels(self.method, evidence, message.update.num_examples)
         return LabelFinding(

@@ -21,7 +21,7 @@ from fedaudit.utils.registry import Registry
 
 _NOTHING = 1e-6  # of the largest entry: below it an entry's sign is rounding error
 _MISLED = 0.02  # of all labels
-_BY_SIZE = ("geng", "bias-corrected")  # inferences that don't go by signs alone
+_NOT_BY_SIZE = ("idlg", "yin", "signs")  # inferences that go by signs and order alone
 _PROBES = 64  # dummy images for what the model expects on average
 
 
@@ -32,9 +32,12 @@ class Evidence:
     Attributes:
         rows: (classes, features) gradient of W: the mean over the batch of (p − y)·hᵀ.
         bias: (classes,) gradient of b, the mean of p − y; None where the layer has no bias.
+        weight, offset: (classes, features) W and (classes,) b of the global model; None where they aren't known.
         probe: returns (n, classes) probabilities and (n, features) features h of the global model on n dummy images.
         signs: whether of the gradients only the signs are known, as after Adam's steps.
         label_smoothing, class_weights: of the loss, as in ``torch.nn.functional.cross_entropy``.
+        public: returns probabilities and features as ``probe``, of public examples, and their (n,) labels; None where
+            the adversary holds none.
     """
 
     rows: Tensor
@@ -43,6 +46,9 @@ class Evidence:
     signs: bool = False
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
+    weight: Tensor | None = None
+    offset: Tensor | None = None
+    public: Callable[[], tuple[Tensor, Tensor, Tensor]] | None = None
 
 
 LabelInference = Callable[[Evidence, int], Tensor]
@@ -151,7 +157,7 @@ def geng(evidence: Evidence, num_examples: int) -> Tensor:
             "use label_inference=bias-corrected"
         )
     shares = probabilities.double().mean(dim=0) - evidence.rows.double().sum(dim=1) / scale
-    return _rounded(_of_labels(shares, evidence), num_examples)
+    return rounded(of_labels(shares, evidence), num_examples)
 
 
 @LABEL_INFERENCES.register(
@@ -181,17 +187,13 @@ def bias_corrected(evidence: Evidence, num_examples: int) -> Tensor:
         raise NotApplicable(
             "label inference 'bias-corrected' needs a bias in the last layer; use label_inference=geng or yin"
         )
-    probabilities, features = evidence.probe()
+    probabilities, _ = evidence.probe()
     expected, bias = probabilities.double().mean(dim=0), evidence.bias.double()
-    present = torch.zeros_like(bias, dtype=torch.bool)
-    if not bool((features < 0).any()):
-        lowest = evidence.rows.amin(dim=1)
-        surest = lowest.argsort(stable=True)[:num_examples]
-        present[surest] = lowest[surest] < -_NOTHING * evidence.rows.abs().max()
+    present = present_by_rows(evidence, num_examples)
     shares = expected - bias
     if bool(shares.clamp_max(0).sum() < -_MISLED):
         shares = (1 / len(bias) - bias).masked_fill(~present & bool(present.any()), 0)
-    return _rounded(_of_labels(shares, evidence), num_examples, least=present)
+    return rounded(of_labels(shares, evidence), num_examples, least=present)
 
 
 @LABEL_INFERENCES.register(
@@ -228,12 +230,26 @@ def signs(evidence: Evidence, num_examples: int) -> Tensor:
             "labels can't be inferred: no class has a negative gradient in the last layer; grant the labels "
             "(threat.knows_labels=true)"
         )
-    return _rounded(present.double().to(rows.device), num_examples)
+    return rounded(present.double().to(rows.device), num_examples)
 
 
-def _of_labels(shares: Tensor, evidence: Evidence) -> Tensor:
+def present_by_rows(evidence: Evidence, num_examples: int) -> Tensor:
+    """Return (classes,) which classes occur: where features aren't negative, those with a negative entry in their row.
+
+    Yin et al. 2021. Of more than ``num_examples`` the most negative are taken; none where features may be negative.
+    """
+    _, features = evidence.probe()
+    lowest = evidence.rows.amin(dim=1)
+    present = torch.zeros_like(lowest, dtype=torch.bool)
+    if not bool((features < 0).any()):
+        surest = lowest.argsort(stable=True)[:num_examples]
+        present[surest] = lowest[surest] < -_NOTHING * evidence.rows.abs().max()
+    return present
+
+
+def of_labels(shares: Tensor, evidence: Evidence, *, smoothed: bool = True) -> Tensor:
     """Return how often each class occurs, given the share that it has of the smoothed and weighted targets."""
-    smoothing = evidence.label_smoothing
+    smoothing = evidence.label_smoothing if smoothed else 0.0
     if smoothing:
         shares = (shares - smoothing / len(shares)) / max(1 - smoothing, _NOTHING)
     if evidence.class_weights is not None:
@@ -242,7 +258,7 @@ def _of_labels(shares: Tensor, evidence: Evidence) -> Tensor:
     return shares
 
 
-def _rounded(shares: Tensor, total: int, least: Tensor | None = None) -> Tensor:
+def rounded(shares: Tensor, total: int, least: Tensor | None = None) -> Tensor:
     """Return ``total`` labels whose counts come nearest to ``shares``, those in ``least`` once at least."""
     wanted = total * shares.clamp_min(0) / shares.clamp_min(0).sum().clamp_min(1e-30)
     fixed = torch.zeros_like(wanted) if least is None else least.to(wanted)
@@ -255,7 +271,13 @@ def _rounded(shares: Tensor, total: int, least: Tensor | None = None) -> Tensor:
 
 
 def evidence_of(
-    victim: Victim, layers: Sequence[Layer], gradient: dict[str, Tensor], task_info: TaskInfo, *, signs: bool
+    victim: Victim,
+    layers: Sequence[Layer],
+    gradient: dict[str, Tensor],
+    task_info: TaskInfo,
+    *,
+    signs: bool,
+    public: tuple[Tensor, Tensor] | None = None,
 ) -> Evidence:
     """Return the evidence that ``gradient`` gives of the classifier of ``task_info``, with its loss's options.
 
@@ -263,13 +285,15 @@ def evidence_of(
         victim, layers, gradient: as of :func:`last_layer`.
         task_info: of a classifier.
         signs: whether only the signs of the gradient are known.
+        public: as of :func:`last_layer`.
 
     Raises:
         NotApplicable: as :func:`last_layer`.
     """
     assert task_info.num_classes is not None
+    vocabulary = task_info.tokens.vocabulary if task_info.tokens else None
     return dataclasses.replace(
-        last_layer(victim, layers, gradient, task_info.num_classes, task_info.input_shape),
+        last_layer(victim, layers, gradient, task_info.num_classes, task_info.input_shape, public, vocabulary),
         signs=signs,
         label_smoothing=task_info.label_smoothing,
         class_weights=task_info.class_weights,
@@ -282,6 +306,8 @@ def last_layer(
     gradient: dict[str, Tensor],
     num_classes: int,
     input_shape: tuple[int, ...],
+    public: tuple[Tensor, Tensor] | None = None,
+    vocabulary: int | None = None,
 ) -> Evidence:
     """Return the evidence that ``gradient`` gives of the classifier.
 
@@ -291,6 +317,8 @@ def last_layer(
         gradient: by parameter name; for a FedAvg update −ΔW in units of the gradient.
         num_classes: of the model; a layer with the one row of class 1 against class 0 stands for two classes.
         input_shape: (C, H, W).
+        public: normalised public examples (n, C, H, W) and their (n,) labels, if the adversary holds any.
+        vocabulary: of text; None for examples of real values.
 
     Raises:
         NotApplicable: the model doesn't end in a fully connected layer with one row a class, or its gradient wasn't
@@ -302,10 +330,22 @@ def last_layer(
         if names and len(gradient[names[0]]) == outputs:
             bias = next((gradient[n] for n in layer.parameters if n in gradient and gradient[n].ndim == 1), None)
             classifier = victim.module.get_submodule(layer.name)
-            rows = gradient[names[0]]
+            rows, state = gradient[names[0]], {**victim.constants, **victim.parameters}
+            own = [state[name] for name in layer.parameters if name in state]
+            weight = next((t for t in own if t.ndim == 2), None)
+            offset = next((t for t in own if t.ndim == 1), None)
             if outputs == 1:  # the logits 0 and z: p − y of class 0 is minus that of class 1
                 rows, bias = torch.cat([-rows, rows]), None if bias is None else torch.cat([-bias, bias])
-            return Evidence(rows, bias, partial(_probe, victim, classifier, input_shape))
+                weight = None if weight is None else torch.cat([0 * weight, weight])
+                offset = None if offset is None else torch.cat([0 * offset, offset])
+            return Evidence(
+                rows,
+                bias,
+                partial(_probe, victim, classifier, input_shape, vocabulary),
+                weight=weight,
+                offset=offset,
+                public=None if public is None else partial(_public, victim, classifier, *public),
+            )
         if names:
             break
     raise NotApplicable(
@@ -314,15 +354,28 @@ def last_layer(
     )
 
 
-def _probe(victim: Victim, classifier: nn.Module, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the probabilities and features of Gaussian noise, always the same."""
+def _probe(
+    victim: Victim, classifier: nn.Module, input_shape: tuple[int, ...], vocabulary: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return the probabilities and features of Gaussian noise, or of random tokens, always the same."""
+    source, shape = torch.Generator().manual_seed(0), (_PROBES, *input_shape)
+    noise = torch.randint(vocabulary, shape, generator=source) if vocabulary else torch.randn(shape, generator=source)
+    return _seen(victim, classifier, noise)
+
+
+def _public(victim: Victim, classifier: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    probabilities, features = _seen(victim, classifier, inputs)
+    return probabilities, features, labels.to(features.device)
+
+
+def _seen(victim: Victim, classifier: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the global model's probabilities of ``inputs``, and what its last layer takes."""
     features: list[Tensor] = []
     handle = classifier.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].detach()))
-    noise = torch.randn((_PROBES, *input_shape), generator=torch.Generator().manual_seed(0))
     device = next(iter(victim.parameters.values())).device
     try:
         with torch.no_grad():
-            outputs = victim.outputs(noise.to(device))
+            outputs = victim.outputs(inputs.to(device))
     finally:
         handle.remove()
     return class_logits(outputs).softmax(dim=1), features[0].flatten(1)
@@ -331,8 +384,9 @@ def _probe(victim: Victim, classifier: nn.Module, input_shape: tuple[int, ...]) 
 def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Tensor, str]:
     """Return labels and the name of the inference.
 
-    ``auto`` is ``idlg`` for one example and ``bias-corrected`` for more. Without a bias it is ``yin`` for as many
-    examples as there are classes, and ``geng`` beyond. Where only signs are known it is ``signs`` for several examples.
+    ``auto`` is ``idlg`` for one example and ``ilrg-pooled`` for more, or of two classes ``bias-corrected``. Without a
+    bias it is ``yin`` for as many examples as there are classes, and ``geng`` beyond. Where only signs are known it is
+    ``signs`` for several examples.
 
     Args:
         method: a registered name or ``auto``.
@@ -346,9 +400,10 @@ def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Te
     name = method
     if method == "auto":
         without = "yin" if num_examples <= len(evidence.rows) else "geng"
-        counted = "signs" if evidence.signs else without if evidence.bias is None else "bias-corrected"
+        by_bias = "ilrg-pooled" if len(evidence.rows) > 2 else "bias-corrected"
+        counted = "signs" if evidence.signs else without if evidence.bias is None else by_bias
         name = "idlg" if num_examples == 1 else counted
-    elif evidence.signs and name in _BY_SIZE:
+    elif evidence.signs and name not in _NOT_BY_SIZE:
         raise NotApplicable(
             f"label inference '{name}' needs the gradient's size, and Adam's update tells its signs; "
             "use label_inference=signs"

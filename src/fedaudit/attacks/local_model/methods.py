@@ -50,6 +50,7 @@ class LastReturned(_LocalModelAttack):
         Raises:
             NotApplicable: it sent gradients, or nothing.
         """
+        super().check(observation)
         exchanged(observation)
         if observation.update_kind != "weights":
             raise NotApplicable("clients return gradients here and no model; use a federation of fedavg or fedprox")

@@ -2,8 +2,8 @@
 
 The pattern says on which linear piece every activation was: which ReLUs were active, which input a pooling window took.
 With it held fixed a network of piecewise linear activations is smooth in its parameters, so a finite difference of two
-first-order gradients is their mixed second derivative (docs/performance.md). It works on any module: torch functions
-are intercepted, models aren't rewritten.
+first-order gradients is their mixed second derivative (docs/evidence/performance.md). It works on any module: torch
+functions are intercepted, models aren't rewritten.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def first_order(
 ) -> Objective:
     """Return an engine of the same meaning as :func:`reference.reference` without any second-order graph.
 
-    Our own method, see docs/performance.md.
+    Our own method, see docs/evidence/performance.md.
 
     The wanted image gradient is ∂⟨∇_W L, λ⟩/∂x for a direction λ on the parameters (λ = ∂Dist/∂g for one batch; for
     several local steps the adjoint of the SGD recursion). It is taken as (∇_x L(W + ελ) − ∇_x L(W))/ε with the

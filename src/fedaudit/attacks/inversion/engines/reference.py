@@ -18,6 +18,9 @@ from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
 from fedaudit.training import Pass, TrainingConfig
 
+# Of one pass: the model, its weights by name, inputs and labels -> a tensor a parameter.
+Gradient = Callable[[Victim, dict[str, Tensor], Tensor, Tensor], list[Tensor]]
+
 
 def one_gradient(num_examples: int) -> TrainingConfig:
     """Return the local training whose pseudo-gradient *is* one batch's gradient: a single step of learning rate 1."""
@@ -83,6 +86,7 @@ def unrolled(
     labels: Sequence[Tensor],
     training: TrainingConfig,
     softness: float = 0.0,
+    gradient: Gradient | None = None,
 ) -> list[Tensor]:
     """Return the pseudo-gradient W − W_T of local training from ``start``, one step a batch, differentiable.
 
@@ -95,6 +99,7 @@ def unrolled(
         images, labels: of each step.
         training: the local training.
         softness: of Adam's step, see :func:`.optimisers.optimiser_step`.
+        gradient: how that of one pass is taken; by torch.autograd, unless told otherwise.
     """
     origin = list(start.values())
     fall = optimiser_step(training, list(start), softness)
@@ -102,7 +107,7 @@ def unrolled(
     for number, (x, y) in enumerate(zip(images, labels, strict=True)):
         current = [w - d for w, d in zip(origin, pseudo_gradient, strict=True)] if pseudo_gradient else origin
         passes = training.passes[number] if training.passes else (Pass(len(x), 1.0),)
-        grads = _gradient(victim, dict(zip(start, current, strict=True)), x, y, passes)
+        grads = _gradient(victim, dict(zip(start, current, strict=True)), x, y, passes, gradient or by_autograd)
         if training.proximal_mu and pseudo_gradient:
             grads = [g - training.proximal_mu * d for g, d in zip(grads, pseudo_gradient, strict=True)]
         steps = fall(number, clipped(training, grads), current)
@@ -110,15 +115,25 @@ def unrolled(
     return pseudo_gradient
 
 
+def by_autograd(victim: Victim, weights: dict[str, Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
+    """Return the gradient of a batch's loss, by parameter, which is differentiable itself."""
+    value = victim.value(weights, images, labels)
+    return list(torch.autograd.grad(value, list(weights.values()), create_graph=True, materialize_grads=True))
+
+
 def _gradient(
-    victim: Victim, weights: dict[str, Tensor], images: Tensor, labels: Tensor, passes: Sequence[Pass]
+    victim: Victim,
+    weights: dict[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    passes: Sequence[Pass],
+    gradient: Gradient,
 ) -> list[Tensor]:
     """Return the gradient that ``passes`` over a step's examples accumulate."""
     total: list[Tensor] = []
     sizes = [one.examples for one in passes]
     for one, x, y in zip(passes, images.split(sizes), labels.split(sizes), strict=True):
-        value = victim.value(weights, x, y)
-        grads = list(torch.autograd.grad(value, list(weights.values()), create_graph=True, materialize_grads=True))
+        grads = gradient(victim, weights, x, y)
         grads = grads if one.weight == 1 else [one.weight * g for g in grads]
         total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
     return total

@@ -1,0 +1,74 @@
+"""Canary clients in Flower: nodes that send a known direction in place of a trained model, for an audit of ε."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import ArrayRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+
+from fedaudit.adapters.flower.tensors import torch_state
+from fedaudit.recording.canaries import CanaryClients
+from fedaudit.utils.errors import BadInput
+
+_CANARY = "canary"  # a node's config says its number under this name
+_MOD_FAILED_PRECONDITION = 6  # Flower's error code
+
+
+class CanaryMod:
+    """A client mod that makes canaries of some nodes; the others aren't touched.
+
+    >>> canaries = CanaryClients(net(), 100, clip=1.0, claimed=4.0, seed=SECRET)  # doctest: +SKIP
+    >>> app = ClientApp(mods=[fixedclipping_mod, CanaryMod(canaries)])  # doctest: +SKIP
+
+    Put it *last*, so that whatever clips and adds noise on a client does so to canaries, too. A canary answers a
+    training message with its direction, and trains nothing; it answers no other message. On the server, give the same
+    canaries (the same ``seed``) to the :class:`fedaudit.Recorder` of an :class:`AuditStrategy`, which reads the global
+    models. Which node is a canary isn't in any message, so no observer of single updates is audited.
+
+    Args:
+        canaries: the auditor's; every process makes them from the same seed.
+        number: of a context, which canary the node is, or None; default: what the node's config says under
+            ``canary`` (``--node-config "canary=3"``).
+        examples: that a canary says it trained on: it weighs its update, so give what the promise supposes.
+    """
+
+    def __init__(
+        self, canaries: CanaryClients, number: Callable[[Context], int | None] | None = None, *, examples: int = 1
+    ) -> None:
+        if examples < 1:
+            raise BadInput(f"examples is {examples}; a canary says that it trained on one at least")
+        self.canaries, self.number, self.examples = canaries, number or _configured, examples
+
+    def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        """Answer as a canary, or let the node's own app answer.
+
+        Raises:
+            BadInput: the message isn't one model, or there is no such canary; Flower then sends an error.
+        """
+        number = self.number(context)
+        if number is None:
+            return call_next(message, context)
+        if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+            return Message(
+                Error(_MOD_FAILED_PRECONDITION, "fedaudit: a canary answers training messages only"), reply_to=message
+            )
+        records = list(message.content.array_records.items())
+        if len(records) != 1:
+            raise BadInput(f"the message has {len(records)} ArrayRecords; a canary needs one, the model's state")
+        key, record = records[0]
+        content = RecordDict(
+            {
+                key: ArrayRecord(self.canaries.update(number, torch_state(record))),
+                "metrics": MetricRecord({"num-examples": self.examples}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+
+def _configured(context: Context) -> int | None:
+    value = context.node_config.get(_CANARY)
+    if value is None:
+        return None
+    if not isinstance(value, int):
+        raise BadInput(f"the node's config says canary={value!r}; give a whole number")
+    return value

@@ -1,0 +1,204 @@
+"""A model's first layer, where it is a fully connected one of the flattened inputs, and what an update says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.attacks.local_training import treatments
+from fedaudit.federation.local_training import local_randomness
+from fedaudit.threat import Message, Observation
+from fedaudit.training import TrainingConfig
+from fedaudit.utils.errors import NotApplicable
+
+_PROBES = 8
+_USED = 0.05  # least share of a ReLU's active neurons through which some gradient flows
+_OF_A_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+_ELSE = "run an attack that optimises (invg, agic)"
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """A fully connected layer that sees the model's inputs themselves, each number once.
+
+    Attributes:
+        name: of the module.
+        module: the layer.
+        places: (inputs,) which of an example's flattened numbers each of the layer's inputs is.
+        relu: nothing flows back through a neuron that an example doesn't activate.
+    """
+
+    name: str
+    module: nn.Linear
+    places: Tensor
+    relu: bool
+
+
+def first_layer(model: nn.Module, shape: tuple[int, ...]) -> FirstLayer:
+    """Return the model's first layer, found by what it does to probes: so a user's own module is recognised, too.
+
+    Args:
+        model: in float64 on the CPU, in the mode of the client's training.
+        shape: of one example.
+
+    Raises:
+        NotApplicable: the inputs don't go into one fully connected layer with a bias, as they are.
+    """
+    numbers = torch.Size(shape).numel()
+    calls: list[tuple[str, Tensor, Tensor]] = []
+
+    def note(name: str) -> Any:
+        return lambda _module, inputs, output: calls.append((name, inputs[0].detach(), output))
+
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if not linear:
+        raise NotApplicable(f"the model has no fully connected layer (torch.nn.Linear) that sees its inputs; {_ELSE}")
+    handles = [module.register_forward_hook(note(name)) for name, module in linear.items()]
+    try:
+        with local_randomness(0), torch.enable_grad():
+            counting = torch.arange(_PROBES * numbers, dtype=torch.float64).view(_PROBES, *shape)
+            model(counting)
+            seen, calls[:] = calls[:], []
+            random = torch.randn(counting.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            outputs = model(random)
+            name, inputs, before = calls[0] if calls else ("", torch.zeros(0), torch.zeros(0))
+            places = _places(seen[0][1], numbers) if seen else None
+            direct = places is not None and inputs.ndim == 2 and torch.equal(inputs, random.flatten(1)[:, places])
+            if not direct:
+                raise NotApplicable(
+                    f"the model doesn't begin with a fully connected layer of its inputs, as they are; {_ELSE}"
+                )
+            once = sum(called == name for called, *_ in calls) == 1
+            layer = linear[name]
+            if not once or sum(p is layer.weight for p in model.parameters()) != 1:
+                raise NotApplicable(
+                    f"'{name}' is used more than once, and its gradient is the sum of its uses; {_ELSE}"
+                )
+            if layer.bias is None:
+                raise NotApplicable(f"'{name}', the first layer, has no bias, whose gradient tells the scale; {_ELSE}")
+            weights = torch.randn(outputs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            (flow,) = torch.autograd.grad((outputs * weights).sum(), before)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert places is not None
+    used = (flow[before > 0] != 0).double().mean()
+    relu = bool((flow[before < 0] == 0).all()) and float(used) > _USED
+    return FirstLayer(name, layer, places, relu)
+
+
+def _places(inputs: Tensor, numbers: int) -> Tensor | None:
+    """Return which number of an example each input is, where examples were counted through; None: something else."""
+    if inputs.ndim != 2 or len(inputs) != _PROBES:
+        return None
+    places = inputs[0].long()
+    expected = places + numbers * torch.arange(_PROBES)[:, None]
+    whole = len(places) == numbers and torch.equal(places.sort().values, torch.arange(numbers))
+    return places if whole and torch.equal(inputs, expected.double()) else None
+
+
+def layer_product(message: Message, layer: FirstLayer, attack: str) -> Tensor:
+    """Return (outputs, inputs + 1): a multiple of the sum of the layer's gradients, with its bias' as the last column.
+
+    Of local training by SGD, whatever its steps, rates, momentum and clipping of norms, W_T = α·W_0 − Σ c_t·g_t: what
+    decay and FedProx's term make of α is known and taken off, and the c_t are the same for the weight and its bias. So
+    an update of several steps is a product of the same form as one gradient (float64).
+
+    Raises:
+        NotApplicable: the update lacks one of them, or treats them differently.
+    """
+    update, training = message.update, message.update.training
+    prefix = f"{layer.name}." if layer.name else ""
+    names = [f"{prefix}weight", f"{prefix}bias"]
+    for name in names:
+        if name not in update.tensors:
+            raise NotApplicable(f"the update lacks the first layer's '{name}', which {attack} needs")
+    if update.sanitised is not None and update.sanitised.signs:
+        raise NotApplicable(f"{attack} needs the sizes of an update's numbers, and only their signs were sent; {_ELSE}")
+    parts = [update.tensors[name].double().cpu() for name in names]
+    if update.kind == "weights" and training is not None:
+        weight, bias = treatments(training, names)
+        if (weight.momentum, weight.weight_decay) != (bias.momentum, bias.weight_decay):
+            raise NotApplicable(
+                f"the clients' optimiser has other momentum or decay for the first layer's bias than for its weight, "
+                f"and {attack} needs one sum of gradients; {_ELSE}"
+            )
+        if not (weight.learning_rate and bias.learning_rate):
+            raise NotApplicable(f"the first layer isn't trained, so its update says nothing to {attack}; {_ELSE}")
+        if training.proximal_mu and training.local_steps > 1 and training.clip_norm is not None:
+            raise NotApplicable(
+                f"what clipping leaves of FedProx's term isn't known, which {attack} takes off; {_ELSE}"
+            )
+        for i, (name, group) in enumerate(zip(names, (weight, bias), strict=True)):
+            kept = _kept(training, group.learning_rate, group.momentum, group.weight_decay)
+            own = parts[i] - (kept - 1) * message.weights[name].double().cpu()
+            parts[i] = -own / (training.learning_rate * group.learning_rate)
+    product = torch.cat([parts[0], parts[1][:, None]], dim=1)
+    if not bool(product.any()):
+        raise NotApplicable("the first layer's update is zero throughout: it carries nothing to invert")
+    if not bool(torch.isfinite(product).all()):
+        raise NotApplicable("the first layer's update has numbers that aren't finite")
+    return product
+
+
+def _kept(training: TrainingConfig, multiple: float, momentum: float, decay: float) -> float:
+    """Return α: what local training without any gradient would leave of a weight of 1."""
+    weight, velocity = 1.0, 0.0
+    for step, rate in enumerate(training.rates):
+        slope = decay * weight + training.proximal_mu * (weight - 1.0)
+        velocity = slope if step == 0 else momentum * velocity + (1 - training.dampening) * slope
+        moved = slope + momentum * velocity if training.nesterov else velocity
+        weight -= rate * multiple * (moved if momentum else slope)
+    return weight
+
+
+def comparable(module: nn.Module, observation: Observation) -> bool:
+    """Return whether an example's own gradient is what it was in the client's batch."""
+    training = observation.single().update.training
+    known = training is None or not (training.unmodelled or training.clip_value or training.precision != "float32")
+    return known and not any(part.training and isinstance(part, _OF_A_BATCH) for part in module.modules())
+
+
+def own_labels(
+    module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return, for each example, the label whose gradient is most like its column, and how unlike: |difference| (r,).
+
+    With the label, ∂ℓ/∂z at the example is known up to a number, which is its share in the mean.
+
+    Args:
+        module: in float64.
+        observation: for the loss and the classes.
+        layer: whose outputs are z.
+        inputs: (r, inputs) of the layer.
+        columns: (r, outputs), each a multiple of ∂ℓ/∂z at an example.
+    """
+    columns = nn.functional.normalize(columns, dim=1)
+    flows = own_gradients(module, observation, layer, inputs)
+    least = (flows - columns).norm(dim=2).nan_to_num(nan=2.0).min(dim=0)
+    return least.indices, least.values
+
+
+def own_gradients(module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor) -> Tensor:
+    """Return (classes, r, outputs) ∂ℓ/∂z at each example with each label, of length one; see :func:`own_labels`."""
+    task_info = observation.task_info
+    examples = torch.zeros_like(inputs)
+    examples[:, layer.places] = inputs
+    examples = examples.view(-1, *task_info.input_shape)
+    assert task_info.num_classes is not None
+    kept: list[Tensor] = []
+    handle = layer.module.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
+    flows = []
+    try:
+        with local_randomness(0), torch.enable_grad():
+            for label in range(task_info.num_classes):
+                kept.clear()
+                value = observation.loss(module(examples), torch.full((len(examples),), label))
+                (flow,) = torch.autograd.grad(value, kept[0])
+                flows.append(nn.functional.normalize(flow, dim=1))
+    finally:
+        handle.remove()
+    return torch.stack(flows)

@@ -1,0 +1,177 @@
+"""A ViT's patches, from the gradients of its patch embedding and of its position embedding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.attacks.local_training import treatments
+from fedaudit.federation.local_training import local_randomness
+from fedaudit.threat import Observation
+from fedaudit.update import TaskInfo
+from fedaudit.utils.errors import NotApplicable
+
+_CERTIFIED = 1 / 255 / 8  # estimated error of a certified image's numbers, as a share of the pixels' range
+_LEFT_OVER = 1e-3  # of the gradient, the most that an exact answer may leave unexplained
+_SAME = 1e-9  # relative difference of gradients that are the same
+
+
+@dataclass(frozen=True)
+class PatchEmbedding:
+    """A convolution that cuts the image into patches, and the position embedding that is added to them.
+
+    Attributes:
+        weight: name of the convolution's weight.
+        module: the convolution.
+        position: name of the position embedding.
+        first: its row for the first patch.
+    """
+
+    weight: str
+    module: nn.Conv2d
+    position: str
+    first: int
+
+
+def patch_embedding(model: nn.Module, task_info: TaskInfo) -> PatchEmbedding | None:
+    """Return the model's patch embedding, found by what gradients do on probes; None where there is none.
+
+    The gradient of a position embedding that is added to the patches, and to nothing else, is that of the patches.
+
+    Args:
+        model: in float64 on the CPU.
+        task_info: for the inputs' shape.
+    """
+    if len(task_info.input_shape) != 3:
+        return None
+    convolutions = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    if not convolutions or not _cuts(convolutions[0][1], task_info.input_shape):
+        return None
+    name, convolution = convolutions[0]
+    kept: list[tuple[Tensor, Tensor]] = []
+    handle = convolution.register_forward_hook(lambda _module, inputs, output: kept.append((inputs[0], output)))
+    shape = (1, *task_info.input_shape)
+    candidates: set[tuple[str, int]] | None = None
+    parameters = {n: p for n, p in model.named_parameters() if p.ndim >= 2 and p.requires_grad}
+    try:
+        with local_randomness(0), torch.enable_grad():
+            for seed in (0, 1):
+                kept.clear()
+                probe = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+                outputs = model(probe)
+                if len(kept) != 1 or not torch.equal(kept[0][0], probe):
+                    return None
+                weights = torch.randn(outputs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+                flow, *grads = torch.autograd.grad(
+                    (outputs * weights).sum(), [kept[0][1], *parameters.values()], allow_unused=True
+                )
+                patches = flow.flatten(2)[0].T
+                found = {
+                    (n, first)
+                    for n, g in zip(parameters, grads, strict=True)
+                    if g is not None and g.shape[-1] == patches.shape[1]
+                    for first in range(len(g.flatten(0, -2)) - len(patches) + 1)
+                    if _equal(g.flatten(0, -2)[first : first + len(patches)], patches)
+                }
+                candidates = found if candidates is None else candidates & found
+    except (RuntimeError, ValueError, TypeError):  # a model that takes no single example has no patches for us
+        return None
+    finally:
+        handle.remove()
+    if not candidates:
+        return None
+    position, first = sorted(candidates)[0]
+    return PatchEmbedding(f"{name}.weight", convolution, position, first)
+
+
+def _cuts(convolution: nn.Conv2d, shape: tuple[int, ...]) -> bool:
+    """Return whether the convolution takes every pixel in one patch only."""
+    return (
+        convolution.kernel_size == convolution.stride
+        and not isinstance(convolution.padding, str)
+        and not any(convolution.padding)
+        and set(convolution.dilation) == {1}
+        and convolution.groups == 1
+        and convolution.in_channels == shape[0]
+        and not any(n % k for n, k in zip(shape[1:], convolution.kernel_size, strict=True))
+    )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return float((one - other).norm()) <= _SAME * float(other.norm()) and bool(other.any())
+
+
+def patches_of(
+    module: nn.Module, observation: Observation, attack: str
+) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
+    """Return the image (1, C, H, W) as the model sees it, its label, whether it is certified, and notes.
+
+    Raises:
+        NotApplicable: the update isn't one image's, lacks a gradient, or there are more patches than channels.
+    """
+    message, task_info = observation.single(), observation.task_info
+    update, training = message.update, message.update.training
+    embedding = patch_embedding(module, task_info)
+    assert embedding is not None  # whoever calls has asked
+    if update.num_examples > 1:
+        raise NotApplicable(
+            f"{attack} takes one image at a time before a ViT's patch embedding, the update has {update.num_examples}: "
+            "their patches' gradients are summed; run an attack that optimises (invg, agic), or audit batch_size: 1"
+        )
+    names = [embedding.weight, embedding.position]
+    missing = [name for name in names if name not in update.tensors]
+    if missing:
+        raise NotApplicable(f"the update lacks '{missing[0]}', which {attack} needs for a ViT's patches")
+    if update.sanitised is not None and update.sanitised.signs:
+        raise NotApplicable(f"{attack} needs the sizes of an update's numbers, and only their signs were sent")
+    gradients = [update.tensors[name].double().cpu() for name in names]
+    if update.kind == "weights" and training is not None:
+        for i, (name, group) in enumerate(zip(names, treatments(training, names), strict=True)):
+            own = group.learning_rate * training.learning_rate
+            if not own:
+                raise NotApplicable(f"'{name}' isn't trained, so the update says nothing to {attack}")
+            gradients[i] = -gradients[i] / own - group.weight_decay * message.weights[name].double().cpu()
+    high, wide = embedding.module.kernel_size
+    count = math.prod(task_info.input_shape[1:]) // (high * wide)
+    product = gradients[0].flatten(1)
+    flows = gradients[1].flatten(0, -2)[embedding.first : embedding.first + count]
+    if count >= len(product):
+        raise NotApplicable(
+            f"{attack} needs fewer patches than the embedding has channels: {count} of {len(product)}; run an attack "
+            "that optimises (invg, agic)"
+        )
+    inverse = torch.linalg.pinv(flows.T)
+    patches = inverse @ product
+    rest = product - flows.T @ patches
+    left_over = float(rest.norm() / product.norm().clamp(min=1e-300))
+    spread = rest.norm() / ((len(product) - count) * product.shape[1]) ** 0.5
+    error = float(spread * inverse.norm(dim=1).max()) * max(task_info.std)
+    image = nn.functional.fold(
+        patches.T[None], task_info.input_shape[1:], kernel_size=(high, wide), stride=(high, wide)
+    )
+    sure = left_over <= _LEFT_OVER and error <= _CERTIFIED and bool(torch.isfinite(image).all())
+    label = _label(module, observation, image)
+    notes = [f"{count} patches explain the embedding's gradient up to {left_over:.1g} of it"]
+    if not sure:
+        notes.append("not certified: noise or a defence is in the update, or the patches' gradients are too alike")
+    return image, label, torch.tensor([sure]), tuple(notes)
+
+
+def _label(module: nn.Module, observation: Observation, image: Tensor) -> Tensor:
+    """Return (1,) the label with which the image's gradient is nearest to the observed one, in direction."""
+    classes = observation.task_info.num_classes
+    assert classes is not None
+    parameters = {n: p for n, p in module.named_parameters() if n in observation.single().update.tensors}
+    seen = torch.cat([observation.single().update.tensors[n].double().flatten() for n in parameters])
+    sign = 1.0 if observation.update_kind == "gradient" else -1.0
+    likeness = []
+    with local_randomness(0), torch.enable_grad():
+        for label in range(classes):
+            value = observation.loss(module(image), torch.tensor([label]))
+            grads = torch.autograd.grad(value, list(parameters.values()))
+            own = torch.cat([g.flatten() for g in grads])
+            likeness.append(float(nn.functional.cosine_similarity(own, sign * seen, dim=0)))
+    return torch.tensor([max(range(classes), key=lambda c: likeness[c])])

@@ -1,0 +1,332 @@
+"""A product of a sparse and a full matrix, taken apart: G = L·X, where many entries of L are exactly zero.
+
+The gradient of a fully connected layer before a ReLU is such a product: L = ∂ℓ/∂z has a column an example, which is
+zero wherever the example doesn't activate the neuron, and X has the inputs. With V the right singular vectors of G, G·V
+has the column space of L, so L = G·V·P and X = P⁻¹·Vᵀ; a column of P is a direction in which G·V has many zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_OVERSAMPLE = 12  # further random vectors of the range finder
+_POWERS = 2
+_GAP = 4.0  # times the largest singular value of the noise: what counts for the rank
+_SIGMA = 8.0  # standard deviations of noise within which a number counts as zero
+_STEPS = 150  # of the subgradient on the sphere
+_FIRST, _DECAY = 0.2, 0.96
+_SAME = 0.995  # |cosine| from which two directions are polished as one
+_EQUAL = 1e-4  # 1 − |cosine| up to which two polished directions are one
+_WIDTHS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)  # of what counts as nearly zero while polishing
+_NOTHING = 1e-14  # relative size of a squared length that is none
+_WINDOW = 0.15  # share of the other rows that must become zero by the right multiple
+_LOOSE = (1e-4, 1e-8, 0.0, 0.0)  # of the mean size: what counts as zero at first, before noise alone does
+_LEVERAGE = 0.95  # most by which a zero set's rank may hang on one of its rows
+_MARGIN = 10.0  # standard deviations of noise by which a zero set's rank must stand out
+_SPARE = 3  # rows that a zero set must have beyond those that define a direction
+_REFINEMENTS = 2
+_INDEPENDENT = 1e-3  # least part of a direction that must lie outside of the others' span
+_UNKNOWN_LEFT = 2.0  # times the error of X where L is known: what not knowing L adds, measured
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """G ≈ A·Vᵀ, without G's rows that are zero.
+
+    Attributes:
+        live: (rows of G,) which rows aren't zero.
+        product: (m, columns of G) those rows.
+        scores: (m, r) A = G·V.
+        right: (r, columns of G) Vᵀ, orthonormal rows.
+        singular: (r,) singular values, falling.
+        noise: (m,) standard deviation of the noise in the numbers of each live row.
+    """
+
+    live: Tensor
+    product: Tensor
+    scores: Tensor
+    right: Tensor
+    singular: Tensor
+    noise: Tensor
+
+    @property
+    def rank(self) -> int:
+        """How many examples can be told apart."""
+        return len(self.singular)
+
+
+def low_rank(product: Tensor, most: int, generator: torch.Generator) -> LowRank:
+    """Return ``product`` as one of rank ``most`` at most, and the noise that is left over.
+
+    The rank is where singular values no longer stand out of what comes after ``most``; a row's noise is what it has
+    outside of the others' span. Randomised subspace iteration (Halko, Martinsson & Tropp 2011, Algorithm 4.4), which
+    costs a few products instead of a full SVD.
+
+    Args:
+        product: (rows, columns), float64, with more of either than ``most``.
+        most: examples.
+        generator: of the random vectors.
+    """
+    live = product.abs().amax(dim=1) > 0
+    rows = product[live]
+    size = min(most + _OVERSAMPLE, *rows.shape)
+    basis = torch.randn(rows.shape[1], size, dtype=rows.dtype, generator=generator)
+    for _ in range(_POWERS):
+        basis, _ = torch.linalg.qr(rows @ basis)
+        basis, _ = torch.linalg.qr(rows.T @ basis)
+    left, _ = torch.linalg.qr(rows @ basis)
+    _, singular, vh = torch.linalg.svd(left.T @ rows, full_matrices=False)
+    noise = float(singular[most]) if size > most else 0.0
+    least = torch.finfo(rows.dtype).eps * max(rows.shape)
+    kept = singular[:most] > max(_GAP * noise, least * float(singular[:1].sum()))
+    rank = int(kept.sum())
+    singular, right = singular[:rank], vh[:rank]
+    scores = rows @ right.T
+    free = max(1, rows.shape[1] - rank)
+    spread = ((rows - scores @ right).square().sum(dim=1) / free).sqrt()
+    spread = torch.maximum(spread, torch.finfo(rows.dtype).eps * rows.norm(dim=1))
+    return LowRank(live, rows, scores, right, singular, spread)
+
+
+# Directions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Directions in which many of the scores are zero.
+
+    Attributes:
+        values: (r, k) of length one.
+        zeros: (m, k) which scores are zero, as far as noise lets one tell.
+        certain: (k,) whose zero set has rank r − 1 by a margin, so that no other direction has it.
+    """
+
+    values: Tensor
+    zeros: Tensor
+    certain: Tensor
+
+    def __len__(self) -> int:
+        return self.values.shape[1]
+
+    def of(self, chosen: Tensor) -> Directions:
+        """Return some of them."""
+        return Directions(self.values[:, chosen], self.zeros[:, chosen], self.certain[chosen])
+
+    def and_(self, more: Directions) -> Directions:
+        """Return these and ``more`` that are new among themselves and beside these."""
+        return _distinct(
+            Directions(
+                torch.cat([self.values, more.values], dim=1),
+                torch.cat([self.zeros, more.zeros], dim=1),
+                torch.cat([self.certain, more.certain]),
+            ),
+            len(self),
+        )
+
+
+def none_yet(parts: LowRank) -> Directions:
+    """Return no direction."""
+    m, r = parts.scores.shape
+    return Directions(
+        parts.scores.new_zeros(r, 0), torch.zeros(m, 0, dtype=torch.bool), torch.zeros(0, dtype=torch.bool)
+    )
+
+
+def search(parts: LowRank, known: Directions, starts: int, generator: torch.Generator) -> Directions:
+    """Return certain directions found from random starts, among all rows.
+
+    A subgradient of ‖U·q‖₁ on the sphere (Bai, Jiang & Sun 2019), U the scores with orthonormal columns, all starts in
+    one matrix; then reweighted least squares, which narrows what counts as nearly zero; last the zero set's own null
+    vector.
+
+    Args:
+        parts: of the product.
+        known: that needn't be found again.
+        starts: how many.
+        generator: of the starts.
+    """
+    if parts.rank == 1:  # the only one
+        return certify(parts, parts.scores.new_ones(1, 1))
+    return _certain(parts, known, _descended(parts.scores, starts, generator))
+
+
+def search_beside(parts: LowRank, known: Directions, one: int, starts: int, generator: torch.Generator) -> Directions:
+    """Return certain directions found where the known direction ``one`` has its zeros.
+
+    Columns of L that are nearly parallel (examples of a class) hide each other among all rows: a search ends at the
+    sparser one. Among the rows in which the one is zero it can't; what is found there is known up to a multiple of the
+    one, and the right multiple has the most zeros in the other rows.
+    """
+    basis = torch.linalg.svd(known.values[:, one : one + 1].T)[2][1:].T
+    there = known.zeros[:, one]
+    if basis.shape[1] < 1 or int(there.sum()) < 2 * parts.rank:
+        return none_yet(parts)
+    found = basis @ _descended(parts.scores[there] @ basis, starts, generator)
+    rest, own = parts.scores[~there] @ found, parts.scores[~there] @ known.values[:, one]
+    ratios = (-rest / own[:, None]).sort(dim=0).values
+    window = max(2, int(_WINDOW * len(ratios)))
+    if len(ratios) <= window:
+        return none_yet(parts)
+    least = (ratios[window:] - ratios[:-window]).argmin(dim=0)
+    multiple = ratios.gather(0, least[None] + window // 2)[0]
+    return _certain(parts, known, found + known.values[:, one, None] * multiple)
+
+
+def _descended(scores: Tensor, starts: int, generator: torch.Generator) -> Tensor:
+    """Return different directions (r, k) in which ``scores`` (m, r) have small sums of sizes, k up to ``starts``."""
+    spectrum, vectors = torch.linalg.eigh(scores.T @ scores)
+    whiten: Tensor = vectors / spectrum.clamp(min=max(_NOTHING * float(spectrum[-1]), 1e-300)).sqrt()
+    white = scores @ whiten
+    rows = white.float()
+    q = torch.randn(scores.shape[1], starts, generator=generator)
+    q /= q.norm(dim=0)
+    step = _FIRST
+    for _ in range(_STEPS):
+        slope = rows.T @ (rows @ q).sign_()
+        slope -= q * (slope * q).sum(dim=0)
+        q = q - step * slope / (slope.norm(dim=0) + 1e-12)
+        q /= q.norm(dim=0)
+        step *= _DECAY
+    q = q[:, (rows @ q).abs_().sum(dim=0).argsort()].double()
+    q = q[:, ~((q.T @ q).abs() > _SAME).tril(-1).any(dim=1)]
+    return whiten @ _narrowed(_directed(white), q, _WIDTHS)
+
+
+def _directed(rows: Tensor) -> Tensor:
+    """Return the rows (m, r) that aren't zero, each of length 1."""
+    lengths = rows.norm(dim=1, keepdim=True)
+    there = lengths[:, 0] > _NOTHING**0.5 * lengths.max()
+    directed: Tensor = rows[there] / lengths[there]
+    return directed
+
+
+def _narrowed(rows: Tensor, directions: Tensor, widths: Sequence[float]) -> Tensor:
+    """Return (r, k) ``directions``, each moved to where more of the ``rows`` (m, r) have no share in it at all."""
+    q: Tensor = directions
+    for width in widths:
+        shares = (rows @ q).square_()
+        weights = 1 / (shares + width * width * shares.mean(dim=0) + _NOTHING**2)
+        grams = torch.stack([(rows * w[:, None]).T @ rows for w in weights.T])
+        q = torch.linalg.eigh(grams)[1][:, :, 0].T
+    return q
+
+
+def _certain(parts: LowRank, known: Directions, directions: Tensor) -> Directions:
+    """Return which of ``directions`` (r, k) lead to certain ones that aren't known."""
+    q = directions / directions.norm(dim=0)
+    both = torch.cat([known.values, q], dim=1)
+    new = ~((both.T @ both).abs() > 1 - _EQUAL).tril(-1).any(dim=1)
+    q = q[:, new[len(known) :]]
+    if not q.shape[1]:
+        return none_yet(parts)
+    white = parts.scores / parts.singular
+    q = _narrowed(_directed(white), q * parts.singular[:, None], _WIDTHS[-4:])
+    found = certify(parts, q / parts.singular[:, None])
+    return _distinct(found.of(found.certain))
+
+
+def certify(parts: LowRank, directions: Tensor) -> Directions:
+    """Return ``directions`` (r, k) as the null vectors of their zero sets, and which of these are certain.
+
+    In these coordinates a row's noise is the same in every direction, so the null vector is the total least squares'.
+    The certificate: the zero set's rows have rank r − 1, by a margin over their noise, and no single row is what
+    brings it there. Otherwise further directions would vanish on it, and this one's zeros were a choice.
+    """
+    rows = parts.scores / parts.noise[:, None]
+    q = directions / directions.norm(dim=0)
+    r = parts.rank
+    values, zero_sets, certain = [], [], []
+    for direction in q.T:
+        one, sure = direction, r == 1
+        for loose in _LOOSE if r > 1 else ():
+            sizes = (rows @ one).abs()
+            zero = sizes <= max(_SIGMA, loose * float(sizes.mean()))
+            own = rows[zero]
+            if len(own) < r - 1 + _SPARE:
+                break
+            spectrum, vectors = torch.linalg.eigh(own.T @ own)
+            one = vectors[:, 0]
+            stands = float(spectrum[1]) > _MARGIN**2 * len(own)
+            leverage = (own @ (vectors[:, 1:] / spectrum[1:].clamp(min=1e-300).sqrt())).square().sum(dim=1)
+            sure = stands and float(leverage.max()) <= _LEVERAGE
+        values.append(one)
+        zero = (rows @ one).abs() <= _SIGMA
+        zero_sets.append(zero)
+        enough = r == 1 or int(zero.sum()) >= r - 1 + _SPARE
+        certain.append(sure and enough and not bool(zero.all()))
+    return Directions(torch.stack(values, dim=1), torch.stack(zero_sets, dim=1), torch.tensor(certain))
+
+
+def _distinct(found: Directions, first: int = 0) -> Directions:
+    """Return each direction once; the ``first`` are known to differ."""
+    cosines = (found.values.T @ found.values).abs()
+    keep = ~(cosines > 1 - _EQUAL).tril(-1).any(dim=1)
+    keep[:first] = True
+    return found.of(keep)
+
+
+# The whole -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A product's two factors.
+
+    Attributes:
+        left: (m, r) L of the live rows.
+        right: (r, columns of G) X, scaled so that its last column is one.
+        error: (r,) estimated standard deviation of the numbers in each row of X.
+    """
+
+    left: Tensor
+    right: Tensor
+    error: Tensor
+
+
+def chosen(parts: LowRank, found: Directions, first: Tensor) -> Directions:
+    """Return up to r independent directions, those with the most zeros first, but ``first`` before them all.
+
+    Args:
+        parts: of the product.
+        found: certain directions.
+        first: (k,) which are to be preferred.
+    """
+    white = found.values * parts.singular[:, None]
+    white = white / white.norm(dim=0)
+    order = (found.zeros.sum(dim=0) + len(found.zeros) * first.long()).argsort(descending=True, stable=True)
+    taken: list[int] = []
+    span = white.new_zeros(parts.rank, 0)
+    for i in order.tolist():
+        rest = white[:, i] - span @ (span.T @ white[:, i])
+        if float(rest.norm()) > _INDEPENDENT and len(taken) < parts.rank:
+            taken.append(i)
+            span = torch.cat([span, (rest / rest.norm())[:, None]], dim=1)
+    return found.of(torch.tensor(taken, dtype=torch.int64))
+
+
+def factors(parts: LowRank, found: Directions) -> Factors:
+    """Return the factors that r independent directions give, refined by least squares.
+
+    L's zeros are set, then L and X are solved for in turn, which uses all rows of G for every number. Each number of X
+    is a sum of G's, weighted by a row of L's pseudo-inverse, so its error follows from the noise.
+    """
+    inputs = torch.linalg.solve(found.values, parts.right)
+    active = (~found.zeros).to(inputs.dtype)
+    left = (parts.scores @ found.values) * active
+    weights = 1 / parts.noise[:, None]
+    product = parts.product
+    for _ in range(_REFINEMENTS):
+        scaled = left * weights
+        inputs = torch.linalg.lstsq(scaled, product * weights).solution
+        gram, seen = inputs @ inputs.T, product @ inputs.T
+        grams = gram * active[:, :, None] * active[:, None, :] + torch.diag_embed(1 - active)
+        left = torch.linalg.solve(grams, seen * active)
+    inverse = torch.linalg.pinv(left * weights)
+    inputs = inverse @ (product * weights)
+    scale = inputs[:, -1:]
+    error = inverse.norm(dim=1) / scale.abs()[:, 0] * (1 + (inputs / scale).square().mean(dim=1)).sqrt()
+    return Factors(left * scale.T, inputs / scale, _UNKNOWN_LEFT * error)

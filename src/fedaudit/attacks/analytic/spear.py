@@ -1,0 +1,294 @@
+"""SPEAR: whole batches, exactly, from the gradient of a fully connected layer before a ReLU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from fedaudit.attacks.analytic.first_layer import (
+    FirstLayer,
+    comparable,
+    first_layer,
+    layer_product,
+    own_gradients,
+    own_labels,
+)
+from fedaudit.attacks.analytic.r_gap import as_trained
+from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
+from fedaudit.attacks.analytic.sparse_columns import (
+    Directions,
+    Factors,
+    LowRank,
+    certify,
+    chosen,
+    factors,
+    low_rank,
+    none_yet,
+    search,
+    search_beside,
+)
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.findings import Finding, RowFinding
+from fedaudit.attacks.local_training import Way
+from fedaudit.threat import Message, Observation
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count
+
+_STARTS, _STARTS_BESIDE = 64, 32
+_PATIENCE = 20  # rounds after all directions were found, if not all are certified
+_CYCLE = 4  # rounds, of which one searches among all rows
+_STEP = 1 / 255  # of a pixel; a certified image's estimated error is an eighth of it at most
+_CERTIFIED = _STEP / 8
+_SLACK = 1e-4  # relative size of what may be on either side of the ReLU
+_FLIPPED = 0.05  # of an example's neurons, the most that may change sides during several local steps
+_OWN = 0.02  # relative distance up to which an example's own gradient is its column of L
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class Spear(Attack):
+    """SPEAR (Dimitrov et al., NeurIPS 2024) and SPEAR++ (Bakarsky et al. 2025): exact batches through Linear and ReLU.
+
+    The layer's gradient is L·X: its rank is the batch size, and a column of L = ∂ℓ/∂z is zero wherever an example
+    doesn't activate a neuron. The directions in which the gradient's singular vectors have so many zeros are the
+    columns, and the gradient of the bias tells each one's scale.
+
+    Departures. SPEAR samples submatrices; here directions are found by a subgradient of the ℓ1 norm on the sphere from
+    many starts at once, and once more among the rows in which a known column is zero; the last one follows from the
+    others. A direction is taken only if its zeros define it: they have the rank of all but one example, by a margin
+    over the noise, and not by one row alone (so no threshold on the sparsity is needed). An example is *certified*,
+    without the truth, if besides the model's own activations at it fit its column's zeros, its own gradient is its
+    column (where that can be computed), and its estimated error is below an eighth of a grey level. Tolerances aren't
+    set: noise is what a row of the gradient has outside of the others' span, be it float32's rounding or a defence's.
+    Updates of several local steps are such products, too, as far as neurons stay inactive (:func:`.layer_product`).
+
+    Args:
+        rounds: of search, at most; it ends with the last direction.
+    """
+
+    name: ClassVar[str] = "spear"
+    summary: ClassVar[str] = "whole batches, exactly, where the model begins with a fully connected layer and ReLU"
+    paper: ClassVar[str] = "Dimitrov et al. 2024 (SPEAR); Bakarsky et al. 2025 (SPEAR++)"
+    threat_model: ClassVar[str] = "server or eavesdropper, passive"
+    examples: ClassVar[tuple[str, ...]] = ("image",)
+    needs: ClassVar[tuple[str, ...]] = (
+        "images and a classifier",
+        "a model that begins with a fully connected layer with a bias, then ReLU",
+        "fewer examples in an update than the layer has outputs, and than an example has numbers",
+    )
+
+    rounds: Count = 400
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless the model begins so, and the update is a sum of such gradients.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        self._prepare(observation)
+
+    def ways(self, *_: object) -> Sequence[Way]:
+        """Return the closed form's own."""
+        return ("spear",)
+
+    def _prepare(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor, int]:
+        message, task_info = observation.single(), observation.task_info
+        super().check(observation)
+        if task_info.num_classes is None:
+            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
+        module = as_trained(observation.module, task_info, message.weights)
+        layer = first_layer(module, task_info.input_shape)
+        if not layer.relu:
+            raise NotApplicable(
+                f"{self.name} needs a ReLU right after '{layer.name}', the first layer: its zeros tell examples apart; "
+                "run an attack that optimises (invg, agic)"
+            )
+        product = layer_product(message, layer, self.name)
+        most = _distinct_examples(message)
+        size = min(int((product != 0).any(dim=1).sum()), product.shape[1])
+        if most >= size:
+            raise NotApplicable(
+                f"{self.name} needs fewer examples in an update than the first layer's live neurons and an example's "
+                f"numbers: {most} of {size}; run an attack that optimises (invg, agic), or audit a smaller batch"
+            )
+        return module, layer, product, most
+
+    def _run(self, observation: Observation, generator: torch.Generator, _device: str, progress: Progress) -> Finding:
+        module, layer, product, most = self._prepare(observation)
+        message = observation.single()
+        parts = low_rank(product, most, generator)
+        several = message.update.training is not None and message.update.training.local_steps > 1
+        found, good = none_yet(parts), torch.zeros(0, dtype=torch.bool)
+        best: tuple[Tensor, Tensor, Factors] | None = None
+        beside = whole = 0
+        for done in range(self.rounds if parts.rank else 0):
+            if done % _CYCLE == 0 or not len(found):
+                new = search(parts, found, _STARTS, generator)
+            else:
+                new = search_beside(parts, found, beside % len(found), _STARTS_BESIDE, generator)
+                beside += 1
+            before = len(found)
+            found = found.and_(new)
+            if before < len(found) == parts.rank - 1:
+                found = found.and_(_last(module, observation, layer, parts, found, several))
+            progress(min(len(found), parts.rank), parts.rank)
+            good = torch.cat([good, torch.zeros(len(found) - len(good), dtype=torch.bool)])
+            if best is not None and done - whole >= _PATIENCE:
+                break
+            if len(found) < parts.rank or len(found) == before:
+                continue
+            own = chosen(parts, found, good)
+            if len(own) < parts.rank:
+                continue
+            result = factors(parts, own)
+            certified, labels = _judged(module, observation, layer, parts, own, result, several)
+            if best is None or int(certified.sum()) > int(best[0].sum()):
+                best, whole = (certified, labels, result), done
+            if bool(certified.all()) or len(found) > 3 * parts.rank:
+                break
+        return self._returned(observation, _recovered(layer, parts, found, best, most, generator, observation))
+
+    def _returned(self, observation: Observation, found: Recovered) -> Finding:
+        return as_images(observation, found, self.name)
+
+
+def _last(
+    module: nn.Module, observation: Observation, layer: FirstLayer, parts: LowRank, found: Directions, several: bool
+) -> Directions:
+    """Return the last direction, where all others are known; none where it isn't certain.
+
+    A row of P⁻¹ is orthogonal to all other columns of P. So the last example is known before its direction is, and the
+    neurons that it doesn't activate are the direction's zeros. Where these are too few, the direction is the one whose
+    column is the example's own gradient, with the one label that fits.
+    """
+    row = torch.linalg.svd(found.values.T)[2][-1] @ parts.right
+    inputs, weight, bias = row[:-1] / row[-1], layer.module.weight.detach(), layer.module.bias.detach()
+    slack = _SLACK * (weight.norm(dim=1) * inputs.norm() + bias.abs())
+    zero = (weight @ inputs + bias < -slack)[parts.live]
+    own = (parts.scores / parts.noise[:, None])[zero]
+    if len(own) >= parts.rank:
+        last = certify(parts, torch.linalg.eigh(own.T @ own)[1][:, :1])
+        if bool(last.certain.all()):
+            return last
+    if several or not comparable(module, observation) or not bool(torch.isfinite(inputs).all()):
+        return none_yet(parts)
+    columns = own_gradients(module, observation, layer, inputs[None])[:, 0, parts.live].T
+    directions = torch.linalg.lstsq(parts.scores, columns).solution
+    unlike = (parts.scores @ directions - columns).norm(dim=0)
+    best = int(unlike.argmin())
+    if float(unlike[best]) > _OWN:
+        return none_yet(parts)
+    direction = directions[:, best : best + 1]
+    return Directions(direction / direction.norm(), (columns[:, best : best + 1] == 0), torch.ones(1, dtype=torch.bool))
+
+
+def _distinct_examples(message: Message) -> int:
+    """Return how many different examples an update is of, at most."""
+    training = message.update.training
+    if training is not None and training.data_size is not None:
+        return min(training.data_size, message.update.num_examples)
+    return message.update.num_examples
+
+
+def _judged(
+    module: nn.Module,
+    observation: Observation,
+    layer: FirstLayer,
+    parts: LowRank,
+    found: Directions,
+    result: Factors,
+    several: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return which of the recovered examples are certified (r,), and their labels (r,)."""
+    inputs, weight = result.right[:, :-1], layer.module.weight.detach()
+    assert layer.module.bias is not None
+    before = inputs @ weight.T + layer.module.bias.detach()
+    slack = _SLACK * (weight.norm(dim=1) * inputs.norm(dim=1, keepdim=True) + layer.module.bias.detach().abs())
+    active = torch.zeros(before.shape, dtype=torch.bool)
+    active[:, parts.live] = ~found.zeros.T
+    wrong = ((before < -slack) & active).sum(dim=1)
+    allowed = _FLIPPED * active.sum(dim=1) if several else torch.zeros(len(active))
+    sure = (wrong <= allowed) & (before < -slack).any(dim=1) & torch.isfinite(inputs).all(dim=1)
+    scale = max(observation.task_info.std)
+    sure &= result.error * scale <= _CERTIFIED
+    columns = torch.zeros(before.shape, dtype=torch.float64)
+    columns[:, parts.live] = result.left.T
+    labels, distance = own_labels(module, observation, layer, inputs, columns)
+    if not several and comparable(module, observation):
+        sure &= distance <= _OWN
+    return sure, labels
+
+
+def _recovered(
+    layer: FirstLayer,
+    parts: LowRank,
+    found: Directions,
+    best: tuple[Tensor, Tensor, Factors] | None,
+    most: int,
+    generator: torch.Generator,
+    observation: Observation,
+) -> Recovered:
+    """Return what came of it, in the order of the data's numbers: a guess where a direction is missing."""
+    notes = []
+    if best is not None:
+        certified, labels, result = best
+        inputs = result.right[:, :-1]
+        error = float(result.error.median()) * max(observation.task_info.std)
+        count = f"{int(certified.sum())} of {len(inputs)} examples"
+        notes.append(f"certified without the truth: {count}; estimated error {error:.1g}")
+    else:
+        notes.append(
+            f"only {len(found)} of {parts.rank} examples' directions were found, and an example needs all of them: "
+            "nothing is certified, and what is returned is a guess"
+        )
+        inputs = _guess(parts, found, generator)
+        labels = torch.zeros(len(inputs), dtype=torch.int64)
+        certified = torch.zeros(len(inputs), dtype=torch.bool)
+    if parts.rank < most:
+        notes.append(
+            f"the update's rank is {parts.rank}, of {most} examples: some are equal, activate nothing or drown in noise"
+        )
+    examples = torch.zeros_like(inputs)
+    examples[:, layer.places] = inputs
+    return Recovered(examples, labels, certified, tuple(notes))
+
+
+def _guess(parts: LowRank, found: Directions, generator: torch.Generator) -> Tensor:
+    """Return (r, inputs) of the directions that were found and random ones for the rest."""
+    if not parts.rank:
+        return parts.right.new_zeros(1, parts.right.shape[1] - 1)
+    fill = torch.randn(parts.rank, parts.rank, dtype=torch.float64, generator=generator)
+    values = torch.cat([found.values, fill], dim=1)[:, : parts.rank]
+    inputs = torch.linalg.solve(values, parts.right)
+    return torch.as_tensor((inputs / inputs[:, -1:])[:, :-1].nan_to_num().clamp(-10, 10))
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class SpearRows(Spear):
+    """SPEAR (Dimitrov et al., NeurIPS 2024) on rows of a table; see :class:`Spear`.
+
+    Only certified rows are returned, where there are any. A certified row's estimated error is below an eighth of 1/255
+    of a standard deviation.
+
+    Args:
+        rounds: of search, at most; it ends with the last direction.
+    """
+
+    name: ClassVar[str] = "spear-rows"
+    summary: ClassVar[str] = "batches of rows, exactly, where the model begins with a fully connected layer and ReLU"
+    examples: ClassVar[tuple[str, ...]] = ("table",)
+    finds: ClassVar[type[Finding]] = RowFinding
+    recovers: ClassVar[str] = "rows of a table"
+    needs: ClassVar[tuple[str, ...]] = (
+        "rows and a classifier",
+        "a model that begins with a fully connected layer with a bias, then ReLU",
+        "fewer examples in an update than the layer has outputs, and than a row has numbers",
+    )
+
+    def _returned(self, observation: Observation, found: Recovered) -> Finding:
+        return as_rows(observation, found, self.name)

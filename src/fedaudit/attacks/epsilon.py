@@ -1,0 +1,138 @@
+"""The audit of ε: which canaries were in? Scores of each, for every observer; the evaluation makes bounds of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedaudit.attacks.base import Attack, Progress, register
+from fedaudit.attacks.findings import Finding
+from fedaudit.federation.canaries import OBSERVERS, Canaries, CanarySpec
+from fedaudit.threat import Observation
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count, Number, Positive
+
+_MOST_STEPS = 256  # a round; of more the number taken part in hardly varies, and the sum says as much
+_LEAST = 1e-3  # noise, in units of a canary: with less the likelihood ratio is no better than the sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonFinding(Finding, kind="epsilon"):
+    """Of each canary, for every observer, how much it looks as if it had been in.
+
+    Attributes:
+        observers: who.
+        scores: (observers, m) float64; the higher, the more like one that was in.
+        confidence: with which bounds are asked for.
+    """
+
+    observers: tuple[str, ...]
+    scores: Tensor
+    confidence: float
+
+
+@register
+class Epsilon(Attack):
+    """Demonstrates ε from canaries that are in or out by fair coins.
+
+    A canary is a client (client level) or a record (sample level) that sends, or has as its gradient, a unit direction
+    times the clip: the worst case of the promise. The simulator puts them in; the attack reads, for each observer, the
+    inner product of every canary's direction with what the observer sees, round by round, and scores a canary by the
+    sum over rounds; where taking part is drawn, by the likelihood ratio that the promised noise and rate give, in which
+    rounds where the canary took part weigh more. Which bound on ε the scores give is the evaluation's, see
+    :mod:`fedaudit.evaluation.epsilon`.
+
+    Andrew et al. 2023 draw directions from the sphere and take cosines (Algorithm 1 and 2); departures: the directions
+    are rows of a randomly signed and permuted Hadamard matrix, orthogonal where the model is large enough, and absent
+    canaries have coins of their own (Steinke et al. 2023), where Andrew et al. compare with directions never used.
+
+    Args:
+        canaries: m, how many.
+        adjacency: an absent canary is replaced by nothing (``add-remove``), or by its opposite (``replace``), the worst
+            of what a server that sees who takes part must reckon with.
+        confidence: of all bounds on covered observers together.
+        observer: who alone is asked: ``updates``, ``sum``, ``models`` or ``final``; null: all of
+            whom the adversary can be one.
+        strength: length of a canary before it is clipped, in units of the clip: above 1, clipping that isn't done as
+            it is claimed is found, too.
+        clip: a canary's length where no clip is declared.
+        signs: ``paired``: canary clients send their direction for two rounds, then its opposite for two, and so on.
+            Noise that is drawn once and added again in other rounds cancels; the final model then shows nothing.
+        noise: under local noise every canary's update goes through the federation's own code, one by one (``each``), or
+            the noise of their sum and of what is read of each is drawn once, as ``dp`` declares it (``joint``): the
+            same distribution at a hundredth of the cost, and that code isn't audited.
+    """
+
+    name = "epsilon"
+    summary = "canaries, each in or out by a fair coin: which ε does an observer demonstrate?"
+    paper = "Steinke et al. 2023; Mahloujifar et al. 2024; Andrew et al. 2023"
+    threat_model = "server, eavesdropper or client; the auditor puts canaries into the federation"
+    needs = ("canaries in the federation",)
+    default_scope = "federation"
+    on_sums = "works: for those who see the sum, every global model or the final one"
+    recovers = "which canaries took part"
+    finds = EpsilonFinding
+
+    canaries: Count = 1000
+    adjacency: Literal["add-remove", "replace"] = "add-remove"
+    confidence: Annotated[Number, Field(gt=0.5, lt=1)] = 0.95
+    observer: Literal["updates", "sum", "models", "final"] | None = None
+    strength: Annotated[Number, Field(ge=1, le=1e6)] = 10.0
+    clip: Positive = 1.0
+    signs: Literal["constant", "paired"] = "constant"
+    noise: Literal["each", "joint"] = "each"
+
+    def asks(self) -> CanarySpec:
+        """Return the canaries that the simulation is to put in."""
+        strength, clip = float(self.strength), float(self.clip)
+        return CanarySpec(self.canaries, self.adjacency, strength, clip, self.signs, joint=self.noise == "joint")
+
+    def check(self, observation: Observation) -> None:
+        """Refuse a federation without canaries.
+
+        Raises:
+            NotApplicable: there are none.
+        """
+        super().check(observation)
+        if observation.canaries is None or not observation.canaries.readings:
+            raise NotApplicable(
+                "there are no canaries in this federation: simulate it with the attack 'epsilon' in the scenario"
+            )
+        if self.observer is not None and self.observer not in observation.canaries.readings:
+            raise NotApplicable(
+                f"the adversary '{observation.threat.adversary}' isn't {OBSERVERS[self.observer]}; "
+                "choose another observer or adversary"
+            )
+
+    def _run(self, observation: Observation, generator: torch.Generator, device: str, progress: Progress) -> Finding:  # noqa: ARG002
+        canaries = observation.canaries
+        assert canaries is not None  # check() saw to it
+        names = tuple(name for name in OBSERVERS if name in canaries.readings and self.observer in (None, name))
+        scores = torch.stack([score(canaries, name) for name in names])
+        return EpsilonFinding(observers=names, scores=scores, confidence=float(self.confidence))
+
+
+def score(canaries: Canaries, observer: str) -> Tensor:
+    """Return (m,) float64: how much each canary looks to ``observer`` as if it had been in.
+
+    The sum of its readings, or where it takes part in a step by chance, of their log-likelihood ratios: of k times
+    taking part, k binomial, against none, with the promised noise.
+    """
+    readings = canaries.readings[observer]
+    rate, noise = canaries.rates.get(observer, 1.0), canaries.noise.get(observer, 0.0)
+    if rate >= 1 or len(readings) < 2 or noise <= 0 or canaries.steps > _MOST_STEPS:
+        return readings.nansum(dim=0)
+    k = torch.arange(canaries.steps + 1, dtype=torch.float64)
+    steps = torch.tensor(float(canaries.steps), dtype=torch.float64)
+    chance = torch.lgamma(steps + 1) - torch.lgamma(k + 1) - torch.lgamma(steps - k + 1)
+    chance = chance + k * math.log(rate) + (steps - k) * math.log1p(-rate)
+    variance = max(noise, _LEAST) ** 2
+    ratios = [
+        (chance[:, None] + (torch.outer(k, own) - k[:, None] ** 2 / 2) / variance).logsumexp(0) for own in readings
+    ]
+    return torch.stack(ratios).nansum(dim=0)

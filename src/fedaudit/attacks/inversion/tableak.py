@@ -1,0 +1,293 @@
+"""TabLeak: rows of tables, by many restarts that are pooled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register, silent
+from fedaudit.attacks.findings import Finding, RowFinding
+from fedaudit.attacks.inversion.engines.dense import dense
+from fedaudit.attacks.inversion.engines.restarts import Decode, one_by_one, restarts
+from fedaudit.attacks.inversion.objectives import Distance, Objective
+from fedaudit.attacks.inversion.reconstruct import reconstruct
+from fedaudit.attacks.inversion.relaxation import Relaxation
+from fedaudit.attacks.inversion.template import Prepared, Schedule, matched, prepare
+from fedaudit.attacks.labels.inference import LabelMethod
+from fedaudit.attacks.local_training import Way, image_way
+from fedaudit.attacks.victim import WITHOUT_DROPOUT, unknown_training
+from fedaudit.examples.columns import numbers
+from fedaudit.federation.local_training import local_randomness
+from fedaudit.threat import Message, Observation
+from fedaudit.training import TrainingConfig
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count, Fraction, Positive
+
+# How counts of inferred labels are corrected: by descents so short, so few of them, for so many examples at most.
+_SHORT, _FEW, _COUNTED = 100, 5, 64
+_MOVES = 4  # labels that are moved at most
+_CLEARLY = 0.7  # of the distance: a move must bring it below
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class TabLeak(Attack):
+    """TabLeak (Vero et al. 2023): rows of a table whose gradient is the observed one.
+
+    A category is optimised as a softmax over its values (Section 4.1), numbers as they are. Restarts from random rows
+    are brought into the order of the one of least distance, and each cell is the median over them (Section 4.2); how
+    far they agree, by the entropy of a cell's distribution over the restarts, is the confidence (Section 4.3). Over
+    several local epochs, whose order nobody tells, each epoch's rows count as a further restart.
+
+    Departures: all restarts are one batch, which changes no restart; the learning rate falls to zero in 500 iterations,
+    which tells as much as the paper's 1,500 at a constant one (study ``tables/tableak``); numbers aren't bounded to the
+    range of the data, which this adversary doesn't know; labels that aren't granted are inferred first, not optimised
+    (targets of a regression are optimised), and spread evenly over the mini-batches; a number's confidence is the
+    probability that a normal distribution of the restarts' spread is within the tolerance.
+
+    Args:
+        iterations: of Adam, in each restart.
+        restarts: from new random rows, which are pooled.
+        learning_rate: in standard deviations of a column, or units of a category's logit.
+        signed: give Adam the sign of the gradient only.
+        schedule: of the learning rate: ``constant``; ``steps``, ×0.1 after 3/8, 5/8 and 7/8 of the iterations;
+            ``linear``, to zero; ``cosine``, to zero after a short linear start.
+        average: share of the iterations, the last ones, whose mean is a restart's result; 0 for the last one.
+        distance: ``cosine``, ``squared-l2``, or ``auto``: the cosine, but where targets are optimised, which change the
+            gradient's length, the squared distance.
+        pooling: ``median`` over the restarts, or ``best``: the one of least distance alone.
+        label_inference: ``auto``, ``idlg``, ``yin``, ``geng``, ``bias-corrected`` or ``signs``; not used where labels
+            are granted.
+        batched: all restarts in one batch; False runs one after another, which gives the same and takes longer.
+        aware: use what is known of the clients' defence.
+    """
+
+    name: ClassVar[str] = "tableak"
+    summary: ClassVar[str] = "rows of a table: categories by softmax, many restarts at once, their median, confidence"
+    paper: ClassVar[str] = "Vero et al. 2023 (TabLeak)"
+    threat_model: ClassVar[str] = "server or eavesdropper, passive"
+    needs: ClassVar[tuple[str, ...]] = (
+        "a table; its columns' types, without which every position is taken for a number",
+        "for a FedAvg update, how the client trained (threat.knows_training)",
+    )
+    examples: ClassVar[tuple[str, ...]] = ("table",)
+    recovers: ClassVar[str] = "rows of a table"
+    finds: ClassVar[type[Finding]] = RowFinding
+
+    iterations: Count = 500
+    restarts: Count = 30
+    learning_rate: Annotated[Positive, Field(le=1e6)] = 0.06
+    signed: bool = True
+    schedule: Schedule = "linear"
+    average: Fraction = 0.0
+    distance: Literal["auto", "cosine", "squared-l2"] = "auto"
+    pooling: Literal["median", "best"] = "median"
+    label_inference: LabelMethod = "auto"
+    batched: bool = True
+    aware: bool = True
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless the update is of a table's rows, and what it is a multiple of is known.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        message = observation.single()
+        super().check(observation)
+        if message.update.kind == "weights" and message.update.training is None:
+            raise NotApplicable(
+                f"{self.name} needs to know how the client trained to use a FedAvg update; "
+                f"{unknown_training(observation.threat)}"
+            )
+        if not any(bool(t.any()) for t in message.update.tensors.values()):
+            raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+
+    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
+        """Return how rows are found, and labels, where they are inferred."""
+        way = image_way("simulation", message)
+        infers = message.update.labels is None and observation.task_info.num_classes is not None
+        return (way, "labels") if infers else (way,)
+
+    def _run(self, observation: Observation, generator: torch.Generator, device: str, progress: Progress) -> RowFinding:
+        task_info, update = observation.task_info, observation.single().update
+        count, epochs = _distinct(update.num_examples, update.training)
+        infers = update.labels is None and task_info.num_classes is not None
+        prepared = prepare(
+            observation,
+            self.label_inference if infers or update.labels is not None else None,
+            device,
+            num_examples=count if infers else None,
+            aware=self.aware,
+        )
+        # in memory of our own: where a file's tensors lie changes the rounding, and signs make much of that
+        own = {name: t.clone() for name, t in prepared.victim.parameters.items()}
+        prepared = dataclasses.replace(prepared, victim=dataclasses.replace(prepared.victim, parameters=own))
+        table = Relaxation(task_info.columns or numbers(task_info.input_shape[0]), task_info.input_shape[0])
+        labels = prepared.labels
+        with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
+            if infers:
+                labels = self._better(prepared, table, labels, epochs, generator)
+                labels = _spread(labels, update.training).repeat(epochs)
+            elif update.labels is None:
+                labels = torch.zeros(update.num_examples, 0, device=device)  # optimised beside the rows
+            decode = _decoding(table, labels)
+            variables, values = self._descended(
+                prepared, table, labels, self.iterations, self.restarts, generator, progress
+            )
+        kept = torch.isfinite(values) & torch.isfinite(variables).flatten(1).all(dim=1).cpu()
+        if not bool(kept.any()):
+            raise NotApplicable(f"the optimisation diverged at learning_rate {self.learning_rate:g}; lower it")
+        best = values.masked_fill(~kept, torch.inf).argsort(stable=True)[: int(kept.sum())]
+        if self.pooling == "best":
+            best = best[:1]
+        parts = table.parts(variables[best.to(device), :, : table.width].cpu())
+        pool = torch.stack([one for restart in parts for one in restart.split(count)])
+        pool = torch.stack([pool[0], *(table.in_order_of(pool[0], one) for one in pool[1:])])
+        notes = [*prepared.notes, *([WITHOUT_DROPOUT] if prepared.victim.dropout else [])]
+        if not task_info.columns:
+            notes.append("the table's columns aren't known: every position was taken for a number")
+        if epochs > 1:
+            notes.append(f"{epochs} local epochs: each one's {count} rows were pooled like a restart")
+        targets = decode(variables[best[0]])[1][:count].detach().cpu()
+        return RowFinding(
+            rows=table.rows(table.pooled(pool)),
+            labels=targets,
+            label_source=prepared.label_source,
+            confidence=table.confidence(pool),
+            objective=float(values[best[0]]),
+            iterations=self.iterations * self.restarts,
+            notes=tuple(notes),
+        )
+
+    def _descended(
+        self,
+        prepared: Prepared,
+        table: Relaxation,
+        labels: Tensor,
+        iterations: int,
+        restarts: int,
+        generator: torch.Generator,
+        progress: Progress = silent,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the restarts come to, (R, n, v), and the distance of each."""
+        decode, count = _decoding(table, labels), prepared.update.num_examples
+        width = table.width + (labels.ndim == 2 and not labels.shape[1])
+        first = (2 * torch.rand((restarts, count, width), generator=generator) - 1).to(labels.device)
+        (variables,), _ = reconstruct(
+            self.objective(prepared, decode, first),
+            [first],
+            (first, first),  # nothing is clamped
+            generator,
+            lambda done, total: progress(done * restarts, total * restarts),
+            iterations=iterations,
+            learning_rate=self.learning_rate,
+            signed=self.signed,
+            schedule=self.schedule,
+            average=self.average,
+        )
+        exact = self.alone(prepared, decode)
+        return variables, torch.stack([exact(one[None])[0] for one in variables]).cpu()
+
+    def _better(
+        self, prepared: Prepared, table: Relaxation, labels: Tensor, epochs: int, generator: torch.Generator
+    ) -> Tensor:
+        """Return inferred labels (n,), corrected where one more or less of a class explains the update clearly better.
+
+        A wrong count shows in the distance, which the adversary sees: short descents compare the counts with those
+        of one label moved from a class to another, of two classes at most.
+        """
+        classes = prepared.task_info.num_classes or 0
+        if classes != 2 or len(labels) > _COUNTED or len(labels) < 2:
+            return labels
+        training = prepared.update.training
+        ones, start = int(labels.sum()), generator.get_state()
+        known: dict[int, float] = {}
+
+        def value(k: int) -> float:
+            if k not in known:
+                own = torch.zeros_like(labels)
+                own[len(labels) - k :] = 1
+                alike = torch.Generator(generator.device).set_state(start)
+                tried = _spread(own, training).repeat(epochs)
+                steps = min(_SHORT, self.iterations)
+                values = self._descended(prepared, table, tried, steps, min(_FEW, self.restarts), alike)[1]
+                known[k] = float(values.nan_to_num(torch.inf).min())
+            return known[k]
+
+        for _ in range(_MOVES):
+            best = min((k for k in (ones - 1, ones, ones + 1) if 0 <= k <= len(labels)), key=value)
+            if best == ones or value(best) > _CLEARLY * value(ones):
+                break
+            ones = best
+        if ones != int(labels.sum()):
+            prepared.notes.append(
+                f"labels corrected: {ones} of class 1, by the distance, where {int(labels.sum())} were inferred"
+            )
+        corrected = torch.zeros_like(labels)
+        corrected[len(labels) - ones :] = 1
+        return corrected
+
+    def objective(self, prepared: Prepared, decode: Decode, first: Tensor) -> Objective:
+        """Return the sum of the restarts' distances, of (R, n, v) variables, tried on the first ones."""
+        if not self.batched:
+            return self.alone(prepared, decode)
+        distance, training = self._matched(prepared)
+        fast = dense(prepared.victim, training, distance, decode)
+        return restarts(prepared.victim, training, distance, decode, first, prepared.notes, fast)
+
+    def alone(self, prepared: Prepared, decode: Decode) -> Objective:
+        """Return the same, one restart after another."""
+        distance, training = self._matched(prepared)
+        return one_by_one(prepared.victim, training, distance, decode)
+
+    def _matched(self, prepared: Prepared) -> tuple[Distance, TrainingConfig]:
+        name = self.distance
+        if name == "auto":
+            name = "squared-l2" if prepared.label_source == "optimised" else "cosine"
+        weights = dict.fromkeys(prepared.victim.parameters, 1.0)
+        return matched(prepared, weights, name, "simulation", aware=self.aware)
+
+
+def _decoding(table: Relaxation, labels: Tensor) -> Decode:
+    """Return how variables (…, n, v) become rows and labels.
+
+    Args:
+        table: its columns.
+        labels: (n,) or (n, 1) that are known; (n, 0): the last variable of each row is its target.
+    """
+
+    def decode(variables: Tensor) -> tuple[Tensor, Tensor]:
+        rows = table.rows(table.parts(variables[..., : table.width]))
+        return rows, labels if labels.shape[1:] != (0,) else variables[..., table.width :]
+
+    return decode
+
+
+def _distinct(num_examples: int, training: TrainingConfig | None) -> tuple[int, int]:
+    """Return how many rows an update is of, each counted once, and how often it used them: its local epochs."""
+    if training is None or training.data_size is None or num_examples % training.data_size:
+        return num_examples, 1
+    used, ends = 0, set()
+    for size in training.batch_sizes:
+        used += size
+        ends.add(used)
+    epochs = num_examples // training.data_size
+    whole = all(training.data_size * (i + 1) in ends for i in range(epochs))
+    return (training.data_size, epochs) if whole else (num_examples, 1)
+
+
+def _spread(labels: Tensor, training: TrainingConfig | None) -> Tensor:
+    """Return labels, which are known as counts only, so that each mini-batch of an epoch has its share of every one."""
+    sizes: list[int] = []
+    for size in training.batch_sizes if training else ():
+        if sum(sizes) < len(labels):
+            sizes.append(size)
+    if sum(sizes) != len(labels):
+        return labels
+    return torch.cat([labels[start :: len(sizes)] for start in range(len(sizes))]) if len(sizes) > 1 else labels

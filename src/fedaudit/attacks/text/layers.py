@@ -1,0 +1,204 @@
+"""What a transformer's layers receive, found by running it, and the spans that their gradients tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LEAST_GAP = 3.0  # between the last singular value that counts and the first that is rounding or noise
+_ROUNDING = 1e-5  # of the candidates' own vectors, which are computed in float32
+_DRIFT = 3e-3  # by which a token's vector moves over several local steps
+_CHUNK = 512  # sequences in one pass
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """Fully connected layers that receive the same input: query, key and value, or one alone.
+
+    Attributes:
+        name: of the first of them.
+        weights: names of their weights.
+        transposed: whether a weight is (inputs, outputs), as in GPT-2's own layers.
+        attention: they are query, key and value of an attention.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    transposed: bool
+    attention: bool
+
+
+@dataclass(frozen=True)
+class Span:
+    """The space of a layer's inputs, as far as its weights' gradient shows it.
+
+    A gradient is a sum of outer products of what comes back from the outputs and the input, over all tokens of all
+    sequences, so its rows lie in the span of the inputs (Petrov et al. 2024, on Geiping et al.'s linear layer). The
+    rank is where the singular values fall most steeply, from the inputs to rounding.
+
+    Noise (rounding, at least) turns each direction of the span by about its size over the direction's singular value:
+    a vector that is inside is found at a distance of at most the root of the sum of these, weighted by how much of the
+    vector lies in each direction. True vectors are at a quarter to a half of it, where nothing but rounding disturbs.
+
+    Attributes:
+        basis: (width, rank) orthonormal, float64.
+        turned: (rank,) by how much noise turns each direction.
+        least: distance that counts as none, at least.
+    """
+
+    basis: Tensor
+    turned: Tensor
+    least: float
+
+    @property
+    def width(self) -> int:
+        """Of the inputs."""
+        return int(self.basis.shape[0])
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the span."""
+        return int(self.basis.shape[1])
+
+    @property
+    def full(self) -> bool:
+        """Whether it tells nothing: LayerNorm leaves inputs width − 1 dimensions, and it has as many."""
+        return self.rank >= self.width - 1
+
+    def distances(self, inputs: Tensor) -> Tensor:
+        """Return (...,) how far inputs (..., width), brought to length 1, are from the span: up to 1 is inside.
+
+        1 is as far as noise explains.
+        """
+        unit = inputs.to(torch.float64)
+        unit = unit / unit.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        parts = unit @ self.basis
+        off = (unit - parts @ self.basis.T).norm(dim=-1)
+        return torch.as_tensor(off / (parts * self.turned).norm(dim=-1).clamp(min=self.least))
+
+
+def span_of(gradient: Mapping[str, Tensor], receiver: Receiver, tokens: int, steps: int = 1) -> Span | None:
+    """Return the span of a receiver's inputs; None where the singular values show no end of it.
+
+    Each weight's gradient is brought to norm 1 first, because rounding is in proportion to it.
+
+    Args:
+        gradient: by parameter name.
+        receiver: whose weights are all in it.
+        tokens: that the gradient was made of, at most: the rank isn't higher.
+        steps: of local training, over which the inputs moved.
+    """
+    parts = []
+    for name in receiver.weights:
+        part = gradient[name].to(torch.float64)
+        part = part.T if receiver.transposed else part
+        size = float(part.norm())
+        if size > 0:
+            parts.append(part / size)
+    if not parts:
+        return None
+    whole = torch.cat(parts)
+    _, values, rows = torch.linalg.svd(whole, full_matrices=False)
+    last = min(tokens, len(values) - 1)
+    ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
+    rank = int(ratios.argmax()) + 1
+    if float(ratios[rank - 1]) < _LEAST_GAP:
+        return None
+    return Span(rows[:rank].T.contiguous(), values[rank] / values[:rank], _ROUNDING if steps == 1 else _DRIFT)
+
+
+class _Reached(Exception):
+    """The pass has come as far as it was to."""
+
+
+def receivers(module: nn.Module, tokens: Tensor) -> list[Receiver]:
+    """Return the fully connected layers that take a vector a token, in the order in which a pass calls them.
+
+    Those of one input stand together; three, or one of three times its width, are an attention's.
+
+    Args:
+        module: in evaluation mode.
+        tokens: (n, length), n above 1.
+    """
+    seen: list[tuple[str, nn.Module, Any]] = []
+    with ExitStack() as stack, torch.no_grad():
+        for name, part in module.named_modules():
+            if isinstance(part, nn.MultiheadAttention) or _matrix(part) is not None:
+                stack.callback(part.register_forward_pre_hook(_noting(seen, name), with_kwargs=True).remove)
+        module(tokens)
+    groups: list[tuple[Any, list[tuple[str, nn.Module]]]] = []
+    shape = tokens.shape
+    for name, part, given in seen:
+        if not isinstance(given, Tensor) or given.shape[:2] != shape or given.ndim != 3:
+            continue
+        if groups and groups[-1][0] is given:
+            groups[-1][1].append((name, part))
+        else:
+            groups.append((given, [(name, part)]))
+    return [_receiver(given.shape[2], members) for given, members in groups]
+
+
+def _noting(seen: list[tuple[str, nn.Module, Any]], name: str) -> Callable[..., None]:
+    def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((name, part, args[0] if args else next(iter(kwargs.values()), None)))
+
+    return hook
+
+
+def _matrix(part: nn.Module) -> Tensor | None:
+    """Return the weight of a layer that multiplies by a matrix; None for any other."""
+    weight = getattr(part, "weight", None)
+    if isinstance(part, nn.Embedding) or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+        return None
+    return weight
+
+
+def _receiver(width: int, members: Sequence[tuple[str, nn.Module]]) -> Receiver:
+    name, first = members[0]
+    if isinstance(first, nn.MultiheadAttention):
+        return Receiver(name, (f"{name}.in_proj_weight",), False, True)
+    weight = _matrix(first)
+    assert weight is not None
+    transposed = not isinstance(first, nn.Linear) and weight.shape[0] == width and type(first).__name__ == "Conv1D"
+    outputs = weight.shape[1 if transposed else 0]
+    attention = len(members) >= 3 or (len(members) == 1 and outputs == 3 * width)
+    return Receiver(name, tuple(f"{member}.weight" for member, _ in members), transposed, attention)
+
+
+def takes(module: nn.Module, tokens: Tensor) -> bool:
+    """Return whether a model takes such tokens (n, length), shorter ones than it was made for, perhaps."""
+    try:
+        with torch.no_grad():
+            module(tokens)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return False
+    return True
+
+
+def inputs_of(module: nn.Module, receiver: Receiver, tokens: Tensor) -> Tensor:
+    """Return (n, length, width) what a receiver gets where the model is given tokens (n, length).
+
+    The pass ends there.
+    """
+    caught: list[Tensor] = []
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught.append(args[0] if args else next(iter(kwargs.values())))
+        raise _Reached
+
+    handle = module.get_submodule(receiver.name).register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            for part in tokens.split(_CHUNK):
+                try:
+                    module(part)
+                except _Reached:
+                    continue
+    finally:
+        handle.remove()
+    return torch.cat(caught)

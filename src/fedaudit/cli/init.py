@@ -1,0 +1,201 @@
+"""``fedaudit init``: asks, or takes flags, and writes a commented scenario that runs. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedaudit.cli.options import DataDir, check_data_dir
+from fedaudit.cli.starter import (
+    ADVERSARIES,
+    ALGORITHMS,
+    EMBEDDED,
+    MOST_CLIENTS,
+    Choice,
+    complete,
+    models_for,
+    scenario_text,
+    usual_model,
+)
+from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.progress import about, tell
+
+if TYPE_CHECKING:
+    from fedaudit.data import Dataset
+    from fedaudit.pipeline.prepare import ResolvedScenario
+
+LONGEST = 90.0  # seconds that the audit may take by the estimate, so that it ends within two minutes
+_DATA_OF_FILES = "any other data set needs --data-dir: fedaudit list datasets"
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="File to write; one that exists is never overwritten.")
+    ] = Path("scenario.yaml"),
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Data set; those that don't come with fedaudit need --data-dir; image-folder: your own images."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    model: Annotated[str | None, typer.Option(help="Model that clients train; see fedaudit list models.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="How clients train: fedsgd, fedavg or fedprox.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, max=MOST_CLIENTS, help="Number of clients.")] = None,
+    adversary: Annotated[str | None, typer.Option(help=f"Who attacks: {', '.join(ADVERSARIES)}.")] = None,
+    from_flower: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-flower", metavar="APP", help="Read the settings from a Flower app's files; the app isn't run."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use defaults where no flag is given.")] = False,
+) -> None:
+    """Write a commented scenario that runs within two minutes; asks for what no flag gives."""
+    _check_file(file)
+    check_data_dir(data_dir)
+    choice = Choice(
+        data=data or EMBEDDED[0],
+        model=model,
+        algorithm=algorithm,
+        clients=clients,
+        adversary=adversary or next(iter(ADVERSARIES)),
+    )
+    given = {"data": data, "model": model, "algorithm": algorithm, "clients": clients, "adversary": adversary}
+    if from_flower is not None:
+        from fedaudit.cli.starter_flower import of_app
+
+        choice, known = of_app(from_flower, choice)
+        given |= known
+    if model is not None and ":" in model:
+        raise BadInput(
+            f"--model {model}: a scenario names models that fedaudit knows; your own module is audited from Python, "
+            "fedaudit.audit(model=…), or made a plug-in: docs/how-to/own-model.md"
+        )
+    left = [name for name, value in given.items() if value is None]
+    if left and not yes and _on_terminal():
+        choice, dataset = _ask(choice, left, data_dir)
+    else:
+        dataset = _load(choice.data, data_dir)
+    choice = complete(choice, dataset)
+    if left and not yes and not _on_terminal():
+        told = ", ".join(f"--{name} {getattr(choice, name)}" for name in left)
+        tell(f"no terminal to ask on: took {told}")
+    text, seconds = _fitting(choice, dataset, data_dir)
+    _write(file, text)
+    who = ADVERSARIES[choice.adversary].split(",")[0]
+    count = f"{choice.clients} client{'' if choice.clients == 1 else 's'}"
+    print(f"wrote {file}: {choice.data}, {choice.model}, {choice.algorithm}, {count}, {who}")
+    words = ["fedaudit", "audit", str(file), "--out", f"{file.stem}-audit"]
+    words += [] if data_dir is None else ["--data-dir", str(data_dir)]
+    print(f"next, about {about(seconds)} on an idle machine: {shlex.join(words)}")
+
+
+def _check_file(file: Path) -> None:
+    if file.exists() or file.is_symlink():
+        raise BadInput(f"'{file}' exists, and init overwrites nothing; name another file")
+    if not file.parent.is_dir():
+        raise BadInput(f"the folder '{file.parent}' of '{file}' doesn't exist; make it, or name another file")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        with file.open("x", encoding="utf-8") as written:
+            written.write(text)
+    except FileExistsError:
+        _check_file(file)
+    except OSError as error:
+        raise BadInput(f"can't write '{file}': {error.strerror or error}") from None
+
+
+def _on_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()
+
+
+def _load(name: str, data_dir: Path | None) -> Dataset:
+    from fedaudit.data import DATASETS, load_dataset
+
+    DATASETS[name]
+    return load_dataset(name, data_dir=data_dir)
+
+
+def _ask(choice: Choice, left: Sequence[str], data_dir: Path | None) -> tuple[Choice, Dataset]:
+    """Ask for what is left open, in an order in which each answer decides what may follow."""
+    if "data" in left:
+        choice = replace(choice, data=_one_of("Data", EMBEDDED, EMBEDDED[0], _DATA_OF_FILES, free=data_dir is not None))
+    dataset = _load(choice.data, data_dir)
+    if "adversary" in left:
+        lines = "\n".join(f"  {name}: {meaning}" for name, meaning in ADVERSARIES.items())
+        choice = replace(choice, adversary=_one_of("Adversary", tuple(ADVERSARIES), choice.adversary, lines))
+    if "model" in left:
+        offered = models_for(dataset)
+        usual = usual_model(choice.adversary, dataset) if choice.adversary in ADVERSARIES else offered[0]
+        choice = replace(choice, model=_one_of("Model", offered, usual, "any other: fedaudit list models", free=True))
+    suggested = complete(choice, dataset)
+    if "algorithm" in left:
+        words = "fedsgd sends gradients, fedavg and fedprox send weights"
+        choice = replace(choice, algorithm=_one_of("Algorithm", ALGORITHMS, suggested.algorithm or "", words))
+    if "clients" in left:
+        choice = replace(choice, clients=_number("Clients", suggested.clients or 1))
+    return choice, dataset
+
+
+def _one_of(title: str, offered: Sequence[str], usual: str, words: str, *, free: bool = False) -> str:
+    """Ask until one of what is offered is named, by its name or its number."""
+    tell("\n".join([f"{title}: {', '.join(f'{i} {name}' for i, name in enumerate(offered, 1))}", words]))
+    while True:
+        answer = str(typer.prompt(title, default=usual, err=True)).strip()
+        if answer.isdigit() and 1 <= int(answer) <= len(offered):
+            return offered[int(answer) - 1]
+        if answer in offered or free:
+            return answer
+        tell(unknown_name(title.lower(), answer, list(offered)))
+
+
+def _number(title: str, usual: int) -> int:
+    while True:
+        answer = str(typer.prompt(title, default=str(usual), err=True)).strip()
+        if answer.isdigit() and 1 <= int(answer) <= MOST_CLIENTS:
+            return int(answer)
+        tell(f"give a number from 1 to {MOST_CLIENTS}")
+
+
+def _fitting(choice: Choice, dataset: Dataset, data_dir: Path | None) -> tuple[str, float]:
+    """Return a scenario that was loaded and checked, and about how many seconds its audit takes.
+
+    Where that is too long, attacks get fewer iterations, or the federation fewer rounds.
+
+    Raises:
+        BadInput: the choice doesn't fit together.
+    """
+    from fedaudit.pipeline.estimate import audit_seconds
+
+    workers, effort = os.cpu_count() or 1, 1.0
+    for _ in range(3):
+        text = scenario_text(choice, dataset, effort=effort)
+        seconds = audit_seconds(_resolved(text, data_dir), workers=workers, alone=True)
+        if seconds <= LONGEST:
+            break
+        lower = effort * 0.8 * LONGEST / seconds
+        shorter = scenario_text(choice, dataset, effort=lower)
+        if shorter == text:
+            break
+        effort = lower
+    if effort < 1:
+        tell(f"lowered to {effort:.0%} of the usual iterations or rounds, so that it ends in about {about(seconds)}")
+    return text, seconds
+
+
+def _resolved(text: str, data_dir: Path | None) -> ResolvedScenario:
+    from fedaudit.pipeline.prepare import resolve
+    from fedaudit.scenario import scenario_from
+    from fedaudit.utils import plain_yaml
+
+    return resolve(scenario_from(plain_yaml.loads(text, "the scenario"), where="the scenario"), data_dir=data_dir)

@@ -1,0 +1,329 @@
+"""The scenario that ``fedaudit init`` writes: choices that fit together, settings that suit them, and its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from fedaudit.utils.errors import BadInput, unknown_name
+
+if TYPE_CHECKING:
+    from fedaudit.data import Dataset
+
+EMBEDDED = ("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic")
+ALGORITHMS = ("fedsgd", "fedavg", "fedprox")
+MALICIOUS = "malicious-client"
+ADVERSARIES = {
+    "server": "an honest-but-curious server, who reads every update",
+    "eavesdropper": "somebody on the network, who reads what the server reads",
+    "client": "an honest-but-curious client, who sees the global models only",
+    MALICIOUS: "a client that departs from the protocol to learn more",
+}
+MOST_CLIENTS = 1000
+_A_ROUND = 10  # clients that take part in a round, at most
+_ATTACKED = 4  # updates
+_RECORDS = 200
+_SMALL = ("mlp", "logistic", "linear")  # models that train in moments
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was asked for.
+
+    Attributes:
+        data: name of a data set.
+        model: name of a model; None: the one that suits the question.
+        algorithm: fedsgd, fedavg or fedprox.
+        clients: of the federation.
+        adversary: one of ``ADVERSARIES``.
+        known: settings of the federation that are known from elsewhere, instead of ours.
+        told: lines for the file's head.
+    """
+
+    data: str = "photos"
+    model: str | None = None
+    algorithm: str | None = None
+    clients: int | None = None
+    adversary: str = "server"
+    known: dict[str, Any] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
+
+
+def models_for(dataset: Dataset) -> tuple[str, ...]:
+    """Return the models that are offered for the data, the usual one first; any other that takes them may be named."""
+    if dataset.task == "regression":
+        return ("linear", "mlp")
+    if len(dataset.input_shape) == 1:
+        return ("mlp", "logistic")
+    return ("convnet-small", "lenet", "strided-cnn", "mlp", "resnet20")
+
+
+def complete(choice: Choice, dataset: Dataset) -> Choice:
+    """Return the choice with everything that was left open.
+
+    Args:
+        choice: may lack model, algorithm and clients.
+        dataset: of that name.
+
+    Raises:
+        BadInput: it asks for what can't be.
+    """
+    if choice.adversary not in ADVERSARIES:
+        raise BadInput(f"--adversary: {unknown_name('adversary', choice.adversary, list(ADVERSARIES))}")
+    if choice.algorithm is not None and choice.algorithm not in ALGORITHMS:
+        raise BadInput(f"--algorithm: {unknown_name('algorithm', choice.algorithm, list(ALGORITHMS))}")
+    question = question_of(choice, dataset)
+    usual = {"inversion": 4, "drawing": 5}.get(question, 5)
+    return replace(
+        choice,
+        model=choice.model or usual_model(choice.adversary, dataset),
+        algorithm=choice.algorithm or ("fedsgd" if question == "inversion" else "fedavg"),
+        clients=choice.clients or usual,
+    )
+
+
+def usual_model(adversary: str, dataset: Dataset) -> str:
+    """Return the model that suits what the adversary is after."""
+    question = question_of(Choice(adversary=adversary), dataset)
+    if question == "drawing":
+        return "strided-cnn"
+    if question == "members" and dataset.task == "classification":
+        return "mlp"
+    return models_for(dataset)[0]
+
+
+def question_of(choice: Choice, dataset: Dataset) -> str:
+    """Return what is attacked: by default images are rebuilt, and of tables members or a hidden attribute are told.
+
+    Returns:
+        ``inversion``, ``members``, ``attribute`` or ``drawing``.
+    """
+    images = len(dataset.input_shape) == 3 and dataset.task == "classification"
+    if choice.adversary == MALICIOUS:
+        return "drawing" if images else "members"
+    if images and choice.adversary != "client":
+        return "inversion"
+    return "attribute" if dataset.task == "regression" and dataset.attributes else "members"
+
+
+def scenario_text(choice: Choice, dataset: Dataset, *, effort: float = 1.0) -> str:
+    """Return a commented scenario.
+
+    Args:
+        choice: complete.
+        dataset: of that name.
+        effort: iterations of attacks on images, or else rounds, as a share of the usual ones.
+    """
+    question = question_of(choice, dataset)
+    split = "test" if question == "inversion" else "train"
+    held = len(dataset.test if split == "test" else dataset.train)
+    clients = choice.clients or 1
+    if clients > held:
+        raise BadInput(
+            f"--clients is {clients}, and the {split} split of {choice.data} has {held} examples; give fewer"
+        )
+    federation = _federation(choice, dataset, question, held, effort)
+    asks = {
+        "inversion": "rebuild training images from what clients send",
+        "members": "tell whose records the federation trained on",
+        "attribute": f"tell the attribute '{_hidden(dataset)}' of records that the federation trained on",
+        "drawing": "draw what the others' images of a class look like",
+    }[question]
+    who = "a malicious client" if choice.adversary == MALICIOUS else _WHO[choice.adversary]
+    lines = [
+        f"# Can {who} {asks}?",
+        *(f"# {line}" if line else "#" for line in choice.told),
+        "# Written by fedaudit init. Every key and its default: docs/reference/scenario.md",
+        "version: 1",
+        f"name: {choice.data}, {choice.algorithm}, {choice.adversary}",
+        "seed: 0                       # another seed, other random draws; the same seed, the same bits",
+        "",
+        "data:",
+        *_lines({"name": choice.data, "split": split}, _ABOUT_DATA),
+        "",
+        "model:",
+        *_lines(_model(choice, question), _ABOUT_MODEL),
+        "",
+        "federations:                  # several are compared: add another with a name of its own",
+        *_lines(federation, _ABOUT_FEDERATION, item=True),
+        "",
+        "# A defence beside no defence: take the # away, and the report tells what it stops and what it costs.",
+        "# defences:",
+        "#   - {name: plain}",
+        f"#   - {{name: defended, sanitiser: {_DEFENCE[question]}}}",
+        "",
+        "threat:",
+        *_lines(_threat(choice, dataset, question, federation), _ABOUT_THREAT),
+        "",
+        "attacks:                      # fedaudit list attacks; without this list those that fit are run",
+        *_attacks(choice, dataset, question, effort),
+        "",
+        "evaluation:",
+        *_lines(_evaluation(question, federation), _ABOUT_EVALUATION),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_WHO = {
+    "server": "an honest-but-curious server",
+    "eavesdropper": "an eavesdropper",
+    "client": "an honest-but-curious client",
+}
+_DEFENCE = {
+    "inversion": "{name: top-k, ratio: 0.1}",
+    "members": "{name: dp, clip: 1.0, noise: 1.0, epsilon: null}",
+    "attribute": "{name: dp, clip: 1.0, noise: 1.0, epsilon: null}",
+    "drawing": "{name: top-k, ratio: 0.1}",
+}
+_ABOUT_DATA = {"name": "fedaudit list datasets", "split": "the split that clients hold"}
+_ABOUT_MODEL = {
+    "name": "fedaudit list models",
+    "width": "of its layers",
+    "initialisation": "default, he or uniform",
+    "batch_norm": "BatchNorm's mode in local training: eval or train",
+}
+_ABOUT_FEDERATION = {
+    "algorithm": "fedsgd sends gradients; fedavg and fedprox send weights",
+    "clients": "more clients, more to attack; each holds examples / clients",
+    "clients_per_round": "drawn anew in every round",
+    "rounds": "of training; rebuilding images, one tells as much as many",
+    "examples": "that all clients hold together",
+    "draw": "the data set's first examples; random: drawn by the seed",
+    "batch_size": "the smaller, the more an update tells of each example",
+    "local_steps": "mini-batches of a client in a round",
+    "local_epochs": "passes of a client over its data in a round",
+    "learning_rate": "of the clients; under fedsgd of the server",
+    "proximal_mu": "how strongly fedprox keeps clients near the global model",
+    "malicious": "the last client; fedaudit list behaviours",
+}
+_ABOUT_THREAT = {
+    "adversary": "server, eavesdropper or client",
+    "knows_labels": "true: the labels of the examples in each update",
+    "records": "that it holds; half of them are clients'",
+    "knows_public_data": "it has other data of the same kind",
+    "public_examples": "so many, none of them a client's",
+    "hidden_attribute": "what the records lack",
+}
+_ABOUT_EVALUATION = {
+    "updates": "the first so many are attacked; null: all",
+    "accuracy_every": "rounds; what the federation learnt stands in the report",
+    "controls": "an attack that finds nothing must first win an easy case",
+}
+
+
+def _lines(values: dict[str, Any], about: dict[str, str], *, item: bool = False) -> list[str]:
+    """Return ``key: value  # what it is`` for each, indented; the first one behind a dash where it is an item."""
+    found = []
+    for number, (key, value) in enumerate(values.items()):
+        text = f"{key}: {_written(value)}"
+        start = "  - " if item and number == 0 else "    " if item else "  "
+        comment = about.get(key)
+        found.append(f"{start}{text}".ljust(29) + f" # {comment}" if comment else f"{start}{text}")
+    return found
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_written(one)}" for key, one in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
+def _model(choice: Choice, question: str) -> dict[str, Any]:
+    name = choice.model or ""
+    values: dict[str, Any] = {"name": name}
+    if name == "mlp":
+        values["width"] = 64
+    if name == "convnet-small":
+        values["width"] = 32 if question == "inversion" else 16
+    if name == "lenet" and question == "inversion":
+        values["initialisation"] = "uniform"
+    if "convnet" in name or name.startswith("resnet"):
+        values["batch_norm"] = "eval"
+    return values
+
+
+def _federation(choice: Choice, dataset: Dataset, question: str, held: int, effort: float) -> dict[str, Any]:
+    clients, sends_gradients = choice.clients or 1, choice.algorithm == "fedsgd"
+    known = dict(choice.known)
+    values: dict[str, Any] = {"name": choice.algorithm, "algorithm": choice.algorithm, "clients": clients}
+    if clients > _A_ROUND:
+        values["clients_per_round"] = _A_ROUND
+    if question == "inversion":
+        each = 1 if sends_gradients else 4
+        values |= {"rounds": 1, "examples": max(clients, min(clients * each, held)), "draw": "first", "batch_size": 1}
+        local = {"local_steps": 4}
+        rate = 0.01 if sends_gradients else 0.001
+        known.pop("rounds", None)
+    else:
+        most = held if question == "drawing" else held // 3
+        usual = 40 if choice.model in _SMALL else 10
+        if question == "drawing":
+            usual = 40 if max(dataset.input_shape) <= 16 else 25
+        values |= {
+            "rounds": max(4, round(effort * usual * (2 if sends_gradients else 1))),
+            "examples": max(clients, min(most, clients * (200 if question == "drawing" else 60))),
+            "batch_size": 8 if question == "drawing" else 10,
+        }
+        local = {"local_epochs": 1 if question == "drawing" else 2}
+        rate = 0.02 if dataset.task == "regression" else 0.05 if question == "drawing" else 0.1
+    if not sends_gradients:
+        values |= {name: known.pop(name) for name in ("local_steps", "local_epochs") if name in known} or local
+    values["learning_rate"] = rate
+    if choice.algorithm == "fedprox":
+        values["proximal_mu"] = 0.01
+    if choice.adversary == MALICIOUS:
+        values["malicious"] = _malicious(question, dataset, values["rounds"])
+    return values | {k: v for k, v in known.items() if not (sends_gradients and k.startswith("local_"))}
+
+
+def _malicious(question: str, dataset: Dataset, rounds: int) -> dict[str, Any]:
+    start = max(1, rounds // 4)
+    if question == "members":
+        return {"name": "agrevader", "start": start}
+    target = min(3, (dataset.num_classes or 2) - 1)
+    every = max(1, (rounds - start) // 5)
+    return {"name": "gan", "target": target, "lacks": [target], "start": start, "every": every, "images": 128}
+
+
+def _threat(choice: Choice, dataset: Dataset, question: str, federation: dict[str, Any]) -> dict[str, Any]:
+    adversary = "client" if choice.adversary == MALICIOUS else choice.adversary
+    values: dict[str, Any] = {"adversary": adversary}
+    if question == "inversion":
+        return {**values, "knows_labels": False}
+    if question == "drawing":
+        return values
+    examples = federation["examples"]
+    malicious = 1 if choice.adversary == MALICIOUS else 0
+    theirs = examples * (federation["clients"] - malicious) // federation["clients"]
+    values["records"] = max(2, 2 * (min(_RECORDS, theirs) // 2 * 9 // 10))
+    if question == "attribute":
+        return {**values, "hidden_attribute": _hidden(dataset)}
+    free = len(dataset.train) + len(dataset.test) - examples - values["records"] // 2
+    if dataset.task == "classification" and not malicious:
+        values |= {"knows_public_data": True, "public_examples": max(4, min(_RECORDS, free // 3))}
+    return values
+
+
+def _hidden(dataset: Dataset) -> str:
+    return next(iter(dataset.attributes), "")
+
+
+def _attacks(choice: Choice, dataset: Dataset, question: str, effort: float) -> list[str]:
+    if question == "inversion":
+        iterations = max(20, int(effort * (600 if choice.algorithm == "fedsgd" else 300)))
+        return [f"  - {{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic")]
+    if question == "drawing":
+        return ["  - gan"]
+    if question == "attribute":
+        return ["  - attribute-loss"]
+    if choice.adversary == MALICIOUS:
+        return ["  - agrevader", "  - loss-threshold"]
+    shadows = ["  - shadow-models"] if dataset.task == "classification" and choice.model in _SMALL else []
+    return ["  - loss-threshold", "  - gradient-norm", *shadows]
+
+
+def _evaluation(question: str, federation: dict[str, Any]) -> dict[str, Any]:
+    if question == "inversion":
+        most = _ATTACKED if federation["algorithm"] == "fedsgd" else _ATTACKED // 2
+        return {"updates": most, "controls": True}
+    return {"accuracy_every": max(1, federation["rounds"] // 4), "controls": True}

@@ -1,0 +1,176 @@
+"""Which ε the canaries demonstrate, for every observer, beside the one that is claimed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedaudit.attacks.epsilon import EpsilonFinding
+from fedaudit.evaluation.epsilon import demonstrated, demonstrated_epsilon, words
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Judgement,
+    Metric,
+    done,
+    entry,
+    evaluate,
+)
+from fedaudit.evaluation.statistics import SURE
+from fedaudit.federation.canaries import OBSERVERS, Canaries
+from fedaudit.federation.truth import Truth
+from fedaudit.results import EpsilonBound, EpsilonResult, Evidence, FindingResult, ObserverEpsilon
+from fedaudit.threat import Observation
+
+EPSILON = Metric("epsilon", "demonstrated ε: a lower bound, with the confidence that the audit asks for")
+ESTIMATE = Metric("epsilon_estimate", "estimated ε: it may be too high, and counts for nothing")
+CLAIMED = Metric("epsilon_claimed", "claimed ε", higher_is_better=False)
+
+
+@evaluate.register
+def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
+    """Turn the canaries' scores into bounds on ε, now that it is known which of them were in.
+
+    Every observer against whom the promise is made gets a bound of its own. Together they hold with the confidence that
+    was asked for: each is of 1 − (1 − confidence) / their number (Bonferroni).
+    """
+    canaries, coins = observation.canaries, truth.coins
+    if canaries is None or len(coins) != finding.scores.shape[1]:
+        reason = "it isn't known which canaries were in: the truth is another federation's"
+        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
+    if not 0 < int(coins.sum()) < len(coins):
+        reason = f"{int(coins.sum())} of {len(coins)} canaries were in: too few to tell anything; use more canaries"
+        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
+    covered = [name for name in finding.observers if name in canaries.covered]
+    counted = covered or list(finding.observers)
+    claimed = canaries.claimed if covered else None
+    each = 1 - (1 - finding.confidence) / len(counted)
+    seen = [
+        _observer(canaries, name, scores, coins, each)
+        for name, scores in zip(finding.observers, finding.scores, strict=True)
+    ]
+    found = [one.demonstrated for one in seen if one.observer in counted and one.demonstrated is not None]
+    shown = max(found, default=None)
+    perfect = coins + torch.arange(len(coins), dtype=torch.float64) / (2 * len(coins))  # all right, and all different
+    best = max(
+        (b.epsilon for n in counted if (b := demonstrated(_bounds(canaries, n, perfect, coins, each)))), default=0.0
+    )
+    result = EpsilonResult(
+        claimed=claimed,
+        claimed_in_words="" if claimed is None else words(claimed, canaries.delta),
+        delta=canaries.delta,
+        unit=canaries.unit,
+        adjacency=canaries.adjacency,
+        canaries=len(coins),
+        canaries_in=int(coins.sum()),
+        confidence=finding.confidence,
+        correction=f"Bonferroni over {len(counted)} observers" if len(counted) > 1 else "one observer: none needed",
+        demonstrated=shown,
+        demonstrated_in_words="" if not shown else words(shown, canaries.delta, demonstrated=True),
+        attainable=best,
+        joint_noise=canaries.joint,
+        observers=seen,
+    )
+    sure = shown is not None and shown > (claimed or 0.0) and _sure(canaries, finding, coins, counted, claimed or 0.0)
+    fitted = [e.epsilon for one in seen if one.observer in counted for e in one.estimates]
+    told = ((EPSILON, shown), (ESTIMATE, max(fitted, default=None)), (CLAIMED, claimed))
+    metrics = [metric.of(value, n=len(coins), of="canaries") for metric, value in told if value is not None]
+    return Evaluation(done(finding, observation, metrics=metrics, leak=sure, epsilon=result))
+
+
+def _observer(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confidence: float) -> ObserverEpsilon:
+    bounds = _bounds(canaries, name, scores, coins, confidence)
+    counting = demonstrated(bounds)
+    return ObserverEpsilon(
+        observer=name,
+        who=OBSERVERS[name],
+        covered=name in canaries.covered,
+        demonstrated=counting.epsilon if counting else None,
+        bounds=[bound for bound in bounds if bound.kind == "bound"],
+        estimates=[b for b in bounds if b.kind == "estimate" and math.isfinite(b.epsilon)],  # infinite where all differ
+    )
+
+
+def _bounds(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confidence: float) -> list[EpsilonBound]:
+    apart = name == "updates" and canaries.unit == "client"  # each canary's update has noise of its own
+    return demonstrated_epsilon(
+        scores[coins].numpy(),
+        scores[~coins].numpy(),
+        delta=canaries.delta,
+        confidence=confidence,
+        unit=canaries.unit,
+        adjacency=canaries.adjacency,
+        independent=apart,
+        gaussian=canaries.rates.get(name, 1.0) >= 1,  # who takes part by chance makes a mixture of the noise
+        sides="both" if canaries.rates.get(name, 1.0) >= 1 else "in",  # who isn't drawn is as if it were out
+    )
+
+
+def _sure(canaries: Canaries, finding: EpsilonFinding, coins: Tensor, counted: Sequence[str], claimed: float) -> bool:
+    """Return whether the claim is refuted at the level of a leak, too, over all observers that count."""
+    for name, scores in zip(finding.observers, finding.scores, strict=True):
+        if name in counted:
+            bound = demonstrated(_bounds(canaries, name, scores, coins, 1 - SURE / len(counted)))
+            if bound is not None and bound.epsilon > claimed:
+                return True
+    return False
+
+
+def _verdict(findings: Sequence[FindingResult]) -> Judgement:
+    """Judge by the finding that comes nearest to refuting its claim, or goes farthest beyond it."""
+    results = [(f, f.epsilon) for f in findings if f.epsilon is not None]
+    finding, found = max(results, key=lambda pair: (pair[1].demonstrated or 0.0) - (pair[1].claimed or 0.0))
+    if found.demonstrated is None:
+        return Judgement("inconclusive", "no bound applies", advice="use more canaries")
+    of, level = f"{found.canaries} canaries", f"{100 * found.confidence:g} % confidence"
+    claim = "nothing is claimed" if found.claimed is None else f"ε = {found.claimed:.3g} is claimed"
+    text = f"an ε of at least {found.demonstrated:.3g} is demonstrated at {level}, δ = {found.delta:g}; {claim}; {of}"
+    if beyond := [one for one in found.observers if not one.covered and one.demonstrated and found.claimed is not None]:
+        most = max(beyond, key=lambda one: one.demonstrated or 0.0)
+        text += f"; the claim doesn't cover {most.who}, to whom {most.demonstrated:.3g} or more is demonstrated"
+    if found.joint_noise:
+        text += "; the canaries' noise was drawn as it is declared: the code that adds it wasn't audited"
+    methods = {b.method for o in found.observers for b in o.bounds}
+    evidence = Evidence(
+        what="demonstrated ε",
+        value=found.demonstrated,
+        n=found.canaries,
+        of="canaries",
+        method=f"{', '.join(sorted(methods))}; {found.correction}",
+    )
+    if finding.leak and found.claimed is None:
+        headline = f"{{who}} can tell who took part: an ε of at least {found.demonstrated:.3g} is demonstrated."
+        return Judgement("inferred", text, evidence, headline)
+    if finding.leak:
+        headline = (
+            f"The promise is broken: an ε of at least {found.demonstrated:.3g} is demonstrated, "
+            f"and {found.claimed:.3g} is claimed."
+        )
+        return Judgement("inferred", text, evidence, headline)
+    if found.demonstrated > (found.claimed or 0.0):
+        advice = "use more canaries: the demonstrated ε is above the claimed one, but not surely enough"
+        return Judgement("inconclusive", text, evidence, advice=advice)
+    if found.attainable <= (found.claimed or 0.0):
+        advice = (
+            f"use more canaries: {of} could show an ε of {found.attainable:.3g} at most, and {found.claimed:.3g} is "
+            "claimed"
+        )
+        return Judgement("inconclusive", text, evidence, advice=advice)
+    return Judgement("not demonstrated", text, evidence)
+
+
+FINDING_TYPES["epsilon"] = FindingType(
+    _verdict,
+    rules=(
+        "ε: 'inferred' where the canaries demonstrate a larger ε than is claimed with a confidence of 99 % over all "
+        "observers against whom the claim is made (or any at all where nothing is claimed); 'inconclusive' where they "
+        "do so with less, or are so few that they could never show the claimed one.",
+    ),
+    metrics=(EPSILON, ESTIMATE, CLAIMED),
+    question="show an ε above the claimed one",
+    control="canaries",
+)

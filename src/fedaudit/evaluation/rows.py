@@ -1,0 +1,442 @@
+"""Recovered rows of tables against the ones that were trained on, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import binomtest
+from torch import Tensor
+
+from fedaudit.attacks.findings import RowFinding
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Judgement,
+    Metric,
+    by_fisher,
+    by_test,
+    done,
+    entry,
+    evaluate,
+    leaks,
+)
+from fedaudit.evaluation.labels import label_accuracy
+from fedaudit.evaluation.statistics import SURE, interval, proportion
+from fedaudit.examples.columns import Column, cells, numbers
+from fedaudit.federation.truth import Truth
+from fedaudit.results import Chart, Evidence, FindingResult, Line, RowResult
+from fedaudit.threat import Message, Observation
+from fedaudit.update import TaskInfo
+from fedaudit.utils.fingerprint import tensor_digest
+from fedaudit.utils.seeds import derive_seed, generator
+
+TOLERANCE = 0.319  # standard deviations within which a number counts as recovered (Vero et al. 2023)
+ACCURACY = Metric(
+    "cell_accuracy",
+    f"share of the cells that were recovered: categories equal, numbers within {TOLERANCE} standard deviations; "
+    "without the attack: by the columns' distributions alone",
+)
+EXACT = Metric("exact_rows", "share of the rows of which every cell was recovered")
+NUMBERS = Metric("numeric_accuracy", "share of the cells with numbers that were recovered")
+CATEGORIES = Metric("categorical_accuracy", "share of the cells with categories that were recovered")
+SUREST = Metric(
+    "surest_accuracy",
+    "share that were recovered of the quarter of cells that the attack is surest of; without the attack: of all cells",
+)
+CERTIFIED = Metric("certified_rows", "share of the rows that the attack proved to have, and has")
+WRONGLY = Metric("wrongly_certified", "rows that the attack proved to have, and hasn't", higher_is_better=False)
+
+DRAWS = 199  # of what an adversary guesses who knows the columns' distributions: the least p-value is 1 in 200
+_DRAWN = 64  # rows whose cells are kept for the report
+_BINS = 10
+_RESAMPLES = 2000
+_CAPTION = (
+    "How many of the cells were recovered, in ten equal groups from the ones that the attack is least sure of to the "
+    "surest. The level is the share of all cells: an attack that can't tell which of its cells are right stays on it."
+)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The table that rows are of: its columns, and how far a number of each may be off."""
+
+    columns: tuple[Column, ...]
+    numeric: Tensor
+    tolerance: Tensor
+
+    @classmethod
+    def of(cls, task_info: TaskInfo, truth: Truth) -> _Table:
+        """Return it; where columns aren't known, the candidates' standard deviations stand for the numbers' own."""
+        columns = task_info.columns or numbers(task_info.input_shape[0])
+        spread = torch.ones(len(columns), dtype=torch.float64)
+        if not task_info.columns:
+            spread = truth.candidates.double().std(dim=0, correction=0)
+        return cls(columns, torch.tensor([c.kind == "numeric" for c in columns]), TOLERANCE * spread)
+
+    def right(self, true: Tensor, found: Tensor) -> Tensor:
+        """Return which cells are recovered; both (…, c), broadcast against each other."""
+        return torch.where(self.numeric, (true - found).abs() <= self.tolerance, true == found)
+
+    def pairs(self, true: Tensor, found: Tensor) -> Tensor:
+        """Return (n,) for each of n true rows the one of m found that is paired with it, or −1 where there are fewer.
+
+        One to one, with as few wrong cells as can be (Hungarian method; Vero et al. 2023), and among such pairings the
+        nearest numbers.
+        """
+        cost = torch.zeros(len(true), len(found), dtype=torch.float64)
+        for i in range(len(self.columns)):
+            one, other = true[:, None, i], found[None, :, i]
+            if bool(self.numeric[i]):
+                off = (one - other).abs()
+                cost += (off > self.tolerance[i]).double() + 1e-6 * off.clamp(max=100.0)
+            else:
+                cost += (one != other).double()
+        rows, columns = linear_sum_assignment(cost.numpy())
+        order = torch.full((len(true),), -1)
+        order[torch.as_tensor(rows)] = torch.as_tensor(columns)
+        return order
+
+
+@evaluate.register
+def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
+    """Compare recovered rows with what the client really trained on, and with what anybody could have guessed.
+
+    Recovered and true rows are paired with as few wrong cells as can be, update by update; an example that was used
+    several times (local epochs) counts once. The guess knows the labels that the attack used and, from all candidates,
+    how each column is distributed among rows of that label. It is the better one of two: rows drawn from these
+    distributions, paired in the same way; and every cell the most frequent value (of numbers, the one with most values
+    within the tolerance). Luck is excluded by the larger one of two Monte Carlo p-values: of so many draws of such
+    rows, and of so many draws of as many true rows, the share that comes out at least as well.
+    """
+    table = _Table.of(observation.task_info, truth)
+    parts = [(m, _own(finding, m, len(observation.messages))) for m in observation.messages]
+    parts = [(m, own) for m, own in parts if len(own) or len(observation.messages) == 1]
+    if not parts:  # it says for none of several updates which rows are its examples
+        reason = "no row was tied to any update"
+        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
+    drawn: list[RowResult] = []
+    right: list[Tensor] = []
+    sure: list[Tensor] = []
+    guesses: list[tuple[Tensor, Tensor]] = []
+    common: list[tuple[Tensor, Tensor, Tensor]] = []
+    usual, pool = _Guess(table, truth), cells(finding.rows, table.columns)
+    for message, own in parts:
+        first, uses = _distinct(truth, message)
+        true = cells(truth.inputs[message.round, message.client][first], table.columns)
+        targets = truth.labels[message.round, message.client][first]
+        found, labels = pool[own], finding.labels[own]
+        order = table.pairs(true, found)
+        hits = torch.zeros_like(true, dtype=torch.bool)
+        if len(found):
+            hits = table.right(true, found[order.clamp(min=0)]) & (order >= 0)[:, None]
+        rng = generator(seed, "rows", observation.federation, message.round, message.client)
+        guesses.append(usual.drawn(true, labels if len(labels) else targets, rng))
+        common.append(usual.frequent(true, targets, rng))
+        lucky = usual.exact_by_luck(true, len(found))
+        right.append(hits)
+        if finding.confidence is not None and len(found):
+            sure.append(finding.confidence[own][order.clamp(min=0)].masked_fill((order < 0)[:, None], 0.0))
+        drawn += _results(finding, own, order, true, hits, targets, uses, lucky, table, _DRAWN - len(drawn))
+    return _evaluation(finding, observation, truth, table, drawn, torch.cat(right), sure, guesses, common, parts, seed)
+
+
+def _evaluation(
+    finding: RowFinding,
+    observation: Observation,
+    truth: Truth,
+    table: _Table,
+    drawn: list[RowResult],
+    right: Tensor,
+    sure: list[Tensor],
+    guesses: list[tuple[Tensor, Tensor]],
+    common: list[tuple[Tensor, Tensor, Tensor]],
+    parts: Sequence[tuple[Message, Tensor]],
+    seed: int,
+) -> Evaluation:
+    share = float(right.double().mean())
+    counts = torch.tensor([float(len(one[2])) for one in common], dtype=torch.float64)
+    by_draws, exact_draws = (torch.stack([g[i] for g in guesses], dim=1) @ counts / counts.sum() for i in (0, 1))
+    by_mode = torch.cat([one[2] for one in common])
+    mode_elsewhere = torch.stack([one[0] for one in common], dim=1) @ counts / counts.sum()
+    elsewhere_exact = torch.cat([one[1] for one in common])
+    guess = max(float(by_draws.mean()), float(by_mode.mean()))
+    p_value = max(_at_least(by_draws, share), _at_least(mode_elsewhere, share))
+    best = max(_at_least(by_draws, 1.0), _at_least(mode_elsewhere, 1.0))
+    rows = right.double().mean(dim=1)
+    spread = interval(rows.tolist(), resamples=_RESAMPLES, seed=derive_seed(seed, "rows"))
+    exact = right.all(dim=1)
+    ends = proportion(int(exact.sum()), len(exact))
+    counted = {"n": len(rows), "of": "rows"}
+    by_guess = max(float(exact_draws.mean()), float(elsewhere_exact.double().mean()))
+    metrics = [
+        ACCURACY.of(share, guess, low=spread.low, high=spread.high, **counted),
+        EXACT.of(float(exact.double().mean()), by_guess, low=ends[0], high=ends[1], **counted),
+    ]
+    for metric, of in ((NUMBERS, table.numeric), (CATEGORIES, ~table.numeric)):
+        if bool(of.any()):
+            metrics.append(metric.of(float(right[:, of].double().mean())))
+    charts = []
+    if sure:
+        confidence = torch.cat(sure).flatten()
+        order = confidence.argsort(stable=True)
+        hits = right.flatten()[order].double()
+        quarter = max(1, len(hits) // 4)
+        metrics.append(SUREST.of(float(hits[-quarter:].mean()), share))
+        groups = [group for group in hits.tensor_split(_BINS) if len(group)]
+        line = Line(name="cells", x=[100 * (i + 0.5) / len(groups) for i in range(len(groups))], y=_means(groups))
+        level = Line(name="all cells", x=[0.0, 100.0], y=[share, share])
+        charts.append(
+            Chart(
+                title=f"confidence of {finding.attack}",
+                caption=_CAPTION,
+                x_label="cells, from the least sure to the surest (%)",
+                y_label="share recovered",
+                lines=[line, level],
+            )
+        )
+    if finding.certified is not None:
+        proved = [row for row in drawn if row.certified]
+        shown = sum(row.exact for row in proved)
+        metrics += [CERTIFIED.of(shown / len(rows)), WRONGLY.of(float(int(finding.certified.sum()) - shown))]
+    true_labels = torch.cat([truth.labels[m.round, m.client][_distinct(truth, m)[0]] for m, _ in parts])
+    classes = not true_labels.is_floating_point() and len(finding.labels) > 0
+    result = done(
+        finding,
+        observation,
+        metrics=metrics,
+        charts=charts,
+        columns=[column.name for column in table.columns],
+        rows=drawn,
+        label_source=finding.label_source,
+        label_accuracy=label_accuracy(finding.labels, true_labels) if classes else None,
+        leak=leaks(share > guess, p_value),
+        p_value=p_value,
+        p_value_at_best=best,
+    )
+    return Evaluation(result)
+
+
+def _results(
+    finding: RowFinding,
+    own: Tensor,
+    order: Tensor,
+    true: Tensor,
+    hits: Tensor,
+    targets: Tensor,
+    uses: Sequence[int],
+    lucky: Sequence[float],
+    table: _Table,
+    room: int,
+) -> list[RowResult]:
+    """Return the true rows of one update against the found ones; of the first ``room``, the cells in words."""
+    results = []
+    found = cells(finding.rows, table.columns)
+    for i, place in enumerate(order.tolist()):
+        at = int(own[place]) if place >= 0 else None
+        words: dict[str, list[str] | list[int] | list[float]] = {}
+        if i < room:
+            words["true"] = [c.text(float(v)) for c, v in zip(table.columns, true[i], strict=True)]
+            if at is not None:
+                words["recovered"] = [c.text(float(v)) for c, v in zip(table.columns, found[at], strict=True)]
+            words["wrong"] = torch.nonzero(~hits[i]).flatten().tolist()
+            if at is not None and finding.confidence is not None:
+                words["confidence"] = [round(float(v), 3) for v in finding.confidence[at]]
+        results.append(
+            RowResult(
+                cells=len(table.columns),
+                right=int(hits[i].sum()),
+                found=at is not None,
+                certified=None if at is None or finding.certified is None else bool(finding.certified[at]),
+                true_label=float(targets[i]),
+                label=None if at is None else float(finding.labels[at]),
+                uses=uses[i],
+                by_luck=lucky[i],
+                **words,
+            )
+        )
+    return results
+
+
+class _Guess:
+    """What an adversary says of rows who knows only how the columns are distributed, among rows of each label."""
+
+    def __init__(self, table: _Table, truth: Truth) -> None:
+        self.table, self.whole = table, cells(truth.candidates, table.columns)
+        self.labels = truth.candidate_labels
+        self.classes = not self.labels.is_floating_point()
+        self.modes: dict[int | None, Tensor] = {}
+
+    def pool(self, label: int | None) -> Tensor:
+        """Return the candidates of a label; all, where there is none, or it is no class."""
+        own = self.whole[self.labels == label] if label is not None else self.whole
+        return own if len(own) else self.whole
+
+    def names(self, labels: Tensor) -> list[int | None]:
+        """Return the labels (n,) by which the distributions are told apart; None where they aren't classes."""
+        return [int(label) if self.classes else None for label in labels.flatten()]
+
+    def drawn(self, true: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return (draws,) shares of cells and of whole rows that rows drawn from the distributions have in common."""
+        names = self.names(labels)
+        names = [names[i % len(names)] for i in range(len(true))]
+        pools = [(_places(names, label), self.pool(label)) for label in dict.fromkeys(names)]
+        shares, whole = [], []
+        for _ in range(DRAWS):
+            rows = torch.empty_like(true)
+            for places, pool in pools:
+                chosen = torch.randint(len(pool), (len(places), true.shape[1]), generator=rng)
+                rows[places] = pool[chosen, torch.arange(true.shape[1])]
+            right = self.table.right(true, rows[self.table.pairs(true, rows)])
+            shares.append(right.double().mean())
+            whole.append(right.all(dim=1).double().mean())
+        return torch.stack(shares), torch.stack(whole)
+
+    def exact_by_luck(self, true: Tensor, found: int) -> list[float]:
+        """Return for each true row the probability that one of ``found`` rows has all its cells by luck, at most.
+
+        That is so many rows that really occur, drawn from the candidates; those that are the row itself don't count.
+        """
+        bounds = []
+        for row in true:
+            same = (self.whole == row).all(dim=1)
+            alike = int((self.table.right(row, self.whole).all(dim=1) & ~same).sum())
+            bounds.append(min(1.0, found * (1 + alike) / (1 + len(self.whole) - int(same.sum()))))
+        return bounds
+
+    def frequent(self, true: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the most frequent values have in common: of (draws,) other rows, which (n,) wholly, and how much.
+
+        The other rows are candidates of the same labels, drawn anew each time: how well naming the most frequent
+        values does for as many rows that have nothing to do with the update.
+        """
+        names = self.names(labels)
+        others = torch.zeros(DRAWS, len(true), dtype=torch.float64)
+        own = torch.zeros(len(true), true.shape[1], dtype=torch.bool)
+        for label in dict.fromkeys(names):
+            places, pool = _places(names, label), self.pool(label)
+            if label not in self.modes:
+                self.modes[label] = _most_frequent(pool, self.table)
+            mode = self.modes[label]
+            shares = self.table.right(pool, mode).double().mean(dim=1)
+            others[:, places] = shares[torch.randint(len(pool), (DRAWS, len(places)), generator=rng)]
+            own[places] = self.table.right(true[places], mode)
+        return others.mean(dim=1), own.all(dim=1), own.double().mean(dim=1)
+
+
+def _places(names: Sequence[int | None], label: int | None) -> Tensor:
+    return torch.tensor([i for i, name in enumerate(names) if name == label])
+
+
+def _most_frequent(pool: Tensor, table: _Table) -> Tensor:
+    """Return (c,) each column's most frequent value; of numbers, the one with most values within the tolerance."""
+    best = torch.empty(pool.shape[1], dtype=torch.float64)
+    for i in range(pool.shape[1]):
+        values = pool[:, i].sort().values
+        reach = table.tolerance[i] if bool(table.numeric[i]) else torch.tensor(0.0, dtype=torch.float64)
+        within = torch.searchsorted(values, values + reach, right=True) - torch.searchsorted(values, values - reach)
+        best[i] = values[within.argmax()]
+    return best
+
+
+def _own(finding: RowFinding, message: Message, received: int) -> Tensor:
+    """Return which of the finding's rows belong to ``message``, one of ``received``."""
+    if received == 1:
+        return torch.arange(len(finding.rows))
+    return torch.tensor([i for i, rounds in enumerate(finding.rounds) if message.round in rounds], dtype=torch.int64)
+
+
+def _distinct(truth: Truth, message: Message) -> tuple[list[int], list[int]]:
+    """Return the first place of every example of an update, and how often it was used.
+
+    Where the examples' own positions weren't recorded, rows that are equal are one.
+    """
+    key = message.round, message.client
+    inputs = truth.inputs[key]
+    names = truth.rows[key].tolist() if key in truth.rows else [tensor_digest(row) for row in inputs]
+    first: dict[int | bytes, int] = {}
+    uses: dict[int | bytes, int] = {}
+    for i, name in enumerate(names):
+        first.setdefault(name, i)
+        uses[name] = uses.get(name, 0) + 1
+    return list(first.values()), list(uses.values())
+
+
+def _at_least(drawn: Tensor, share: float) -> float:
+    """Return the Monte Carlo p-value: the share of draws, with what was found among them, that do as well."""
+    return (1 + int((drawn >= share - 1e-12).sum())) / (1 + len(drawn))
+
+
+def _means(groups: Sequence[Tensor]) -> list[float]:
+    return [float(group.mean()) for group in groups]
+
+
+def verdict_of(findings: Sequence[FindingResult]) -> Judgement:
+    """Return the judgement on all findings of one attack on one federation, by the rules of its finding type."""
+    judged = _BY_CELLS(findings)
+    rows = [row for finding in findings for row in finding.rows]
+    exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
+    low, high = proportion(exact, len(rows))
+    p = binomtest(exact, len(rows), max(row.by_luck for row in rows), alternative="greater").pvalue if rows else 1.0
+    certified = f", {proved} of {len(rows)} certified" if proved else ""
+    text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
+    if not exact or (judged.verdict != "inferred" and p > SURE):
+        return judged._replace(text=text)
+    evidence = Evidence(
+        what="rows recovered with every cell",
+        value=exact / len(rows),
+        low=low,
+        high=high,
+        n=len(rows),
+        of="rows",
+        p_value=p if p <= SURE or judged.evidence is None else judged.evidence.p_value,
+        method="exact binomial interval (Clopper-Pearson); "
+        + (
+            "exact binomial test against rows drawn from the candidates"
+            if p <= SURE
+            else "Monte Carlo test of the cells against the columns' distributions"
+        ),
+    )
+    rest = f"{judged.evidence.value:.0%} of all cells" if judged.evidence else "most cells"
+    headline = f"{{who}} can reconstruct training {{things}}: {exact} of {len(rows)} with every cell, {rest}."
+    return Judgement("recovered", text, evidence, headline)
+
+
+def _headline(_: Sequence[FindingResult], evidence: Evidence) -> str:
+    guess = 0.0 if evidence.by_guessing is None else evidence.by_guessing
+    return (
+        f"{{who}} can tell cells of training {{things}}: {evidence.value:.0%} are right, where the columns' "
+        f"distributions alone give {guess:.0%}."
+    )
+
+
+_BY_CELLS = by_test(
+    ACCURACY.name,
+    of="rows",
+    method="95 % bootstrap interval over rows; Monte Carlo test against what the columns' distributions give, the "
+    "findings' p-values by Fisher's method",
+    headline=_headline,
+    together=by_fisher,
+)
+
+FINDING_TYPES["rows"] = FindingType(
+    verdict=verdict_of,
+    rules=(
+        "Recovered and true rows are paired so that as few cells as can be are wrong. A category is recovered when it "
+        f"is equal, a number when it is within {TOLERANCE} standard deviations of its column (Vero et al. 2023). A row "
+        "is exact when all of its cells are.",
+        "What anybody could have guessed who knows the labels and, from the candidates, how each column is distributed "
+        "for each label, is the better one of two: rows drawn from these distributions and paired in the same way, and "
+        "every column's most frequent value. Luck is excluded by a Monte Carlo test against both, "
+        f"{DRAWS} draws each.",
+        "Rows are 'recovered' when at least one is exact and luck is excluded, with a probability of at most "
+        f"{100 * SURE:g} %: that so many are exact where rows are drawn from the candidates, or that guessing gets as "
+        "many cells right. They are 'inferred' when none is exact and more cells are right than guessed.",
+    ),
+    metrics=(ACCURACY, EXACT, NUMBERS, CATEGORIES, SUREST, CERTIFIED, WRONGLY),
+    question="reconstruct training {things}",
+    control="example",
+)

@@ -1,0 +1,262 @@
+"""Recovered sequences and words against the ones that were trained on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedaudit.attacks.findings import SequenceFinding, TokenFinding
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Judgement,
+    Metric,
+    by_fisher,
+    by_test,
+    done,
+    evaluate,
+    leaks,
+)
+from fedaudit.evaluation.statistics import SURE, interval, pooled, proportion
+from fedaudit.examples import TokenInfo
+from fedaudit.federation.truth import Truth
+from fedaudit.results import Evidence, FindingResult, SequenceResult
+from fedaudit.threat import Observation
+from fedaudit.utils.seeds import generator
+
+_DRAWS = 500
+_RESAMPLES = 2000
+_SHOWN = 64  # sequences of a finding that are kept for the report
+
+EXACT = Metric("exact_sequences", "share of the sequences that were recovered word for word")
+ROUGE1 = Metric("rouge1", "ROUGE-1: words that a recovered sequence and the true one share (F1), mean over all")
+ROUGE2 = Metric("rouge2", "ROUGE-2: likewise of pairs of neighbouring words")
+RECALL = Metric("words_found", "share of the different words in the update that were named; without the attack: drawn")
+PRECISION = Metric("words_right", "share of the named words that occur in the update")
+
+
+def rouge(found: Sequence[int], true: Sequence[int], n: int) -> float:
+    """Return ROUGE-n: the F1 of the n-grams that two sequences share, counted with repetition (Lin 2004).
+
+    Our own, on tokens: without stemming, and 1 for two sequences that both have none.
+    """
+    own, theirs = (Counter(tuple(s[i : i + n]) for i in range(len(s) - n + 1)) for s in (found, true))
+    total = sum(own.values()) + sum(theirs.values())
+    return 2 * sum((own & theirs).values()) / total if total else 1.0
+
+
+def matched(found: Sequence[Sequence[int]], true: Sequence[Sequence[int]]) -> list[int | None]:
+    """Return for each true sequence which found one is its own: the pairing with the most ROUGE-1 and ROUGE-2."""
+    places: list[int | None] = [None] * len(true)
+    if found:
+        scores = np.array([[rouge(f, t, 1) + rouge(f, t, 2) + (list(f) == list(t)) for f in found] for t in true])
+        for row, column in zip(*linear_sum_assignment(-scores), strict=True):
+            places[int(row)] = int(column)
+    return places
+
+
+@evaluate.register
+def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
+    """Compare recovered sequences with the true ones, each found one paired with one true one at most.
+
+    Luck is what a guess by the public marginal gets: as many sequences, at every place a word drawn as often as
+    held-out sequences have it there. The p-value is the share of 500 such draws whose mean ROUGE-1, each true sequence
+    with whichever guess is nearest, is at least the attack's.
+    """
+    message, tokens = observation.messages[0], observation.task_info.tokens
+    assert tokens is not None
+    uses = truth.inputs[message.round, message.client]
+    wholes = uses.unique(dim=0) if message.update.training and message.update.training.local_steps > 1 else uses
+    true = [tokens.words_of(row) for row in wholes]
+    found = [tokens.words_of(row) for row in finding.sequences]
+    pairs = matched(found, true)
+    one, two = ([0.0 if p is None else rouge(found[p], t, n) for p, t in zip(pairs, true, strict=True)] for n in (1, 2))
+    exact = sum(p is not None and found[p] == t for p, t in zip(pairs, true, strict=True))
+    lucky = by_the_marginal(true, truth.candidates, tokens, seed)
+    mean = sum(one) / len(one)
+    p_value = (1 + sum(value >= mean for value in lucky)) / (1 + len(lucky))
+    guess = sum(lucky) / len(lucky)
+    over = interval(one, resamples=_RESAMPLES, seed=seed)
+    low, high = proportion(exact, len(true))
+    label = truth.labels[message.round, message.client]
+    results = [
+        SequenceResult(
+            true=t,
+            found=[] if p is None else found[p],
+            rouge1=a,
+            rouge2=b,
+            label=int(label[i]) if label.ndim == 1 and len(label) == len(true) else None,
+        )
+        for i, (t, p, a, b) in enumerate(zip(true, pairs, one, two, strict=True))
+    ]
+    result = done(
+        finding,
+        observation,
+        metrics=[
+            ROUGE1.of(mean, guess, low=over.low, high=over.high, n=len(true), of="sequences"),
+            ROUGE2.of(sum(two) / len(two), n=len(true), of="sequences"),
+            EXACT.of(exact / len(true), 0.0, low=low, high=high, n=len(true), of="sequences"),
+        ],
+        leak=leaks(mean > guess, p_value),
+        p_value=p_value,
+        p_value_at_best=1 / (1 + len(lucky)),
+        sequences=results[:_SHOWN],
+    )
+    return Evaluation(result)
+
+
+def by_the_marginal(
+    true: Sequence[Sequence[int]], public: Tensor, tokens: TokenInfo, seed: int, draws: int = _DRAWS
+) -> list[float]:
+    """Return the mean ROUGE-1 of so many guesses at all true sequences, by what held-out ones (m, length) are like.
+
+    A guess has, at every place, the word of a held-out sequence drawn for that place alone. Each true sequence is
+    compared with the nearest of as many guesses as there are true ones, which is rather too good than too bad.
+    """
+    rng = generator(seed, "sequences by luck")
+    length = public.shape[1]
+    kept = sorted({word for sequence in true for word in sequence})
+    place = {word: i for i, word in enumerate(kept)}
+    wanted = torch.zeros(len(true), len(kept))
+    for row, sequence in zip(wanted, true, strict=True):
+        for word in sequence:
+            row[place[word]] += 1
+    column = torch.full((tokens.vocabulary,), len(kept))
+    column[kept] = torch.arange(len(kept))
+    nothing = torch.zeros(tokens.vocabulary, dtype=torch.bool)
+    nothing[[t for t in (tokens.padding, tokens.end) if t is not None]] = True
+    scores = []
+    for _ in range(draws):
+        rows = torch.randint(len(public), (len(true), length), generator=rng)
+        words = public[rows, torch.arange(length)]
+        sizes = (~nothing[words]).sum(dim=1)
+        counts = torch.zeros(len(true), len(kept) + 1).scatter_add_(1, column[words], (~nothing[words]).float())
+        shared = torch.minimum(counts[:, None, :-1], wanted[None]).sum(dim=2)
+        f1 = 2 * shared / (sizes[:, None] + wanted.sum(dim=1)[None]).clamp(min=1)
+        scores.append(float(f1.amax(dim=0).mean()))
+    return scores
+
+
+def _verdict(findings: Sequence[FindingResult]) -> Judgement:
+    n = sum(m.n or 0 for f in findings for m in f.metrics if m.name == EXACT.name)
+    exact = round(sum((m.n or 0) * m.value for f in findings for m in f.metrics if m.name == EXACT.name))
+    p, _ = by_fisher(findings)
+    if not exact or p > SURE:
+        return _BY_WORDS(findings)
+    low, high = proportion(exact, n)
+    text = f"{exact} of {n} {'sequence' if n == 1 else 'sequences'} came out word for word; p = {p:.2g}"
+    evidence = Evidence(
+        what="sequences that came out word for word",
+        value=exact / n,
+        low=low,
+        high=high,
+        n=n,
+        of="sequences",
+        by_guessing=0.0,
+        p_value=p,
+        method="exact binomial interval (Clopper-Pearson); Monte Carlo test of ROUGE-1 against guesses by the marginal",
+    )
+    headline = f"{{who}} can read what clients wrote: {exact} of {n} training {{things}} came out word for word."
+    return Judgement("recovered", text, evidence, headline)
+
+
+def _by_words(_findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    return (
+        f"{{who}} can tell words of training {{things}}: of each, {100 * evidence.value:.0f} % of the words, where "
+        f"guessing gets {100 * (evidence.by_guessing or 0):.0f} %."
+    )
+
+
+_BY_WORDS = by_test(
+    ROUGE1.name,
+    "sequences",
+    "bootstrap interval; Monte Carlo test against guesses by the public marginal, updates combined by Fisher's method",
+    _by_words,
+)
+
+FINDING_TYPES["sequences"] = FindingType(
+    verdict=_verdict,
+    rules=(
+        "Sequences are 'recovered' when at least one came out word for word, and luck doesn't explain what came out: "
+        f"guessing gets as much ROUGE-1 with a probability of at most {100 * SURE:g} %. A guess has, at every place, a "
+        "word drawn as often as held-out sequences have it there. Padding and the token that ends every sequence don't "
+        "count.",
+        "Sequences are 'inferred' when none came out word for word, and the same test excludes luck.",
+    ),
+    metrics=(ROUGE1, ROUGE2, EXACT),
+    question="read training {things}",
+    control="example",
+)
+
+
+@evaluate.register
+def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
+    """Compare the words that were named with those that occur; the baseline names as many, by held-out frequency.
+
+    The p-value is the share of 2,000 such draws that name as many of the true ones.
+    """
+    message, tokens = observation.messages[0], observation.task_info.tokens
+    assert tokens is not None
+    known = [t for t in (tokens.padding, tokens.end) if t is not None]
+
+    def different(values: Tensor) -> Tensor:
+        values = values.unique()
+        return values[~torch.isin(values, torch.tensor(known, dtype=torch.int64))]
+
+    true, named = different(truth.inputs[message.round, message.client]), different(finding.tokens)
+    right = int(torch.isin(true, named).sum())
+    weights = torch.bincount(truth.candidates.flatten(), minlength=finding.vocabulary).double() + 1e-9
+    weights[known] = 0
+    hits = np.zeros(2000)
+    if len(named):
+        rng = generator(seed, "words by luck")
+        draws = torch.multinomial(weights.expand(len(hits), -1), len(named), generator=rng)
+        hits = torch.isin(draws, true).sum(dim=1).numpy()
+    p_value, best = ((1 + int((hits >= k).sum())) / (1 + len(hits)) for k in (right, len(true)))
+    low, high = proportion(right, len(true))
+    recall, guess = right / len(true), float(hits.mean()) / len(true)
+    result = done(
+        finding,
+        observation,
+        metrics=[
+            RECALL.of(recall, guess, low=low, high=high, n=len(true), of="words"),
+            PRECISION.of(right / max(1, len(named))),
+        ],
+        leak=leaks(recall > guess, p_value),
+        p_value=p_value,
+        p_value_at_best=best,
+    )
+    return Evaluation(result)
+
+
+def _words_headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    found = pooled([m for f in findings for m in f.metrics if m.name == RECALL.name])
+    share = found.mean if found else evidence.value
+    return (
+        f"{{who}} can tell which words training {{things}} have: {100 * share:.0f} of 100 were named, where guessing "
+        f"as many finds {100 * (evidence.by_guessing or 0):.0f}."
+    )
+
+
+FINDING_TYPES["tokens"] = FindingType(
+    verdict=by_test(
+        RECALL.name,
+        "words",
+        "exact binomial interval (Clopper-Pearson); Monte Carlo test against naming as many words by their frequency",
+        _words_headline,
+    ),
+    rules=(
+        "Words are 'inferred' when more of those that occur in an update were named than by naming as many at random, "
+        "as often as held-out sequences have them: 2,000 draws do as well with a probability of at most "
+        f"{100 * SURE:g} %.",
+    ),
+    metrics=(RECALL, PRECISION),
+    question="tell which words training {things} have",
+    control="example",
+)

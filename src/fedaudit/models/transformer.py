@@ -1,0 +1,128 @@
+"""Small transformers for text: a decoder as in GPT-2 and an encoder as in BERT, with learned positions.
+
+Both normalise before each part of a block (pre-LN) and once at the end. Without dropout unless their name says so.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.examples import TokenInfo
+from fedaudit.models.families import MODELS
+from fedaudit.utils.errors import BadInput
+
+_WIDTH = 128
+_HEADS = (4, 2, 1)
+_DROPOUT = 0.1  # of GPT-2 and BERT, where the name says that there is any
+
+
+class SelfAttention(nn.Module):
+    """Multi-head scaled dot-product attention of a sequence to itself, (n, length, width) in and out."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = next(h for h in _HEADS if width % h == 0)
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Return the attention of ``x``, where position i sees position j if ``seen`` (n, length, length) says so."""
+        n, length, width = x.shape
+        q, k, v = (
+            layer(x).view(n, length, self.heads, width // self.heads).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = (q @ k.transpose(2, 3) / sqrt(width // self.heads)).masked_fill(~seen[:, None], -torch.inf)
+        mixed = (scores.softmax(dim=3) @ v).transpose(1, 2).reshape(n, length, width)
+        return torch.as_tensor(self.output(mixed))
+
+
+class Block(nn.Module):
+    """Attention and a network of one hidden layer with GELU, each normalised before and added to what comes in."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = SelfAttention(width)
+        self.hidden, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Return (n, length, width) for (n, length, width); ``seen`` as in :class:`SelfAttention`."""
+        x = x + self.dropout(self.attention(self.norm1(x), seen))
+        return torch.add(x, self.dropout(self.out(nn.functional.gelu(self.hidden(self.norm2(x))))))
+
+
+class Transformer(nn.Module):
+    """Tokens (n, length) to logits: (n, outputs) of a sequence, or (n, outputs, length) of a causal task.
+
+    A sequence is classified by the mean over its tokens (an encoder) or by its last token (a decoder), as in
+    ``GPT2ForSequenceClassification``. Padding is seen by nobody.
+    """
+
+    def __init__(
+        self, length: int, outputs: int, width: int, depth: int, tokens: TokenInfo, dropout: float, *, decoder: bool
+    ) -> None:
+        super().__init__()
+        self.info, self.decoder = tokens, decoder
+        self.token = nn.Embedding(tokens.vocabulary, width)
+        self.position = nn.Embedding(length, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.fc = nn.Linear(width, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of tokens (n, length)."""
+        n, length = tokens.shape
+        places = torch.arange(length, device=tokens.device)
+        real = torch.ones_like(tokens, dtype=torch.bool) if self.info.padding is None else tokens != self.info.padding
+        itself = torch.eye(length, dtype=torch.bool, device=tokens.device)
+        seen = real[:, None, :].expand(n, length, length)
+        if self.decoder:
+            seen = seen & (places[:, None] >= places[None, :])
+        x = self.dropout(self.token(tokens) + self.position(places))
+        for block in self.blocks:
+            x = block(x, seen | itself)
+        x = self.norm(x)
+        if self.info.causal:
+            return torch.as_tensor(self.fc(x).transpose(1, 2))
+        if self.decoder:
+            weights = (places == (real * places).amax(dim=1, keepdim=True)).to(x.dtype)
+        else:
+            weights = real.to(x.dtype) / real.sum(dim=1, keepdim=True).clamp(min=1)
+        return torch.as_tensor(self.fc((weights[:, :, None] * x).sum(dim=1)))
+
+
+def _build(
+    shape: tuple[int, ...],
+    outputs: int,
+    width: int | None,
+    tokens: TokenInfo,
+    *,
+    name: str,
+    decoder: bool,
+    depth: int = 2,
+    dropout: float = 0.0,
+) -> nn.Module:
+    if tokens.causal and not decoder:
+        raise BadInput(f"model '{name}' sees what follows, so it can't learn to predict it; use a decoder")
+    w = _WIDTH if width is None else width
+    return Transformer(shape[0], outputs, w, depth, tokens, dropout, decoder=decoder)
+
+
+_GPT2 = "after Radford et al. 2019 (GPT-2)"
+_BERT = "after Devlin et al. 2019, BERT (NAACL), normalised before each part, by the mean over tokens"
+for _name, _summary, _paper, _more in (
+    ("decoder", "a two-layer transformer that sees what precedes: next tokens, or classes", _GPT2, {}),
+    ("decoder-4", "the same with four layers", _GPT2, {"depth": 4}),
+    ("decoder-dropout", "the two-layer decoder with dropout 0.1", _GPT2, {"dropout": _DROPOUT}),
+    ("encoder", "a two-layer transformer that sees the whole sequence: classes", _BERT, {}),
+    ("encoder-dropout", "the two-layer encoder with dropout 0.1", _BERT, {"dropout": _DROPOUT}),
+):
+    MODELS.register(_name, _summary, input="tokens", width=_WIDTH, paper=_paper)(
+        partial(_build, name=_name, decoder=_name.startswith("decoder"), **_more)
+    )

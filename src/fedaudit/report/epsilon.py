@@ -1,0 +1,105 @@
+"""The report's part on ε: what is claimed, what canaries demonstrate, and the room between, as a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedaudit.report import figures
+from fedaudit.report.wording import number
+from fedaudit.results import AuditResult, Chart, EpsilonBound, EpsilonResult, HistoryRecord, Line
+
+METHODS = {
+    "clopper_pearson": "Clopper–Pearson",
+    "clopper_pearson_fdp": "Clopper–Pearson, f-DP",
+    "one_run": "one run",
+    "one_run_fdp": "one run, f-DP",
+    "gaussian_estimate": "Gaussian fit",
+}
+_LINES = ("whoever sent least often", "the median client", "whoever sent most often")
+
+
+@dataclass(frozen=True)
+class EpsilonChapter:
+    """What the page says of one federation's ε.
+
+    Attributes:
+        federation: its name.
+        found: the numbers.
+        picture: SVG of claimed and demonstrated values, an observer a row.
+        rows: of the table: the observer, whether the claim is made against it, and a bound or an estimate of it.
+        composition: title and SVG of how ε adds up over rounds; None where that isn't known.
+        legend: name and swatch of its lines.
+    """
+
+    federation: str
+    found: EpsilonResult
+    picture: str
+    rows: list[tuple[str, bool, EpsilonBound]]
+    composition: tuple[str, str] | None
+    legend: list[tuple[str, str]]
+
+
+def epsilon_chapters(result: AuditResult) -> list[EpsilonChapter]:
+    """Return a chapter for every federation in which ε was audited."""
+    courses = {federation.name: federation.course for federation in result.federations}
+    return [
+        _chapter(finding.federation, finding.epsilon, courses.get(finding.federation), i)
+        for i, finding in enumerate(result.findings)
+        if finding.epsilon is not None
+    ]
+
+
+def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None, index: int) -> EpsilonChapter:
+    prefix = f"e{index}-"
+    chart = composition(course) if course else None
+    names = [line.name for line in chart.lines] if chart else []
+    drawn = figures.to_svg(figures.draw_chart(chart, names), f"{prefix}c-", _composed(chart)) if chart else None
+    return EpsilonChapter(
+        federation=federation,
+        found=found,
+        picture=figures.to_svg(figures.draw_room(room(found), found.claimed), f"{prefix}r-", alt(federation, found)),
+        rows=[(o.observer, o.covered, bound) for o in found.observers for bound in (*o.bounds, *o.estimates)],
+        composition=(chart.title, drawn) if chart and drawn else None,
+        legend=[(n, figures.to_svg(figures.draw_swatch(i), f"{prefix}l{i}-", None)) for i, n in enumerate(names)],
+    )
+
+
+def room(found: EpsilonResult) -> list[figures.Room]:
+    """Return the picture's rows: of each observer what is demonstrated and estimated."""
+    rows = []
+    for one in found.observers:
+        estimate = max((e.epsilon for e in one.estimates), default=None)
+        rows.append(figures.Room(one.observer, one.covered, one.demonstrated, estimate))
+    return rows
+
+
+def alt(federation: str, found: EpsilonResult) -> str:
+    """Return the picture in words."""
+    claim = "nothing is claimed" if found.claimed is None else f"ε {number(found.claimed, 2)} is claimed"
+    parts = [
+        f"{one.who}: {'none' if one.demonstrated is None else number(one.demonstrated, 2)} demonstrated"
+        + ("" if one.covered or found.claimed is None else ", not covered by the claim")
+        for one in found.observers
+    ]
+    return f"ε of {federation}: {claim}; {'; '.join(parts)}."
+
+
+def composition(course: HistoryRecord) -> Chart | None:
+    """Return how ε adds up over rounds, for the clients that sent least, typically and most often; None: not known."""
+    if len(course.epsilon) < 2:
+        return None
+    spread = course.epsilon_of_clients
+    x = [float(i + 1) for i in range(len(course.epsilon))]
+    if not spread or all(row[0] == row[2] for row in spread):
+        lines = [Line(name="every client", x=x, y=course.epsilon)]
+    else:
+        lines = [Line(name=name, x=x, y=[row[i] for row in spread]) for i, name in enumerate(_LINES)]
+    return Chart(title="ε spent (Rényi, add/remove)", caption="", x_label="rounds", y_label="ε", lines=lines)
+
+
+def _composed(chart: Chart) -> str:
+    parts = [
+        f"{line.name} {number(line.y[0], 2)} after one round, {number(line.y[-1], 2)} at the end"
+        for line in chart.lines
+    ]
+    return f"{chart.title}: {'; '.join(parts)}."

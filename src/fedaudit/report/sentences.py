@@ -1,0 +1,77 @@
+"""Training sequences and what was read of them, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from fedaudit.report.wording import client_of, rounds_of
+from fedaudit.results import AuditResult, FindingResult, SequenceResult
+
+SHOWN = 24  # sequences that are shown, an attack on a federation
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word as it is shown: whether it stands at the same place in both sequences."""
+
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One training sequence, what was recovered of it, and where it came from."""
+
+    number: int
+    client: str | None
+    round: str
+    true: list[Word]
+    found: list[Word]
+    scores: SequenceResult
+
+    @property
+    def exact(self) -> bool:
+        """Whether it came out word for word."""
+        return self.scores.true == self.scores.found
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """What one attack read in a federation: the first of all, in the order of the audit."""
+
+    attack: str
+    shown: list[Sentence]
+    hidden: int
+
+
+def sentences(result: AuditResult, findings: Sequence[FindingResult]) -> list[Sentences]:
+    """Return what each attack read of a federation's sequences; none where no attack is on sequences."""
+    read = []
+    for attack in dict.fromkeys(f.attack for f in findings if f.sequences):
+        own = [(f, s) for f in findings if f.attack == attack for s in f.sequences]
+        shown = [
+            _sentence(i, result.data.words, client_of(f, result), rounds_of(f), s)
+            for i, (f, s) in enumerate(own[:SHOWN], start=1)
+        ]
+        read.append(Sentences(attack, shown, max(0, len(own) - SHOWN)))
+    return read
+
+
+def _sentence(
+    number: int, words: list[str] | None, client: str | None, rounds: str, scores: SequenceResult
+) -> Sentence:
+    true, found = ([False] * len(part) for part in (scores.true, scores.found))
+    for a, b, size in SequenceMatcher(None, scores.true, scores.found, autojunk=False).get_matching_blocks():
+        true[a : a + size] = found[b : b + size] = [True] * size
+    return Sentence(
+        number, client, rounds, _words(scores.true, true, words), _words(scores.found, found, words), scores
+    )
+
+
+def _words(tokens: Sequence[int], right: Sequence[bool], words: list[str] | None) -> list[Word]:
+    return [
+        Word(words[token] if words and 0 <= token < len(words) else str(token), fits)
+        for token, fits in zip(tokens, right, strict=True)
+    ]

@@ -1,0 +1,116 @@
+"""docs/reference/python.md: the public names of the package, with their signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import fedaudit
+from fedaudit.utils import errors
+from tests.docs.settings import MADE, head, markdown, row
+
+_HEAD = f"""\
+# Python
+
+{MADE}
+
+```python
+import fedaudit
+```
+
+These are the public names; what isn't here may change at any time. Results are pydantic models:
+[their fields](results.md#fields).
+"""
+_FUNCTIONS_FIRST = ("audit", "simulate", "attack", "verify", "load_scenario", "load_dataset")
+
+
+def page() -> str:
+    """Return the page."""
+    names = [name for name in fedaudit.__all__ if not name.startswith("_")]
+    functions = sorted((n for n in names if inspect.isfunction(getattr(fedaudit, n))), key=_place)
+    classes = [name for name in names if inspect.isclass(getattr(fedaudit, name))]
+    lines = [_HEAD, *head("name", "what it is")]
+    for name in (*functions, *classes):
+        anchor = f"fedaudit{name.lower()}" if name in functions else f"class-fedaudit{name.lower()}"
+        lines.append(row(f"[`{name}`](#{anchor})", _summary(getattr(fedaudit, name))))
+    for name in functions:
+        lines += ["", f"## fedaudit.{name}", "", *_function(name, getattr(fedaudit, name))]
+    for name in classes:
+        lines += ["", f"## class fedaudit.{name}", "", *_class(name, getattr(fedaudit, name))]
+    lines += ["", "## Errors", "", "In `fedaudit.utils.errors`; the command line shows their text in one line.", ""]
+    lines += head("error", "when")
+    for name, kind in vars(errors).items():
+        if inspect.isclass(kind) and kind.__module__ == errors.__name__:
+            lines.append(row(f"`{name}`", _summary(kind)))
+    return "\n".join(lines) + "\n"
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (_FUNCTIONS_FIRST.index(name) if name in _FUNCTIONS_FIRST else len(_FUNCTIONS_FIRST), name)
+
+
+def _summary(thing: Any) -> str:
+    return " ".join(markdown(inspect.cleandoc(thing.__doc__ or "")).split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def _function(name: str, function: Callable[..., Any]) -> Iterator[str]:
+    yield from ("```python excerpt", *_signature(name, function), "```", "")
+    yield from docstring(function.__doc__ or "")
+
+
+def _class(name: str, kind: type) -> Iterator[str]:
+    yield from docstring(kind.__doc__ or "")
+    for method, found in vars(kind).items():
+        whole = getattr(found, "__func__", found)
+        if method.startswith("_") or not (isinstance(found, property | cached_property) or inspect.isfunction(whole)):
+            continue
+        if not whole.__doc__:
+            continue
+        yield from ("", f"### {name}.{method}", "")
+        if inspect.isfunction(whole):
+            yield from ("```python excerpt", *_signature(method, whole), "```", "", *docstring(whole.__doc__))
+        else:
+            yield "*A property.* " + _summary(whole)
+
+
+def _signature(name: str, function: Callable[..., Any]) -> list[str]:
+    """Return a function's signature: in one line where it is short, else a parameter a line."""
+    signature = inspect.signature(function)
+    parts, starred = [], False
+    for parameter in signature.parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            parts.append("*")
+            starred = True
+        starred |= parameter.kind is parameter.VAR_POSITIONAL
+        parts.append(_parameter(parameter))
+    returns = "" if signature.return_annotation is signature.empty else f" -> {signature.return_annotation}"
+    line = f"def {name}({', '.join(parts)}){returns}: ..."
+    return [line] if len(line) <= 100 else [f"def {name}(", *(f"    {part}," for part in parts), f"){returns}: ..."]
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
+    kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+    default = "" if parameter.default is parameter.empty else f"{' = ' if kind else '='}{parameter.default!r}"
+    return f"{stars}{parameter.name}{kind}{default}".replace("'", '"')
+
+
+def docstring(text: str) -> Iterator[str]:
+    """Yield a Google-style docstring as Markdown: its sections as lists."""
+    section = False
+    for line in markdown(inspect.cleandoc(text)).splitlines():
+        if re.fullmatch(r"(Args|Returns|Raises|Yields|Attributes|Class attributes|Example):", line):
+            section = True
+            yield from (f"**{line[:-1].replace('Args', 'Arguments')}**", "")
+        elif section and (item := re.match(r"    ([\w.*, ]+): (.*)", line)):
+            yield f"- `{item[1]}`: {item[2]}"
+        elif section and line.startswith("    "):
+            yield "  " + line.strip() if line.startswith("        ") else line.strip()
+        else:
+            section = section and not line
+            yield line

@@ -1,0 +1,19 @@
+"""The pages that are made from the code: which they are, and what makes each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.docs import api, catalogue, commands, glossary, results, scenario
+from tests.docs.pages import DOCS
+
+PAGES: dict[Path, Callable[[], str]] = {
+    DOCS / "reference" / "scenario.md": scenario.page,
+    DOCS / "reference" / "attacks-and-defences.md": catalogue.page,
+    DOCS / "reference" / "cli.md": commands.page,
+    DOCS / "reference" / "python.md": api.page,
+    results.PAGE: results.page,
+    DOCS / "reference" / "results.schema.json": results.schema,
+    DOCS / "reference" / "glossary.md": glossary.page,
+}

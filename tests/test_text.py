@@ -1,0 +1,356 @@
+"""Text: tokens as examples, transformers, which words and which sequences updates give away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedaudit
+from fedaudit.attacks import SequenceFinding, TokenFinding, make_attack
+from fedaudit.data import Dataset, load_dataset
+from fedaudit.data.notes import LENGTH, tokenise, vocabulary, write_notes
+from fedaudit.evaluation.sequences import matched, rouge
+from fedaudit.examples import NOTHING, TokenInfo
+from fedaudit.federation.simulator import Recording
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth, check_belongs, save_recording
+from fedaudit.models import build_model
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
+from fedaudit.scenario import scenario_from
+from fedaudit.threat import ThreatModel, observe
+from fedaudit.update import TaskInfo
+from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
+from fedaudit.utils.seeds import generator
+
+GRADIENTS = {"name": "f", "clients": 1, "examples": 4, "batch_size": 4}
+
+
+def recorded(
+    data: str = "notes-causal", model: str = "decoder", width: int = 96, seed: int = 0, **federation: Any
+) -> Recording:
+    made = scenario_from(
+        {
+            "seed": seed,
+            "data": {"name": data},
+            "model": {"name": model, "width": width},
+            "federations": [{**GRADIENTS, **federation}],
+            "attacks": ["dager"],
+        }
+    )
+    (only,) = record(resolve(made))
+    return only
+
+
+def run(name: str, only: Recording, threat: ThreatModel | None = None, **settings: Any) -> Any:
+    seen = observe(only.transcript, threat or ThreatModel()).split()[0]
+    return make_attack(name, settings)(seen, generator=generator(0, "attack"))
+
+
+def words(only: Recording, sequences: Tensor) -> list[list[int]]:
+    info = only.transcript.task_info.tokens
+    assert info is not None
+    return sorted(info.words_of(row) for row in sequences)
+
+
+# --- tokens as examples ---------------------------------------------------------------------------------------------
+
+
+def test_notes_are_drawn_alike_every_time_and_read_back():
+    first, again = load_dataset("notes", seed=3), load_dataset("notes", seed=3)
+    assert first.train.inputs.equal(again.train.inputs)
+    assert not first.train.inputs.equal(load_dataset("notes", seed=4).train.inputs)
+    texts, classes = write_notes(5000, 3)
+    assert first.words is not None
+    text = " ".join(first.words[token] for token in first.train.inputs[7].tolist() if token)
+    assert (text, first.train.targets[7]) == (texts[7], classes[7])
+    assert max(len(text.split()) for text in texts) == LENGTH, "no note is cut"
+    with pytest.raises(KeyError):
+        tokenise(["unheard of"], vocabulary(), 4)
+
+
+def test_a_causal_target_is_the_token_that_follows():
+    tokens = torch.tensor([[5, 6, 7, 0], [5, 1, 0, 0]])
+    data = Dataset.from_tokens(tokens, vocabulary=9, padding=0, test=tokens)
+    assert data.train.targets.tolist() == [[6, 7, NOTHING, NOTHING], [1, NOTHING, NOTHING, NOTHING]]
+    assert data.num_classes == 9
+    assert Dataset.from_tokens(tokens.repeat(5, 1), torch.tensor([0, 1] * 5), vocabulary=9).num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"inputs": np.array([[1, 9]] * 5)}, "a token is 9, and the vocabulary has 0..8"),
+        ({"inputs": np.array([[1, -1]] * 5)}, "a token is -1; they count from 0"),
+        ({"inputs": np.array([[1.0, 2.0]] * 5)}, "tokens are whole numbers"),
+        ({"inputs": np.array([[1, 2]] * 5), "padding": 9}, "padding is 9; it must be one of the 9 tokens"),
+        ({"inputs": np.array([[1, 2]] * 5), "words": ["a"]}, "1 words for 9 tokens"),
+        ({"inputs": np.array([[1, 2]] * 5), "targets": np.zeros(3, dtype=int)}, "5 sequences need as many targets"),
+    ],
+)
+def test_tokens_are_checked(arguments: dict[str, Any], words: str):
+    with pytest.raises(BadInput, match=words):
+        Dataset.from_tokens(**arguments, vocabulary=9)
+
+
+def test_whole_numbers_are_tokens_only_where_they_are_declared():
+    rows = torch.randint(9, (20, 4), generator=torch.Generator().manual_seed(0))
+    assert Dataset.from_tensors(rows, torch.arange(20) % 2).kind == "table"
+    assert Dataset.from_tokens(rows, torch.arange(20) % 2, vocabulary=9).kind == "tokens"
+    with pytest.raises(BadInput, match="vocabulary"):
+        Dataset.from_tensors(rows, torch.arange(20) % 2, kind="tokens")
+
+
+def test_a_recording_of_tokens_is_checked_when_it_is_read(tmp_path: Path):
+    only = recorded()
+    save_recording(only.transcript, only.truth, tmp_path / "t")
+    transcript, truth = Transcript.load(tmp_path / "t"), Truth.load(tmp_path / "t/truth.safetensors")
+    check_belongs(truth, transcript, tmp_path)
+    assert transcript.task_info == only.transcript.task_info
+    truth.inputs[0, 0][0, 0] = 5000
+    with pytest.raises(CorruptTranscript, match="a token is 5000, and the vocabulary has"):
+        check_belongs(truth, transcript, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("threat", "words"),
+    [({"knows_labels": True}, "knows_labels isn't for a causal task"), ({"records": 4}, "records isn't for a causal")],
+)
+def test_what_has_no_meaning_for_a_causal_task_is_refused(threat: dict[str, Any], words: str):
+    made = {"data": {"name": "notes-causal"}, "model": {"name": "decoder"}, "federations": [GRADIENTS]}
+    with pytest.raises(BadInput, match=words):
+        resolve(scenario_from({**made, "threat": threat, "attacks": ["dager"]}))
+
+
+# --- transformers ---------------------------------------------------------------------------------------------------
+
+INFO = TokenInfo(20, padding=0, causal=True)
+
+
+def test_a_decoder_sees_what_precedes_and_an_encoder_everything():
+    tokens = torch.randint(1, 20, (3, 6), generator=torch.Generator().manual_seed(0))
+    other = tokens.clone()
+    other[:, 4] = (other[:, 4] % 19) + 1
+    decoder = build_model("decoder", input_shape=(6,), outputs=20, width=16, tokens=INFO).eval()
+    before, after = decoder(tokens), decoder(other)
+    assert before.shape == (3, 20, 6)
+    torch.testing.assert_close(before[:, :, :4], after[:, :, :4])
+    assert float((before - after).detach()[:, :, 4:].abs().min(dim=1).values.max()) > 1e-4
+    encoder = build_model("encoder", input_shape=(6,), outputs=3, width=16, tokens=TokenInfo(20, padding=0)).eval()
+    assert encoder(tokens).shape == (3, 3)
+    assert float((encoder(tokens) - encoder(other)).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder"])
+def test_padding_is_seen_by_nobody(name: str):
+    short, long = (
+        build_model(name, input_shape=(length,), outputs=3, width=16, tokens=TokenInfo(20, padding=0)).eval()
+        for length in (4, 6)
+    )
+    state = long.state_dict()
+    short.load_state_dict({**state, "position.weight": state["position.weight"][:4]})
+    tokens = torch.tensor([[3, 4, 5, 0], [6, 0, 0, 0]])
+    torch.testing.assert_close(short(tokens), long(nn.functional.pad(tokens, (0, 2))))
+
+
+def test_attention_is_pytorch_s():
+    model = build_model("encoder", input_shape=(5,), outputs=3, width=16, tokens=TokenInfo(20)).eval()
+    ours = model.blocks[0].attention  # type: ignore[index, union-attr]
+    theirs = nn.MultiheadAttention(16, ours.heads, batch_first=True)
+    parts = [getattr(ours, name) for name in ("query", "key", "value")]
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        theirs.out_proj.weight.copy_(ours.output.weight)
+        theirs.out_proj.bias.copy_(ours.output.bias)
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    expected = theirs(x, x, x, attn_mask=~causal, need_weights=False)[0]
+    torch.testing.assert_close(ours(x, causal.expand(2, -1, -1)), expected)
+
+
+def test_the_decoder_has_as_many_parameters_as_its_layers_say():
+    model = build_model("decoder", input_shape=(6,), outputs=20, tokens=INFO)
+    w = 128
+    block = 2 * 2 * w + 4 * (w * w + w) + (4 * w * w + 4 * w) + (4 * w * w + w)
+    assert sum(p.numel() for p in model.parameters()) == 20 * w + 6 * w + 2 * block + 2 * w + 20 * w + 20
+
+
+def test_models_and_examples_must_go_together():
+    made = {"federations": [GRADIENTS], "attacks": ["dager"]}
+    for data, model, why in (
+        ("notes", "mlp", "model 'mlp' takes real values"),
+        ("digits", "decoder", "model 'decoder' takes sequences"),
+        ("notes-causal", "encoder", "sees what follows"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            resolve(scenario_from({**made, "data": {"name": data}, "model": {"name": model}}))
+
+
+# --- which tokens ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"algorithm": "fedavg", "local_steps": 3, "examples": 12, "learning_rate": 0.1}])
+def test_rows_that_moved_are_the_words_that_occurred(more: dict[str, Any]):
+    only = recorded(**more)
+    found = run("which-tokens", only)
+    assert isinstance(found, TokenFinding)
+    inputs = only.truth.inputs[0, 0]
+    missing = set(inputs.unique().tolist()) - set(found.tokens.tolist())
+    assert set(found.tokens.tolist()) <= set(inputs.unique().tolist())
+    assert missing <= {0, 1}, "all but padding and the end, which nothing follows"
+
+
+# --- DAGER ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "more"),
+    [
+        ("notes-causal", "decoder", {}),
+        ("notes", "decoder", {}),
+        ("notes", "decoder-4", {}),
+        ("notes-causal", "decoder", {"algorithm": "fedavg", "local_steps": 1, "learning_rate": 0.01}),
+    ],
+)
+def test_dager_reads_a_decoder_s_batch_word_for_word(data: str, model: str, more: dict[str, Any]):
+    only = recorded(data, model, **more)
+    found = run("dager", only)
+    assert isinstance(found, SequenceFinding)
+    assert words(only, found.sequences) == words(only, only.truth.inputs[0, 0])
+
+
+def test_dager_says_where_the_tokens_are_too_many_for_the_width():
+    only = recorded(width=32, examples=8, batch_size=8)
+    found = run("dager", only)
+    assert len(found.sequences) == 0
+    assert any("too many for that width" in note for note in found.notes)
+
+
+def test_dager_refuses_what_it_cannot_use():
+    made = scenario_from({"data": {"name": "digits"}, "federations": [GRADIENTS], "attacks": ["labels"]})
+    (images,) = record(resolve(made))
+    with pytest.raises(NotApplicable, match="dager is for sequences"):
+        run("dager", images)
+    with pytest.raises(NotApplicable, match="an encoder"):
+        run("dager", recorded("notes", "encoder"))
+    fedavg = recorded(algorithm="fedavg", local_steps=2, examples=8)
+    with pytest.raises(NotApplicable, match="needs the learning rate"):
+        run("dager", fedavg, ThreatModel(knows_training=False))
+
+
+def test_labels_of_classified_text_are_told_for_an_encoder_s_single_example():
+    only = recorded("notes", "encoder", examples=1, batch_size=1)
+    assert run("labels", only).labels.equal(only.truth.labels[0, 0])
+
+
+def test_noise_hides_the_span_and_nothing_is_claimed():
+    only = recorded()
+    update = only.transcript.rounds[0].updates[0]
+    rng = torch.Generator().manual_seed(0)
+    for name, tensor in update.tensors.items():
+        update.tensors[name] = tensor + 0.1 * torch.randn(tensor.shape, generator=rng)
+    true = words(only, only.truth.inputs[0, 0])
+    assert not any(row in true for row in words(only, run("dager", only).sequences))
+
+
+# --- evaluation and report ------------------------------------------------------------------------------------------
+
+
+def test_rouge_by_hand():
+    assert rouge([1, 2, 3], [1, 2, 3], 1) == rouge([1, 2, 3], [1, 2, 3], 2) == 1
+    assert rouge([1, 1, 2], [1, 2, 3, 4], 1) == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
+    assert rouge([1, 2, 9], [1, 2, 3, 4], 2) == pytest.approx(2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
+    assert rouge([], [1], 1) == 0
+
+
+def test_each_found_sequence_is_paired_once():
+    assert matched([[1, 2], [3, 4]], [[3, 4], [1, 2], [1, 9]]) == [1, 0, None]
+    assert matched([], [[1]]) == [None]
+
+
+def test_an_audit_of_text_goes_from_the_data_to_the_report(tmp_path: Path):
+    made = {
+        "name": "text",
+        "data": {"name": "notes-causal"},
+        "model": {"name": "decoder", "width": 96},
+        "federations": [{**GRADIENTS, "clients": 2, "examples": 6, "batch_size": 3}],
+    }
+    result = fedaudit.audit(made, out=tmp_path, progress=False).result
+    assert {s.attack: s.verdict for s in result.summaries} == {"dager": "recovered", "which-tokens": "inferred"}
+    found = next(f for f in result.findings if f.attack == "dager")
+    assert {m.name: m.value for m in found.metrics} == {"rouge1": 1.0, "rouge2": 1.0, "exact_sequences": 1.0}
+    assert [s.true for s in found.sequences] == [s.found for s in found.sequences]
+    page = (tmp_path / "report.html").read_text()
+    assert "word for word" in page
+    assert result.data.words is not None
+    sentence = [result.data.words[token] for token in found.sequences[0].true]
+    assert " ".join(f"<mark>{word}</mark>" for word in sentence) in page
+
+
+def test_a_user_s_own_tokens_and_transformer_are_audited():
+    class Own(nn.Module):
+        """A transformer of PyTorch's own layers, for whole sentences."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(50, 64), nn.Parameter(torch.randn(6, 64) * 0.5)
+            layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
+            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.out = nn.Linear(64, 50)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+            hidden = self.layers(self.words(x) + self.places[: x.shape[1]], mask=~seen)
+            return self.out(hidden).transpose(1, 2)  # type: ignore[no-any-return]
+
+    tokens = torch.randint(1, 50, (60, 6), generator=torch.Generator().manual_seed(1))
+    tokens[:, -1] = 0
+    data = Dataset.from_tokens(tokens, vocabulary=50, end=0)
+    torch.manual_seed(0)
+    made = {"data": {"name": "custom"}, "federations": [GRADIENTS], "attacks": ["dager"]}
+    result = fedaudit.audit(made, model=Own(), data=data, progress=False).result
+    assert result.summaries[0].verdict == "recovered"
+    assert {m.name: m.value for m in result.findings[0].metrics}["exact_sequences"] == 1.0
+
+
+def test_gpt2_of_transformers_is_audited():
+    transformers = pytest.importorskip("transformers")
+
+    class Own(nn.Module):
+        """GPT-2's layers with an output layer of its own: its usual one shares the embedding's weights."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"n_positions": 6, "n_embd": 64, "n_layer": 2, "n_head": 4}
+            config = transformers.GPT2Config(vocab_size=50, **sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+            self.body, self.out = transformers.GPT2Model(config), nn.Linear(64, 50)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.body(x).last_hidden_state).transpose(1, 2)  # type: ignore[no-any-return]
+
+    tokens = torch.randint(1, 50, (60, 6), generator=torch.Generator().manual_seed(1))
+    tokens[:, -1] = 0
+    torch.manual_seed(0)
+    made = {"data": {"name": "custom"}, "federations": [GRADIENTS], "attacks": ["dager"]}
+    data = Dataset.from_tokens(tokens, vocabulary=50, end=0)
+    result = fedaudit.audit(made, model=Own(), data=data, progress=False).result
+    assert result.summaries[0].verdict == "recovered"
+
+
+def test_task_info_wants_a_vocabulary_for_tokens_alone():
+    common: dict[str, Any] = {
+        "model": "decoder", "width": None, "batch_norm": "eval", "loss": "cross-entropy", "input_shape": (4,),
+        "mean": (0.0,), "std": (1.0,),
+    }  # fmt: skip
+    with pytest.raises(BadInput, match="tokens need a vocabulary"):
+        TaskInfo(**common, kind="tokens", num_classes=2)
+    with pytest.raises(BadInput, match="a vocabulary belongs to"):
+        TaskInfo(**common, kind="table", num_classes=2, tokens=INFO)
+    with pytest.raises(BadInput, match="a class for each token"):
+        TaskInfo(**common, kind="tokens", num_classes=2, tokens=INFO)
