@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-# CPU seconds at _RATE, start included: with --quick (measured) and in full (from the tables of
-# docs/evidence/performance.md). `picture` ends at its cap.
+# About how many CPU seconds at _RATE, start included: with --quick (measured once), and in full (reckoned from
+# the tables of docs/evidence/performance.md). `picture` ends at its cap.
 SECONDS: dict[str, tuple[float, float]] = {
     "inversion": (13, 800),
     "picture": (60, 600),

@@ -130,7 +130,7 @@ class AgrEvader(Attack):
     """
 
     name: ClassVar[str] = "agrevader"
-    summary: ClassVar[str] = "a malicious client raises its records' loss; the federation repairs members"
+    summary: ClassVar[str] = "a malicious client raises its records' loss; the federation lowers that of members again"
     paper: ClassVar[str] = _PAPER
     threat_model: ClassVar[str] = "client, active"
     needs: ClassVar[tuple[str, ...]] = (
