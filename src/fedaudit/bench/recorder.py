@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 import statistics
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
 
     Clients train by SGD with momentum on batches of 32 colour images of 32×32, two seconds or more each; recording
     watches that and writes what they send and what they trained on. The long recording has ten clients of one step on
-    one image each; of its files those of a round are deleted once they are counted, so that the disk needn't hold all.
+    one image each. The files of a round are deleted once it is over, so that neither disk nor memory must hold all.
 
     Args:
         quick: one client and two pairs of rounds instead of two and seven; the long recording is two rounds instead
@@ -47,8 +48,9 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
             steps = _steps(model)
             data = _examples(_BATCH * steps)
             spent: dict[str, list[float]] = {"without": [], "with": [], "cpu_without": [], "cpu_with": []}
-            recorder = Recorder(folder / name)
             for pair in range(pairs + 1):
+                kept = folder / f"{name}-{pair}"
+                recorder = Recorder(kept)
                 for recorded in (False, True) if pair % 2 else (True, False):  # neither always goes first
                     began = time.perf_counter(), time.process_time()
                     _round(model, data, clients, recorder if recorded else None)
@@ -56,6 +58,7 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
                     if pair:  # the first warms up
                         spent["with" if recorded else "without"].append(ended[0] - began[0])
                         spent["cpu_with" if recorded else "cpu_without"].append(ended[1] - began[1])
+                shutil.rmtree(kept)  # fresh memory for files is a virtual machine's cost, several times that of writing
                 report(at * pairs + pair)
             rows.append(
                 {
