@@ -18,7 +18,9 @@ from torch import nn
 
 import fedaudit
 from fedaudit import Recorder, Transcript
-from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.attacks.findings import ImageFinding
+from fedaudit.federation.secure_sum import sums_only
+from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from tests.integrity_cases import unsealed
 from tests.recording_cases import MEAN, STD, Net, audited, federation, held, train
 
@@ -203,18 +205,62 @@ def test_clients_may_start_from_their_own_weights(tmp_path: Path) -> None:
     assert record.replay_error == 0.0
 
 
-def test_of_secure_aggregation_only_the_sum_is_known(tmp_path: Path) -> None:
+def test_a_recorded_total_is_attacked_as_the_sum_that_it_is(tmp_path: Path) -> None:
+    model, states, sizes = Net(), [], (4, 8)
+    start = copy.deepcopy(model.state_dict())
+    with Recorder(tmp_path / "single", module=model) as recorder, recorder.round(start):
+        for client, n in enumerate(sizes):
+            model.load_state_dict(start)
+            with recorder.capture() as captured:
+                train(model, held(client, n), batch=n // 2)
+            recorder.update(client, model.state_dict(), captured)
+            states.append(copy.deepcopy(model.state_dict()))
+    single = Transcript.load(tmp_path / "single", Net())
+    mean = {k: (4 * states[0][k] + 8 * states[1][k]) / 12 for k in start}
+    with Recorder(tmp_path / "sum", module=model) as recorder, recorder.round(start):
+        told = [u.training for u in single.rounds[0].updates if u.training]
+        recorder.total(mean, clients=2, training=told)
+    (update,) = Transcript.load(tmp_path / "sum", Net(), task={"input_shape": (1, 8, 8)}).rounds[0].updates
+    (wanted,) = sums_only(single.rounds, 2, weighted=True)[0][0].updates
+    assert (update.members, update.num_examples) == ((0, 1), 12)
+    assert update.training == wanted.training
+    assert update.training is not None
+    assert update.training.batch_sizes == (6, 6)
+    for name, value in wanted.tensors.items():
+        assert torch.allclose(update.tensors[name], value, atol=1e-6)
+
+
+def test_of_a_total_that_nothing_is_told_of_what_can_be_run_is(tmp_path: Path) -> None:
     model = Net()
     start = copy.deepcopy(model.state_dict())
     train(model, held(0))
     with Recorder(tmp_path / "r") as recorder, recorder.round(start):
-        recorder.total(model.state_dict(), clients=5, num_examples=20)
+        recorder.total(model.state_dict(), clients=5)
+        with pytest.raises(BadInput, match="has a total already"):
+            recorder.total(model.state_dict(), clients=5)
     transcript = Transcript.load(tmp_path / "r", Net(), task={"input_shape": (1, 8, 8)})
-    assert transcript.rounds[0].total is not None
-    assert transcript.rounds[0].total.clients == 5
-    found = fedaudit.attack(transcript, ["agic", "labels"], progress=False)
+    assert any("taken for one a client" in note for note in transcript.notes)
+    assert transcript.rounds[0].updates[0].num_examples == 5
+    found = fedaudit.attack(transcript, [{"name": "agic", "iterations": 2}, "labels", "local-model"], progress=False)
     assert isinstance(found, list)
-    assert all("secure aggregation" in str(reason) for reason in found)
+    assert isinstance(found[0], ImageFinding)
+    assert len(found[0].images) == 5  # of the union, one batch: as agic takes any update
+    assert isinstance(found[1], NotApplicable)
+    assert "learning rate" in str(found[1])
+    assert isinstance(found[2], NotApplicable)
+    assert "secure aggregation" in str(found[2])
+
+
+def test_a_total_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    model, config = Net(), {"learning_rate": 0.1, "local_steps": 1, "batch_sizes": [4]}
+    with Recorder(tmp_path / "r") as recorder, recorder.round(model.state_dict()):
+        with pytest.raises(BadInput, match="of 1 clients, and the total is of 2"):
+            recorder.total(model.state_dict(), clients=2, training=[config])
+        with pytest.raises(BadInput, match="of 8 examples, num_examples of 9"):
+            recorder.total(model.state_dict(), clients=2, training=[config, config], num_examples=9)
+        with pytest.raises(BadInput, match="clients"):
+            recorder.total(model.state_dict(), clients=10**12)
+        recorder.total(model.state_dict(), clients=2, training=[config, config])
 
 
 # --- whatever happens ------------------------------------------------------------------------------------------------

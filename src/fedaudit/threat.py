@@ -135,7 +135,6 @@ class Observation:
         adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
-        totals: rounds of which it can read the sum of several updates only.
     """
 
     federation: str
@@ -149,7 +148,6 @@ class Observation:
     adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     records: Records | None = None
     canaries: Canaries | None = None
-    totals: int = 0
 
     def __repr__(self) -> str:
         seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
@@ -174,11 +172,6 @@ class Observation:
         Raises:
             NotApplicable: it doesn't.
         """
-        if not self.messages and self.totals:
-            raise NotApplicable(
-                f"only the sum of several clients' updates is known in {self.totals} rounds (secure aggregation), and "
-                "this attack is on single updates"
-            )
         if not self.messages:
             raise NotApplicable(
                 f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
@@ -254,7 +247,6 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
         records=records,
         canaries=_readable(transcript.canaries, threat),
-        totals=sum(r.total is not None for r in transcript.rounds) if threat.adversary != "client" else 0,
     )
 
 

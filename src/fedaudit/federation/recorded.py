@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from fedaudit.examples import example_kind
-from fedaudit.federation.rounds import REMEDY, Digest, Files, Round, Total, expected, read_file
+from fedaudit.federation.rounds import REMEDY, Digest, Files, Round, expected, read_file
 from fedaudit.training import BCE, Loss, TrainingConfig, loss_function
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.bounds import JSON, read_bytes
@@ -82,10 +82,11 @@ class TotalEntry(BaseModel):
 
     model_config = _STRICT
 
-    clients: Annotated[int, Field(ge=1)]
+    clients: Annotated[int, Field(ge=1, le=1_000_000)]
     form: Form
     file: str
-    num_examples: Annotated[int, Field(ge=1)] | None = None
+    num_examples: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    training: TrainingConfig | None = None
 
 
 class RoundEntry(BaseModel):
@@ -226,7 +227,7 @@ def read_recording(
     task_info, loss = _task(task, module, loss, notes)
     reader = _Reader(folder, module, notes)
     read = [reader.round(entry) for entry in entries]
-    if not any(r.updates or r.total for r in read):
+    if not any(r.updates for r in read):
         raise CorruptTranscript(f"'{folder}' holds no update that can be read: {'; '.join(notes) or 'none was sent'}")
     names = {m.client: m.name for entry in entries for m in entry.messages}
     notes += dict.fromkeys(note for entry in entries for m in entry.messages for note in m.notes)
@@ -364,12 +365,35 @@ class _Reader:
             except BadInput as error:
                 raise CorruptTranscript(f"{self.folder / round_file(entry.index)}: {error}") from None
             updates.append(update)
-        total = None
-        if entry.total is not None:
-            tensors, _ = self._update(entry.total.file, entry.total.form, weights)
-            total = Total(entry.total.clients, tensors, entry.total.num_examples)
+        if entry.total is not None and updates:
+            self.notes.append(f"round {entry.index}: the sum is left aside, single updates are known")
+        elif entry.total is not None:
+            updates += self._sum(entry.total, weights, f"round {entry.index}")
         updates.sort(key=lambda update: update.client)
-        return Round(entry.index, weights, updates, own_weights=own, total=total, time=entry.time)
+        return Round(entry.index, weights, updates, own_weights=own, time=entry.time)
+
+    def _sum(self, total: TotalEntry, weights: dict[str, Tensor], what: str) -> list[Update]:
+        """Return what several clients sent together as one update, if it can be read; who they are isn't told."""
+        tensors, moved = self._update(total.file, total.form, weights)
+        if not all(bool(torch.isfinite(value).all()) for value in (*tensors.values(), *moved.values())):
+            self.notes.append(f"{what}: the sum has NaN or infinite values and is left out")
+            return []
+        number = total.num_examples or (sum(total.training.batch_sizes) if total.training else None)
+        if number is None:
+            self.notes.append(f"{what}: over how many examples the sum was made isn't recorded; taken for one a client")
+        try:
+            update = Update(
+                client=0,
+                kind="gradient" if total.form == "gradient" else "weights",
+                tensors=tensors,
+                num_examples=number or total.clients,
+                training=total.training,
+                buffers=moved,
+                members=tuple(range(total.clients)) if total.clients > 1 else (),
+            )
+        except BadInput as error:
+            raise CorruptTranscript(f"{self.folder}: {what}: {error}") from None
+        return [update]
 
     def _read(self, file: str) -> dict[str, Tensor]:
         """Return tensors by the module's own names; refuse what isn't the module's."""

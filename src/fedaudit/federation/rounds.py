@@ -29,25 +29,6 @@ Files = dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
 
 
 @dataclass(frozen=True)
-class Total:
-    """What several clients sent together, where secure aggregation lets nobody read the updates one by one.
-
-    Attributes:
-        clients: how many.
-        tensors: the mean of their updates ΔW, by parameter name.
-        num_examples: of all of them together; None if not told.
-    """
-
-    clients: int
-    tensors: dict[str, Tensor]
-    num_examples: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise BadInput(f"a total of {self.clients} clients")
-
-
-@dataclass(frozen=True)
 class Round:
     """One round: the weights that the server sent, the updates that came back, and whom the server left out.
 
@@ -58,7 +39,6 @@ class Round:
         rejected: client to reason.
         fallback: why the aggregator couldn't do what it is meant to do, if so.
         own_weights: client to the weights that it was sent, where these aren't ``weights``.
-        total: of the clients whose updates can't be read one by one; None where there are none.
         time: when the round ended, as ISO 8601 in UTC; None where it wasn't recorded.
     """
 
@@ -68,7 +48,6 @@ class Round:
     rejected: dict[int, str] = field(default_factory=dict)
     fallback: str | None = None
     own_weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    total: Total | None = None
     time: str | None = None
 
     def __repr__(self) -> str:

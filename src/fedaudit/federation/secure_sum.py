@@ -72,7 +72,7 @@ def summed(updates: Sequence[Update], *, weighted: bool = False, batch_norm: boo
         kind=first.kind,
         tensors={name: _mean([u.tensors[name] for u in updates], parts) for name in first.tensors},
         num_examples=sum(u.num_examples for u in updates),
-        training=_together(trainings, parts, batch_norm) if len(trainings) == len(updates) else None,
+        training=training_of_sum(trainings, parts, batch_norm) if len(trainings) == len(updates) else None,
         buffers={
             name: _mean([u.buffers[name] for u in updates], parts)
             for name in first.buffers
@@ -150,8 +150,16 @@ def _mean(tensors: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
     return torch.as_tensor(wide).to(tensors[0].dtype)
 
 
-def _together(trainings: Sequence[TrainingConfig], parts: Sequence[float], batch_norm: bool) -> TrainingConfig | None:
-    """Return how one client would have trained whose update this were; None where the clients didn't train alike."""
+def training_of_sum(
+    trainings: Sequence[TrainingConfig], parts: Sequence[float], batch_norm: bool
+) -> TrainingConfig | None:
+    """Return how one client would have trained whose update this were; None where the clients didn't train alike.
+
+    Args:
+        trainings: of the clients.
+        parts: what part of the mean each client's update is.
+        batch_norm: whether clients normalise by their own batch.
+    """
     first = trainings[0]
     if first.passes or any(t.local_steps != first.local_steps for t in trainings):
         return None

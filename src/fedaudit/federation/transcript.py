@@ -120,7 +120,7 @@ class Transcript:
         if self._checked:
             return
         where = f"transcript '{self.name}'"
-        if not self.rounds or not all(r.updates or r.total or self.recording for r in self.rounds):
+        if not self.rounds or not all(r.updates or self.recording for r in self.rounds):
             raise CorruptTranscript(f"{where}: there must be a round, and an update in every one")
         check_order(where, self.rounds)
         state, parameters, buffers = expected(self.module)

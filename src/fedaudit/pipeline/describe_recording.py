@@ -29,7 +29,7 @@ def recording_record(transcript: Transcript) -> RecordingRecord:
         )
     return RecordingRecord(
         clients=[names[number] for number in sorted(names)],
-        totals=sum(r.total is not None for r in transcript.rounds),
+        totals=sum(any(u.members for u in r.updates) for r in transcript.rounds),
         training=list(dict.fromkeys(training_in_words(u.training) for u in updates if u.training)),
         seconds=statistics.median(seconds) if seconds else None,
         replays=[

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,10 @@ from fedaudit.federation.recorded import (
 )
 from fedaudit.federation.recorded_truth import CANDIDATES, FOLDER, save_examples, truth_file
 from fedaudit.federation.rounds import check_new
+from fedaudit.federation.secure_sum import training_of_sum
 from fedaudit.federation.transcript import FORMAT, INDEX
+from fedaudit.models import has_batch_norm
+from fedaudit.recording.states import State, tensors_of
 from fedaudit.training import LOSSES, TrainingConfig
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.integrity import blank, digest_in, sealed, write_whole
@@ -41,8 +43,6 @@ from fedaudit.utils.validation import explain
 if TYPE_CHECKING:
     from fedaudit.recording.canaries import CanaryClients
     from fedaudit.recording.capture import Capture
-
-State = Mapping[str, Any]  # name to a tensor, or to an array that torch takes
 
 _LONGEST_NAME = 200
 _CONFIG = TypeAdapter(TrainingConfig)  # takes ten milliseconds to make
@@ -167,7 +167,7 @@ class Recorder:
         if index % self.every:
             return
         self._weights = {
-            key: value.clone() for key, value in _tensors(weights).items()
+            key: value.clone() for key, value in tensors_of(weights).items()
         }  # whoever trains changes theirs
         file = f"round-{index:05d}-global.safetensors"
         if self.canaries is not None:
@@ -197,7 +197,7 @@ class Recorder:
         """Close the round that is open, if one is; with canaries give the last global model's ``weights``, too."""
         self.end_round()
         if self.canaries is not None and weights is not None:
-            self.canaries.begin(_tensors(weights))
+            self.canaries.begin(tensors_of(weights))
             try:
                 self.canaries.save(self.folder, self._header.id)
             except OSError as error:
@@ -254,7 +254,7 @@ class Recorder:
         if entry is None:
             return
         if self.canaries is not None and form != "gradient":
-            self.canaries.read(_tensors(state), canary, difference=form == "difference")
+            self.canaries.read(tensors_of(state), canary, difference=form == "difference")
         if canary is not None:
             return
         name = _printable(str(client))
@@ -265,8 +265,8 @@ class Recorder:
         config = self._training(captured, training, num_examples, notes)
         stem = f"round-{entry.index:05d}-client-{number:05d}"
         message = MessageEntry(client=number, name=name, form=form, file=f"{stem}.safetensors", training=config)
-        self._save(message.file, _tensors(state), entry)
-        start = _tensors(sent) if sent is not None else captured.start if captured is not None else {}
+        self._save(message.file, tensors_of(state), entry)
+        start = tensors_of(sent) if sent is not None else captured.start if captured is not None else {}
         if any(
             key in self._weights and not value.cpu().equal(self._weights[key].to(value.dtype))
             for key, value in start.items()
@@ -282,29 +282,47 @@ class Recorder:
         message.notes = list(dict.fromkeys(notes))
         entry.messages.append(message)
 
-    def total(self, state: State, *, clients: int, num_examples: int | None = None, form: Form = "weights") -> None:
+    def total(
+        self,
+        state: State,
+        *,
+        clients: int,
+        num_examples: int | None = None,
+        form: Form = "weights",
+        training: Sequence[TrainingConfig | Mapping[str, Any]] = (),
+    ) -> None:
         """Record what several clients sent together, where secure aggregation lets nobody read single updates.
 
         Args:
             state: their mean: of weights, differences or gradients, as ``form`` says.
             clients: how many.
-            num_examples: of all of them together.
+            num_examples: of all of them together; default: as ``training`` says.
             form: as of :meth:`update`.
+            training: how each of them trained, where that is known; the mean is weighted by their examples.
 
         Raises:
-            BadInput: the folder can't be written, or the round has a total already.
+            BadInput: the folder can't be written, the round has a total already, or ``training`` can't be used.
         """
         entry = self._open
         if entry is None:
             return
         if entry.total is not None:
             raise BadInput(f"round {entry.index} has a total already")
-        file = f"round-{entry.index:05d}-total.safetensors"
-        self._save(file, _tensors(state), entry)
+        if training and len(training) != clients:
+            raise BadInput(f"training tells of {len(training)} clients, and the total is of {clients}")
+        each = [config for one in training if (config := self._training(None, one, None, [])) is not None]
+        sizes = [sum(config.batch_sizes) for config in each]
+        if each and num_examples not in (None, sum(sizes)):
+            raise BadInput(f"training tells of {sum(sizes)} examples, num_examples of {num_examples}")
+        alone = self.module is not None and has_batch_norm(self.module)
+        config = training_of_sum(each, [n / sum(sizes) for n in sizes], alone) if each else None
+        file, number = f"round-{entry.index:05d}-total.safetensors", num_examples or (sum(sizes) or None)
         try:
-            entry.total = TotalEntry(clients=clients, form=form, file=file, num_examples=num_examples)
+            made = TotalEntry(clients=clients, form=form, file=file, num_examples=number, training=config)
         except ValidationError as error:
             raise BadInput(explain(error)) from None
+        self._save(file, tensors_of(state), entry)
+        entry.total = made
 
     def candidates(self, inputs: Tensor, labels: Tensor) -> None:
         """Give other examples of the same kind, normalised as the model sees them: victims are looked for among them.
@@ -463,34 +481,6 @@ def _unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
     if sum(map(len, inputs)) != sum(config.batch_sizes):
         return f"{sum(map(len, inputs))} inputs were seen, of batches with {sum(config.batch_sizes)}"
     return None
-
-
-def _tensors(state: State) -> dict[str, Tensor]:
-    """Return a state as tensors on the CPU that share no memory with each other.
-
-    Raises:
-        BadInput: something in it is no array.
-    """
-    found: dict[str, Tensor] = {}
-    for name, value in state.items():
-        try:
-            tensor = value.detach() if isinstance(value, Tensor) else _from_array(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise BadInput(f"the state's '{name}' is no tensor or array of numbers: {error}") from None
-        found[name] = tensor.cpu().contiguous()
-    shared: set[int] = set()
-    for name, tensor in found.items():  # tied weights: safetensors takes each memory once
-        place = tensor.untyped_storage().data_ptr()
-        if place in shared and tensor.numel():
-            found[name] = tensor.clone()
-        shared.add(place)
-    return found
-
-
-def _from_array(value: Any) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # arrays that can't be written to: nobody does
-        return torch.as_tensor(value)
 
 
 def _printable(name: str) -> str:

@@ -169,8 +169,14 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         state = state_in(RecordDict({"arrays": arrays}), list(self._first))
         check_names(state, self._first)
         counts = [num_examples(reply.content, getattr(self.strategy, "weighted_by_key", None)) for reply in answered]
-        total = sum(n for n in counts if n) if all(counts) else None
-        self.recorder.total(state, clients=len(answered), num_examples=total)
+        known = [n for n in counts if n]
+        told = [config for n in known if (config := config_for(self._training, n)) is not None]
+        self.recorder.total(
+            state,
+            clients=len(answered),
+            num_examples=sum(known) if len(known) == len(answered) else None,
+            training=told if len(told) == len(answered) else (),
+        )
 
     def _end(self) -> None:
         if self._first is not None:
