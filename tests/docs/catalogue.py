@@ -17,7 +17,7 @@ from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.studies.spec import builtin_studies
 from fedaudit.utils.registry import Entry, Plugin, Registry
 from tests.docs.api import docstring
-from tests.docs.pages import DOCS, title
+from tests.docs.pages import DOCS
 from tests.docs.settings import MADE, cell, head, markdown, row, settings
 
 _STUDIES = Path(studies_package.__file__).parent / "builtin"
@@ -53,7 +53,7 @@ def page() -> str:
             lines += [
                 f"### {_heading(registry, entry)}",
                 "",
-                *_section(registry, entry, evidence.get(entry.name, [])),
+                *_section(registry, entry, [] if "no defence" in entry.summary else evidence.get(entry.name, [])),
                 "",
             ]
     return "\n".join(lines).rstrip() + "\n"
@@ -67,7 +67,7 @@ def studies() -> dict[str, list[str]]:
         result = DOCS / "results" / name / "result.md"
         if result.is_file():
             words = set(_words(yaml.safe_load((_STUDIES / f"{study}.yaml").read_text(encoding="utf-8"))))
-            link = f"[{title(result.read_text(encoding='utf-8'))}](../results/{name}/result.md)"
+            link = f"[{study}](../results/{name}/result.md)"
             for word in words:
                 found.setdefault(word, []).append(link)
     return found
@@ -75,9 +75,8 @@ def studies() -> dict[str, list[str]]:
 
 def _words(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        for key, inner in value.items():
+        for inner in value.values():
             yield from _words(inner)
-            yield str(key)
     elif isinstance(value, list):
         for inner in value:
             yield from _words(inner)
