@@ -295,6 +295,27 @@ def test_a_claim_may_have_a_margin(behind, outcome):
     assert found.outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("claim", "outcome", "mean"),
+    [
+        ({"better": {"attack": "agic"}, "worse": 19.0}, "holds", 2.0),
+        ({"better": 19.0, "worse": {"attack": "agic"}}, "doesn't hold", -2.0),
+        ({"better": {"attack": "agic"}, "worse": 22.0, "margin": 3.0}, "holds", -1.0),
+        ({"better": {"attack": "agic"}, "worse": 21.01}, "undecided", -0.01),
+        ({"better": {}, "worse": 19.0}, None, None),
+    ],
+)
+def test_a_claim_may_be_about_a_number(claim, outcome, mean):
+    study = tiny(claims=[{"text": "as published", **claim}])
+    found = analyse(study, "cpu", rows_of([20.9, 21.0, 21.1], [10.9, 11.0, 11.1])).claims
+    if outcome is None:  # at every level
+        assert [(c.where, c.outcome) for c in found] == [("attack agic", "holds"), ("attack invg", "doesn't hold")]
+    else:
+        assert [c.outcome for c in found] == [outcome]
+        assert found[0].difference is not None
+        assert found[0].difference.mean == pytest.approx(mean)
+
+
 def test_a_joint_attack_is_paired_with_what_it_was_played_beside_in_the_same_repetition():
     """Where one attack looks at single updates and the other at all of them together, no update is in both."""
     joint = rows_of([30.0, 32.0, 31.5], [20.0, 21.0, 20.5])
@@ -396,6 +417,7 @@ def test_results_are_written_in_every_form(tmp_path):
         ({"scales": {"smoke": {"states": "x", "repetitions": 0}}}, "repetitions"),
         ({"metric": "pnsr"}, "did you mean 'psnr'"),
         ({"claims": [{"text": "x", "better": {"attack": "gaic"}, "worse": {}}]}, "did you mean 'agic'"),
+        ({"claims": [{"text": "x", "better": 1.0, "worse": 2.0}]}, "compares two numbers"),
         ({"scales": {"smoke": {"states": "x", "repetitions": 1, "only": {"attack": ["none"]}}}}, "level of attack"),
         ({"scenario": {**TINY["scenario"], "modle": {}}}, "did you mean 'model'"),
         ({"axes": {"attack": {"a": {}, "b": {}}}, "published": [], "claims": []}, "the scenario is the same"),

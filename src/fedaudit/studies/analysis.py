@@ -207,13 +207,18 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
     name = claim.metric or study.metric
     metric = measure(name)
     sign = 1 if (metric.higher_is_better if metric else IMAGE_METRICS[name]) else -1
-    open_axes = [axis for axis in study.axes if axis not in better and axis not in worse]
+    points = [side for side in (better, worse) if isinstance(side, dict)]
+    open_axes = [axis for axis in study.axes if all(axis not in point for point in points)]
     if name not in OF_FEDERATIONS:  # these may be about how well it was trained
         rows = [row for row in rows if not _hardly_trained(row)]
     claims = []
     for levels in itertools.product(*(study.axes[axis] for axis in open_axes)):
         fixed = dict(zip(open_axes, levels, strict=True))
-        sides = [values(name, [r for r in rows if _at(r.point, {**fixed, **side})]) for side in (better, worse)]
+        there = [values(name, [r for r in rows if _at(r.point, fixed | point)]) for point in points]
+        sides = [
+            there[points.index(side)] if isinstance(side, dict) else dict.fromkeys(there[0], side)
+            for side in (better, worse)
+        ]
         if not sides[0].keys() & sides[1].keys():  # one update on one side, several together on the other
             sides = [_by_repetition(side) for side in sides]
         shared = [unit for unit in sides[0] if unit in sides[1]]

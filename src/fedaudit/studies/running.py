@@ -317,6 +317,7 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None = Non
             "bytes": f.course.bytes,
             "training": f.course.timing.training,
             "sanitising": f.course.timing.sanitising,
+            "sanitising_share": f.course.timing.sanitising / max(f.course.timing.training, 1e-9),
             "epsilon": f.course.epsilon[-1] if f.course.epsilon else None,
             "stopped": f.course.stopped,
             "malicious_accepted": _since(f.course.malicious_accepted, start),

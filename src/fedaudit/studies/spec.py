@@ -50,6 +50,7 @@ MEASURES = {
         Metric("bytes_sent", "bytes of an update as it was sent", unit="B", higher_is_better=False),
         Metric("training_seconds", "local training of an update", unit="s", higher_is_better=False),
         Metric("sanitising_seconds", "a client's defence, an update", unit="s", higher_is_better=False),
+        Metric("sanitising_share", "a client's defence, by the seconds of its training", higher_is_better=False),
         Metric(
             "malicious_accepted", "share of malicious clients' updates that the server took, from the attack's start"
         ),
@@ -66,6 +67,7 @@ OF_FEDERATIONS = {
     "bytes_sent": "bytes",
     "training_seconds": "training",
     "sanitising_seconds": "sanitising",
+    "sanitising_share": "sanitising_share",
     "malicious_accepted": "malicious_accepted",
     "honest_accepted": "honest_accepted",
 }
@@ -133,12 +135,13 @@ class PublishedSpec(Spec):
 class ClaimSpec(Spec):
     """Something that the table is meant to show: by the metric, ``better`` has the better value.
 
-    With a margin: ``better`` falls behind ``worse`` by less than that.
+    Either side may be a number, a published one for example. With a margin: ``better`` falls behind ``worse`` by less
+    than that.
     """
 
     text: Text
-    better: Point
-    worse: Point
+    better: Point | Number
+    worse: Point | Number
     margin: Annotated[Number, Field(ge=0)] = Field(default=0.0, description="in units of the metric")
     metric: str | None = Field(default=None, description="the study's own if null")
 
@@ -176,8 +179,11 @@ class StudySpec(Spec):
             raise ValueError(unknown_name("axis in columns", self.columns, self.axes))
         for name in [self.metric, *self.also, *(c.metric for c in self.claims if c.metric)]:
             check_metric(name)
-        points = [p.at for p in self.published] + [c.better for c in self.claims] + [c.worse for c in self.claims]
-        points += [t.at for t in self.together]
+        for claim in self.claims:
+            if not any(isinstance(side, dict) for side in (claim.better, claim.worse)):
+                raise ValueError(f"the claim '{claim.text}' compares two numbers; one side must be levels of axes")
+        points = [p.at for p in self.published] + [t.at for t in self.together]
+        points += [side for c in self.claims for side in (c.better, c.worse) if isinstance(side, dict)]
         for point in [*points, *({a: v for a in s.only for v in s.only[a]} for s in self.scales.values())]:
             check_point(point, self.axes)
         for scale in self.scales.values():
