@@ -309,7 +309,10 @@ def test_a_claim_may_be_about_a_number(claim, outcome, mean):
     study = tiny(claims=[{"text": "as published", **claim}])
     found = analyse(study, "cpu", rows_of([20.9, 21.0, 21.1], [10.9, 11.0, 11.1])).claims
     if outcome is None:  # at every level
-        assert [(c.where, c.outcome) for c in found] == [("attack agic", "holds"), ("attack invg", "doesn't hold")]
+        assert {(c.where.split(",")[0], c.outcome) for c in found} == {
+            ("attack agic", "holds"),
+            ("attack invg", "doesn't hold"),
+        }
     else:
         assert [c.outcome for c in found] == [outcome]
         assert found[0].difference is not None
