@@ -198,7 +198,7 @@ def _chart(finding: SourceFinding, rows: Tensor, place: np.ndarray) -> Chart:
         title="clients found",
         caption=_CAPTION,
         x_label="clients named",
-        y_label="share of the records whose client is among them",
+        y_label="share of the records found",
         lines=[
             Line(name="attack", x=[float(m) for m in first], y=[float((ahead < m).mean()) for m in first]),
             Line(name="guessing", x=[float(m) for m in first], y=[m / k for m in first]),
