@@ -153,6 +153,10 @@ LEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "labels of 8 examples": (_labels(8), {}),
     "members of an overfitted model": (_members(60, 120, examples=60, epochs=3), {}),
     "members, 12 records": (_members(40, 12), {}),
+    "whose records are, overfitted models": (
+        _members(60, 120, attack="source-inference", examples=60, epochs=3),
+        {},
+    ),
     "an attribute of an overfitted model": (_attribute_of_patients(100, 0.05, examples=60, epochs=10), {}),
 }
 SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -177,6 +181,10 @@ SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "members, noise": (_members(10, 200, 0.01, _NOISE), {}),
     "members, noise, gradient-norm": (_members(10, 200, 0.01, _NOISE, "gradient-norm"), {}),
     "members, tiny steps, gradient-norm": (_members(1, 100, 1e-6, None, "gradient-norm"), {}),
+    "whose records are, noise": (
+        _members(10, 200, 0.01, {"sanitiser": {**_NOISE["sanitiser"], "noise": 100.0}}, "source-inference"),
+        {},
+    ),
     "an attribute, noise": (_attribute(1, 1e-6, {"sanitiser": {**_NOISE["sanitiser"], "noise": 10.0}}), {}),
     "an attribute that features show of anybody": (_attribute(40, 0.1), {}),
     "an attribute, tiny steps": (_attribute_of_patients(1, 1e-6), {}),

@@ -73,7 +73,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "last-returned": LOCAL,
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
-    **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models"), RECORDS),
+    **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "source-inference"), RECORDS),
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
     "attribute-features": HIDDEN,
     "tableak": {"data": {"name": "diabetes"}, "model": {"name": "mlp"}},

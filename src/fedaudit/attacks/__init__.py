@@ -20,6 +20,7 @@ from fedaudit.attacks.local_model import methods as _local_model  # noqa: F401
 from fedaudit.attacks.records import agrevader, membership  # noqa: F401
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.membership_finding import MembershipFinding
+from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.text import dager, which_tokens  # noqa: F401
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "MembershipFinding",
     "RowFinding",
     "SequenceFinding",
+    "SourceFinding",
     "TokenFinding",
     "Trace",
     "make_attack",

@@ -47,6 +47,7 @@ class Case:
         examples, steps: of an update.
         rounds: of the federation.
         sums: the adversary reads sums of several clients' updates only.
+        several: it reads updates of several clients.
         neurons: of the fully connected layer that the model begins with; 0: it begins with something else.
         rectified: a ReLU follows that layer.
     """
@@ -68,6 +69,7 @@ class Case:
     steps: int
     rounds: int
     sums: bool = False
+    several: bool = False
     neurons: int = 0
     rectified: bool = False
 
@@ -96,6 +98,7 @@ TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
     ("loss-threshold", {}, lambda c: c.members),
     ("gradient-norm", {}, lambda c: c.members),
     ("shadow-models", {}, lambda c: c.members and c.public and c.classes),
+    ("source-inference", {}, lambda c: c.members and c.sees and c.several and not c.sums),
     ("exact-linear", {}, lambda c: _exact(c) and c.images and c.examples == 1),
     ("exact-linear-rows", {}, lambda c: _exact(c) and c.table and c.examples == 1),
     ("spear", {}, lambda c: _exact(c) and c.images and c.rectified and c.examples > 1),
@@ -177,6 +180,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             steps=steps,
             rounds=len(transcript.rounds),
             sums=any(u.members for r in transcript.rounds for u in r.updates),
+            several=len({u.client for r in transcript.rounds for u in r.updates}) > 1,
             **begins,
         )
         for examples, steps, told in sorted(sizes) or [(1, 1, False)]
@@ -228,4 +232,5 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset) -> Case:
         steps=steps,
         rounds=spec.rounds,
         sums=together > 1,
+        several=spec.clients > 1,
     )

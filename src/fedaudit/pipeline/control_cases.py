@@ -28,6 +28,7 @@ _MORE_STEPS = 5000  # where an attribute is hidden: its value changes the loss l
 _BY_HEART = 0.01  # mean loss at which they are
 _BATCH = 32
 _HELD = 64  # examples of the known client
+_OWNERS = 5  # clients that learn their own members by heart, at most: each costs a training
 
 
 @dataclass(frozen=True)
@@ -100,34 +101,79 @@ def by_heart(recording: Recording) -> Case | None:
     5,000 where an attribute is hidden).
     """
     transcript, truth = recording.transcript, recording.truth
-    records = transcript.records
     member = (truth.owners != NOBODY) & (truth.owners != UNUSED)
-    if records is None or not bool(member.any()):
+    if transcript.records is None or not bool(member.any()):
         return None
+    first = transcript.rounds[0].weights
+    update, inputs, labels, learnt = _learnt_by(transcript, truth, 0, member)
+    still = Update(0, "weights", {name: torch.zeros_like(t) for name, t in update.tensors.items()}, len(inputs), None)
+    rounds = [Round(0, first, [update]), Round(1, learnt, [still])]
+    owners = torch.where(member, 0, torch.where(truth.owners == NOBODY, NOBODY, UNUSED))
+    held = {(0, 0): (inputs, labels), (1, 0): (inputs, labels)}
+    text = "the same model, which has learnt the members by heart, undefended"
+    return _by_heart_case(recording, rounds, owners, held, text)
+
+
+def each_by_heart(recording: Recording) -> Case | None:
+    """Return a round of which every client's model has learnt its own members by heart; None with fewer than two.
+
+    The five clients with most members hold these and nothing else; each trains the audited model on its own.
+    """
+    transcript, truth = recording.transcript, recording.truth
+    owners, counts = truth.owners[truth.owners >= 0].unique(return_counts=True)
+    chosen = owners[counts.argsort(descending=True, stable=True)[:_OWNERS]].sort().values.tolist()
+    if transcript.records is None or len(chosen) < 2:
+        return None
+    updates, held = [], {}
+    for client in chosen:
+        update, inputs, labels, _ = _learnt_by(transcript, truth, client, truth.owners == client)
+        updates.append(update)
+        held[0, client] = inputs, labels
+    known = torch.isin(truth.owners, torch.tensor(chosen)) | (truth.owners == NOBODY)
+    rounds = [Round(0, transcript.rounds[0].weights, updates)]
+    text = f"the same model, trained by {len(chosen)} clients, each on its own members by heart, undefended"
+    return _by_heart_case(recording, rounds, torch.where(known, truth.owners, UNUSED), held, text)
+
+
+def _learnt_by(
+    transcript: Transcript, truth: Truth, client: int, member: Tensor
+) -> tuple[Update, Tensor, Tensor, dict[str, Tensor]]:
+    """Return a client's update after learning its records by heart, these with their labels, and its model."""
+    records, first = transcript.records, transcript.rounds[0].weights
+    assert records is not None
     inputs = records.inputs.clone()
     if len(records.columns):
         inputs[:, records.columns] = records.codes[truth.values]
     inputs, labels = inputs[member], records.labels[member]
-    task_info, first = transcript.task_info, transcript.rounds[0]
-    module = _client(transcript, first.weights)
-    steps = _MORE_STEPS if len(records.codes) else _STEPS
-    _learn(module, transcript, task_info.normalise(inputs), labels, steps)
-    learnt = {name: value.detach().clone() for name, value in module.state_dict().items()}
-    rounds = []
-    for index, (before, after) in enumerate(((first.weights, learnt), (learnt, learnt))):
-        names = [name for name, p in module.named_parameters() if p.requires_grad]
-        moved = {name: after[name] - before[name] for name in names}
-        rounds.append(Round(index, before, [Update(0, "weights", moved, len(inputs), None)]))
-    own = Transcript("control-same", task_info, transcript.module, transcript.loss, rounds, {}, records)
-    owners = torch.where(member, 0, torch.where(truth.owners == NOBODY, NOBODY, UNUSED))
-    known = replace(
-        truth,
-        inputs={(0, 0): inputs, (1, 0): inputs},
-        labels={(0, 0): labels, (1, 0): labels},
-        rows={},
-        owners=owners,
+    module = _client(transcript, first)
+    _learn(
+        module,
+        transcript,
+        transcript.task_info.normalise(inputs),
+        labels,
+        _MORE_STEPS if len(records.codes) else _STEPS,
     )
-    return Case(Recording(own, known), "same", "the same model, which has learnt the members by heart, undefended")
+    learnt = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
+    moved = {name: learnt[name] - first[name] for name in names}
+    buffers = {n: learnt[n] for n, _ in module.named_buffers() if n in learnt and not learnt[n].equal(first[n])}
+    return Update(client, "weights", moved, len(inputs), None, buffers=buffers), inputs, labels, learnt
+
+
+def _by_heart_case(
+    recording: Recording,
+    rounds: list[Round],
+    owners: Tensor,
+    held: dict[tuple[int, int], tuple[Tensor, Tensor]],
+    text: str,
+) -> Case:
+    transcript = recording.transcript
+    own = Transcript(
+        "control-same", transcript.task_info, transcript.module, transcript.loss, rounds, {}, transcript.records
+    )
+    inputs, labels = ({key: pair[i] for key, pair in held.items()} for i in range(2))
+    known = replace(recording.truth, inputs=inputs, labels=labels, rows={}, owners=owners)
+    return Case(Recording(own, known), "same", text)
 
 
 def one_client(recording: Recording) -> Case:

@@ -19,7 +19,15 @@ from fedaudit.attacks import Attack, Finding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.images import visible
 from fedaudit.federation.simulator import Recording
-from fedaudit.pipeline.control_cases import Case, by_heart, one_client, one_example, reference, without_noise
+from fedaudit.pipeline.control_cases import (
+    Case,
+    by_heart,
+    each_by_heart,
+    one_client,
+    one_example,
+    reference,
+    without_noise,
+)
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.threat import ThreatModel, observe
@@ -29,6 +37,11 @@ from fedaudit.utils.progress import Display, Quiet
 _SHARE = 0.25  # of the attacks' time, which controls may take together; one may always be run
 _MARGINAL = 0.1  # of an iteration's time on one example, for each further one: 16 cost 1.5 to 2.7 times as much as one
 _PROGRESS = 0.05
+_NO_CASE = {
+    "canaries": "there are no canaries",
+    "records": "there are no records to learn by heart",
+    "sources": "there are no records of two clients to learn by heart",
+}
 # Updates of one example each, where one could be luck: one label, or one row of few columns.
 _UPDATES = {"labels": 8, "rows": 4}
 
@@ -188,6 +201,8 @@ def _trials(
         try:
             if recipe == "records":
                 case = by_heart(recording)
+            elif recipe == "sources":
+                case = each_by_heart(recording)
             elif recipe == "canaries":
                 case = without_noise(recording)
             elif recipe == "client":
@@ -197,7 +212,7 @@ def _trials(
             else:
                 case = reference("gradient" if kind == "gradient" else "weights")
             if case is None:
-                return "there are no canaries" if recipe == "canaries" else "there are no records to learn by heart"
+                return _NO_CASE[recipe]
             seen = observe(case.recording.transcript, threat).split(attack.scope())
             for observation in seen:
                 attack.check(observation)

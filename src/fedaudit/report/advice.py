@@ -119,7 +119,9 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
     if (
         records
         and more > records
-        and any(s.verdict == "inconclusive" and s.kind in ("membership", "attribute") for s in result.summaries)
+        and any(
+            s.verdict == "inconclusive" and s.kind in ("membership", "source", "attribute") for s in result.summaries
+        )
     ):
         text = "More records decide what fewer leave to luck."
         lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
