@@ -79,6 +79,11 @@ class FederationSpec(Spec):
     malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
         default=None, description="who of the clients isn't honest; nobody if null"
     )
+    server: Annotated[NamedSpec, BeforeValidator(from_name)] | None = Field(
+        default=None,
+        description="what a malicious server does to the model that it sends (threat.adversary: malicious-server); "
+        "nothing if null",
+    )
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )

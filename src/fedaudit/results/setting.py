@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedaudit.results.base import Record
 
-_WHO = {"server": "The server", "eavesdropper": "An eavesdropper on the network", "client": "Another client"}
+_WHO = {"server": "The server", "malicious-server": "A malicious server", "eavesdropper": "An eavesdropper on the network", "client": "Another client"}
 
 
 class HistoryTiming(Record):
@@ -137,7 +137,7 @@ class DataRecord(Record):
 class AdversaryRecord(Record):
     """Who the adversary was."""
 
-    adversary: str = Field(description="'server', 'eavesdropper' or 'client'")
+    adversary: str = Field(description="'server', 'malicious-server', 'eavesdropper' or 'client'")
     summary: str = Field(description="one line about it")
     knows: list[str] = Field(description="in words")
     does_not_know: list[str] = Field(description="in words")
