@@ -130,7 +130,9 @@ class Front:
     def __post_init__(self) -> None:
         limited = self.limit is None or (math.isfinite(self.limit) and self.limit > 0)
         if not 2 <= self.units <= _WIDEST or not limited:
-            raise BadInput(f"a front of {self.units} units, limit {self.limit}; it must have 2 to {_WIDEST:,}, and a limit above 0")
+            raise BadInput(
+                f"a front of {self.units} units, limit {self.limit}; it must have 2 to {_WIDEST:,}, and a limit above 0"
+            )
 
 
 @dataclass(frozen=True)

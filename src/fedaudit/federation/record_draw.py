@@ -115,7 +115,8 @@ def _with_public(drawn: RecordDraw, public: int, rng: torch.Generator) -> Record
     """Return the draw with so many of its held-out examples as public ones."""
     if public >= len(drawn.held_out):
         raise BadInput(
-            f"public_examples is {public}, and {len(drawn.held_out)} examples are nobody's; lower threat.public_examples"
+            f"public_examples is {public}, and {len(drawn.held_out)} examples are nobody's; lower "
+            "threat.public_examples"
         )
     order = torch.randperm(len(drawn.held_out), generator=rng)
     return replace(drawn, held_out=drawn.held_out[order[public:].sort().values], public=drawn.held_out[order[:public]])

@@ -8,12 +8,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedaudit.federation.spec import FederationSpec
 from fedaudit.training import Loss
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Plugin, Registry
 from fedaudit.utils.registry import register as register
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """How clients train, which the server itself has laid down.
+
+    Attributes:
+        sends_gradient: the gradient of one batch; otherwise what local training changed.
+        one_step: of local training.
+        learning_rate: of the clients' SGD, or where they send gradients the server's step.
+        batch_size: of a gradient or a local step.
+    """
+
+    sends_gradient: bool
+    one_step: bool
+    learning_rate: float
+    batch_size: int
 
 
 @dataclass(frozen=True)
@@ -23,7 +39,7 @@ class ServerStep:
     Attributes:
         round: from 0.
         clients: who takes part.
-        spec: of the federation, which the server itself has laid down.
+        plan: how they train.
         model: the architecture that is sent, as clients run it; a copy, to do with as one likes.
         weights: its state, as an honest server would send it.
         task_info: what everybody knows, the altered architecture included.
@@ -35,7 +51,7 @@ class ServerStep:
 
     round: int
     clients: tuple[int, ...]
-    spec: FederationSpec
+    plan: LocalPlan
     model: nn.Module
     weights: dict[str, Tensor]
     task_info: TaskInfo
@@ -57,17 +73,17 @@ class ServerBehaviour(Plugin, ABC):
 
     registry = SERVER_BEHAVIOURS
 
-    def task_info(self, task_info: TaskInfo, spec: FederationSpec) -> TaskInfo:  # noqa: ARG002 (some need the spec)
+    def task_info(self, task_info: TaskInfo) -> TaskInfo:
         """Return what everybody knows once the architecture is altered; as it is, where only weights are."""
         return task_info
 
-    def check(self, model: nn.Module, task_info: TaskInfo, spec: FederationSpec) -> None:
+    def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:
         """Refuse, before anything is simulated, a federation in which it can't do what it is for.
 
         Args:
             model: the altered architecture.
             task_info: what everybody knows of it.
-            spec: of the federation.
+            plan: how clients train.
 
         Raises:
             BadInput: it can't; the message gives the reason and the remedy.

@@ -264,7 +264,7 @@ def _server_step(federation: Federation, index: int, chosen: list[int], weights:
     set_training_mode(model, info.batch_norm, dropout=info.dropout)
     draws = generator(federation.seed, federation.spec.name, "malicious server", index)
     held = (None, None) if public is None else (info.normalise(public.inputs), public.targets)
-    return ServerStep(index, tuple(chosen), federation.spec, model, weights, info, federation.loss, draws, *held)
+    return ServerStep(index, tuple(chosen), federation.spec.plan, model, weights, info, federation.loss, draws, *held)
 
 
 def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
@@ -334,7 +334,7 @@ def check(federation: Federation) -> None:
             federation.behaviour.check(federation.task_info, given_records)
             _check_attacked(federation, federation.behaviour)
         if federation.server:
-            federation.server.check(federation.model, federation.task_info, spec)
+            federation.server.check(federation.model, federation.task_info, spec.plan)
         _check_budget(federation)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None

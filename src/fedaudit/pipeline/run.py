@@ -28,6 +28,7 @@ from fedaudit.pipeline.describe import federation_record
 from fedaudit.pipeline.estimate import audit_seconds, say_how_long
 from fedaudit.pipeline.hardly_trained import without_leaks, without_verdicts
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
+from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.replay import CONTRADICTED, replay_error
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import (
@@ -350,7 +351,10 @@ def assess(
         adversary=adversary,
         federations=[
             federation_record(r.transcript, r.history, scenario).model_copy(
-                update={"replay_error": replayed.get(r.transcript.name)}
+                update={
+                    "replay_error": replayed.get(r.transcript.name),
+                    "checks": noticed(r) if scenario.threat.adversary == "malicious-server" else [],
+                }
             )
             for r in recordings
         ],

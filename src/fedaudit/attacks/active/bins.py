@@ -53,7 +53,7 @@ def alternating(units: int) -> Tensor:
 def read(product: Tensor, message: Message, prefix: str, *, bounded: bool) -> Bins:
     """Return what each bin that was hit holds.
 
-    Of units without an upper bound (Fowl et al. 2022, Eq. 4) every example above a bin's lower edge is in its row, so
+    Of units without an upper bound (Fowl et al. 2022) every example above a bin's lower edge is in its row, so
     the difference of two rows that follow each other is what is in the first one's bin alone. Bounded units hold that
     by themselves. What is within rounding of nothing is left out.
 

@@ -18,8 +18,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.federation.local_training import local_randomness
-from fedaudit.federation.server_behaviour import ServerBehaviour, ServerStep
-from fedaudit.federation.spec import FederationSpec
+from fedaudit.federation.server_behaviour import LocalPlan, ServerBehaviour, ServerStep
 from fedaudit.models.front import Fronted
 from fedaudit.threat import Observation
 from fedaudit.update import Front, TaskInfo
@@ -29,6 +28,8 @@ from fedaudit.utils.validation import Count, Positive
 PREFIX = "front"
 _LIMIT = 0.01  # of what a bounded unit passes on
 _PROBES = 16
+_STEP = 1e-4  # of inputs, by which a derivative along a direction is taken
+_AT_ONCE = 32  # examples
 
 
 @register
@@ -36,12 +37,12 @@ class ImprintServer(ServerBehaviour):
     """Puts an imprint module before the network: a fully connected layer whose units are bins (Fowl et al. 2022).
 
     Every row of the layer measures the same, an example's mean brightness; the biases are the quantiles of what the
-    measurement is expected to be (Section 3.1). A second layer brings the units back to the inputs. Here it adds
+    measurement is expected to be. A second layer brings the units back to the inputs. Here it adds
     little to them, with signs in turn, so that the network behind goes on learning; in the paper it replaces them.
 
     Args:
         units: bins: the more there are, the more examples are alone in theirs.
-        sparse: units are bounded above (the paper's variant for FedAvg, Section 3.3), so that each holds what is in its
+        sparse: units are bounded above (the paper's variant for FedAvg), so that each holds what is in its
             own bin; otherwise every unit holds all that lies above its bin's edge.
         spread: standard deviation of the measurement, in those of the preprocessing; without public examples it is
             taken for normal around 0.
@@ -61,11 +62,11 @@ class ImprintServer(ServerBehaviour):
     strength: Positive = 0.1
     drift: Positive = 0.3
 
-    def task_info(self, task_info: TaskInfo, spec: FederationSpec) -> TaskInfo:  # noqa: ARG002
+    def task_info(self, task_info: TaskInfo) -> TaskInfo:
         """Return the task info with the front."""
         return dataclasses.replace(task_info, front=Front("imprint", self.units, _LIMIT if self.sparse else None))
 
-    def check(self, model: nn.Module, task_info: TaskInfo, spec: FederationSpec) -> None:  # noqa: ARG002
+    def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
         """Refuse regression, and cumulative bins where clients take several steps: the rows don't stay alike.
 
         Raises:
@@ -73,8 +74,10 @@ class ImprintServer(ServerBehaviour):
         """
         if task_info.num_classes is None:
             raise BadInput("imprint is for classifiers, and this model predicts real values; leave server out")
-        if not self.sparse and (spec.local_steps or 0) != 1 and spec.algorithm != "fedsgd":
-            raise BadInput("imprint without sparse: true is for one gradient or one local step; set server.sparse: true")
+        if not self.sparse and not plan.one_step:
+            raise BadInput(
+                "imprint without sparse: true is for one gradient or one local step; set server.sparse: true"
+            )
 
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
         """Return the weights with the front's set: rows of means, biases of quantiles, columns of equal size."""
@@ -102,8 +105,8 @@ class ImprintServer(ServerBehaviour):
         A step at rate η on a batch of b changes the row of the bin that x hit by η·δ·x/b, and so what it passes on by
         η·δ·(|x|² + 1)/b, where δ = (strength/limit)·flipsᵀ·∂ℓ/∂x.
         """
-        spec, info = step.spec, step.task_info
-        if spec.algorithm == "fedsgd" or not self.sparse:
+        plan, info = step.plan, step.task_info
+        if plan.sends_gradient or not self.sparse:
             return self.strength
         assert isinstance(step.model, Fronted)
         assert info.num_classes is not None
@@ -114,7 +117,7 @@ class ImprintServer(ServerBehaviour):
             value = _PROBES * step.loss(step.model.body(noise), labels)
             (flow,) = torch.autograd.grad(value, noise)
         size = float((flow.flatten(1).double() @ flips).square().mean().sqrt())
-        most = self.drift * _LIMIT**2 * spec.batch_size / (spec.learning_rate * (flips.numel() + 1) * max(size, 1e-30))
+        most = self.drift * _LIMIT**2 * plan.batch_size / (plan.learning_rate * (flips.numel() + 1) * max(size, 1e-30))
         return min(self.strength, most)
 
 
@@ -183,7 +186,9 @@ class Imprint(Attack):
         inputs = in_their_bins(found, weight, low, high)
         labels = _labels(module, observation, inputs, found.inputs)
         progress(1, 1)
-        notes = (f"{len(found.places)} of {len(product)} bins were hit; some by several examples, whose mean is in them",)
+        notes = (
+            f"{len(found.places)} of {len(product)} bins were hit; some by several examples, whose mean is in them",
+        )
         sure = torch.zeros(len(inputs), dtype=torch.bool)
         finding = as_images(observation, Recovered(inputs, labels, sure, notes), self.name)
         return dataclasses.replace(finding, certified=None)
@@ -202,12 +207,18 @@ def _labels(module: Fronted, observation: Observation, inputs: Tensor, sums: Ten
     assert info.num_classes is not None
     shares = (sums * inputs).sum(dim=1) / inputs.square().sum(dim=1).clamp(min=1e-300)
     column = module.front.back.weight.detach()[:, 0]
-    near = module.front(inputs.view(-1, *info.input_shape)).detach().requires_grad_()
+    with local_randomness(0), torch.no_grad():
+        near = module.front(inputs.view(-1, *info.input_shape))
+        step = (_STEP / column.norm() * column).view(info.input_shape)
+        ahead, behind = (
+            torch.cat([module.body(part + side * step) for part in near.split(_AT_ONCE)]) for side in (1, -1)
+        )
+    moved = (ahead - behind) * column.norm() / (2 * _STEP)  # of the outputs, along the column
+    outputs = ((ahead + behind) / 2).requires_grad_()
     distances = []
-    with local_randomness(0), torch.enable_grad():
-        for label in range(info.num_classes):
-            value = observation.loss(module.body(near), torch.full((len(near),), label))
-            (flow,) = torch.autograd.grad(value, near)
-            own = len(near) * flow.flatten(1) @ column
-            distances.append((own * uses / batch - shares).abs())
+    for label in range(info.num_classes):
+        value = observation.loss(outputs, torch.full((len(outputs),), label))
+        (flow,) = torch.autograd.grad(value, outputs)
+        own = len(outputs) * (flow * moved).sum(dim=1)
+        distances.append((own * uses / batch - shares).abs())
     return torch.stack(distances).nan_to_num(nan=torch.inf).argmin(dim=0)
