@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedaudit.attacks import make_attack
+from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.federation.simulator import simulate
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import scenario_from
@@ -41,8 +41,8 @@ def measure(data: Path, model: str, server: dict[str, Any], threat: dict[str, An
     (seen,) = observe(recording.transcript, made.threat).split()
     found = make_attack("imprint")(seen, generator=torch.Generator().manual_seed(seed))
     (true,) = recording.truth.inputs.values()
-    images = getattr(found, "images")  # noqa: B009 (a finding of images)
-    errors = torch.cdist(true.flatten(1).double(), images.flatten(1).double()).square() / true[0].numel()
+    assert isinstance(found, ImageFinding)
+    errors = torch.cdist(true.flatten(1).double(), found.images.flatten(1).double()).square() / true[0].numel()
     return -10 * errors.min(dim=1).values.clamp(min=1e-10).log10()
 
 

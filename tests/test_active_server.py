@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedaudit.attacks import make_attack
+from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.active.bins import edges
 from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
@@ -62,6 +62,7 @@ def found_by(made: Scenario) -> tuple[Recording, Tensor, Tensor, Tensor]:
     recording = played(made)
     (seen,) = observe(recording.transcript, made.threat).split()
     finding = make_attack("imprint")(seen, generator=torch.Generator().manual_seed(0))
+    assert isinstance(finding, ImageFinding)
     (true,) = recording.truth.inputs.values()
     (labels,) = recording.truth.labels.values()
     assert len(finding.images) == len(true)
@@ -96,6 +97,7 @@ def test_labels_come_with_the_images():
     recording = played(made)
     (seen,) = observe(recording.transcript, made.threat).split()
     finding = make_attack("imprint")(seen, generator=torch.Generator().manual_seed(0))
+    assert isinstance(finding, ImageFinding)
     true, labels = recording.truth.inputs[0, 0], recording.truth.labels[0, 0]
     nearest = torch.cdist(finding.images.flatten(1), true.flatten(1)).argmin(dim=1)
     good = best_psnr(finding.images, true) >= GOAL
