@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fedaudit
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.active.bins import edges
 from fedaudit.federation.simulator import Recording, simulate
@@ -177,3 +178,14 @@ def test_attacks_are_chosen_and_the_same_bits_come_twice():
     made = resolve(scenario(SGD, attacks=None))
     assert "imprint" in [attack.name for attack in made.attacks]
     assert simulate(made.federations[0]).transcript.digest() == simulate(made.federations[0]).transcript.digest()
+
+
+def test_a_transcript_of_an_altered_model_is_attacked_as_it_lies_on_disk(tmp_path: Path):
+    fedaudit.simulate(scenario({**SGD, "examples": 16, "batch_size": 16}), out=tmp_path / "seen")
+    audit = fedaudit.attack(tmp_path / "seen", ["imprint"], out=tmp_path / "out", progress=False, controls=False)
+    assert not isinstance(audit, list)
+    assert audit.result.adversary.adversary == "malicious-server"
+    assert audit.result.adversary.acts
+    assert [summary.attack for summary in audit.result.summaries] == ["imprint"]
+    assert audit.result.summaries[0].verdict == "recovered"
+    assert fedaudit.load_scenario(tmp_path / "out" / "scenario.yaml").threat.adversary == "malicious-server"
