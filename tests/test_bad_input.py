@@ -89,7 +89,11 @@ SETTINGS = [
     ("unknown sanitiser", ["defences.sanitiser=nome"], "unknown sanitiser 'nome'; did you mean 'none'?"),
     ("unknown initialisation", ["model.initialisation=hee"], "it should be 'default', 'he', 'uniform' or 'given'"),
     ("initialisation given by none", ["model.initialisation=given"], "'given' is for a checkpoint, or for a model of"),
-    ("unknown adversary", ["threat.adversary=hacker"], "it should be 'server', 'eavesdropper' or 'client'"),
+    (
+        "unknown adversary",
+        ["threat.adversary=hacker"],
+        "it should be 'server', 'malicious-server', 'eavesdropper' or 'client'",
+    ),
     ("unknown device", ["device=tpu"], "device: 'tpu' isn't allowed; it should be 'cpu' or 'cuda'"),
     ("width of a model without", ["model.name=logistic", "model.width=3"], "model 'logistic' has no width"),
     (

@@ -56,6 +56,10 @@ def malicious(**settings: Any) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, dict[str, Any]] = {
+    "imprint": {
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "imprint", "units": 16}}],
+        "threat": {"adversary": "malicious-server"},
+    },
     "spear": {"model": {"name": "mlp"}},
     "exact-linear": {"model": {"name": "mlp"}},
     **{

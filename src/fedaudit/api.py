@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedaudit.attacks import Attack, Finding, make_attack, register
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.own import dataset_of
+from fedaudit.defences.received import check_received as check_model
 from fedaudit.evaluation import Limits
 from fedaudit.federation.rounds import check_new
 from fedaudit.federation.simulator import Recording
@@ -53,6 +54,7 @@ __all__ = [
     "attack",
     "audit",
     "check_attack",
+    "check_model",
     "load_dataset",
     "load_scenario",
     "make_attack",

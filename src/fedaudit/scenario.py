@@ -182,6 +182,20 @@ class Scenario(Spec):
         return self
 
     @model_validator(mode="after")
+    def _server_acts(self) -> Scenario:
+        acts = [federation.name for federation in self.federations if federation.server]
+        if acts and self.threat.adversary != "malicious-server":
+            raise ValueError(
+                f"federation '{acts[0]}' has a server that alters the model; set threat.adversary: malicious-server"
+            )
+        if self.threat.adversary == "malicious-server" and not acts:
+            raise ValueError(
+                "threat.adversary is malicious-server, and no federation says what it does; set federations[].server: "
+                "imprint, for example"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _distinct_runs(self) -> Scenario:
         names = [name.lower() for name, _, _ in self.runs()]
         if len(set(names)) < len(names):

@@ -19,23 +19,25 @@ from fedaudit.update import TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 
-Adversary = Literal["server", "eavesdropper", "client"]
+Adversary = Literal["server", "malicious-server", "eavesdropper", "client"]
 # What one run of an attack receives: one update, all messages of one client, or all that the adversary sees.
 Scope = Literal["update", "client", "federation"]
 
 ADVERSARIES: dict[Adversary, str] = {
     "server": "an honest-but-curious server: follows the protocol and reads every update that it receives",
+    "malicious-server": "a malicious server: alters the model that it sends in order to learn more, and reads every "
+    "update that it receives",
     "eavesdropper": "an eavesdropper who reads the messages between the clients and the server",
     "client": "a client: sees the global model of every round and nothing of what the others send",
 }
 
 
 class ThreatModel(BaseModel):
-    """Who the adversary is and what it knows. It only looks, unless clients of a federation are malicious."""
+    """Who the adversary is and what it knows. It only looks, unless the server or clients are malicious."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    adversary: Adversary = Field(default="server", description="server, eavesdropper or client")
+    adversary: Adversary = Field(default="server", description="server, malicious-server, eavesdropper or client")
     sees: str = Field(
         default="updates",
         pattern=r"^(updates|sum|aggregate of [1-9][0-9]{0,8})$",
@@ -65,7 +67,8 @@ class ThreatModel(BaseModel):
     def _fits_together(self) -> ThreatModel:
         if self.records is not None and self.records % 2:
             raise ValueError(f"records is {self.records}; half of them are clients' examples: give an even number")
-        if self.public_examples is not None and not (self.knows_public_data and self.records):
+        used = self.records or self.adversary == "malicious-server"
+        if self.public_examples is not None and not (self.knows_public_data and used):
             raise ValueError("public_examples needs knows_public_data: true, and records to use them on")
         if self.hidden_attribute is not None and not self.records:
             raise ValueError("hidden_attribute needs records that lack it; set records to 300, for example")
@@ -86,7 +89,8 @@ class ThreatModel(BaseModel):
         reads = self.adversary != "client"
         known = {
             "the model's architecture, the loss, and how examples are normalised": True,
-            "the global model of every round (with BatchNorm's statistics)": True,
+            "the global model of every round (with BatchNorm's statistics)"
+            + (", and how it altered it" if self.adversary == "malicious-server" else ""): True,
             "every update as it was sent, and over how many examples it was made": reads and self.together == 1,
             "how clients train (learning rate, local steps, batch sizes)": self.knows_training,
             "the labels of the examples in the updates": self.knows_labels,

@@ -109,6 +109,33 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Front:
+    """Layers that a malicious server put before the agreed network (:mod:`fedaudit.models.front`).
+
+    Attributes:
+        kind: by which attack.
+        units: of its fully connected layer.
+        limit: the most that a unit passes on, which it reaches at the end of its bin; None: it has none.
+
+    Raises:
+        BadInput: a number can't be used.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
+
+    kind: Literal["imprint"]
+    units: int
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        limited = self.limit is None or (math.isfinite(self.limit) and self.limit > 0)
+        if not 2 <= self.units <= _WIDEST or not limited:
+            raise BadInput(
+                f"a front of {self.units} units, limit {self.limit}; it must have 2 to {_WIDEST:,}, and a limit above 0"
+            )
+
+
+@dataclass(frozen=True)
 class TaskInfo:
     """What everybody in the federation knows beforehand: architecture, loss, preprocessing, classes.
 
@@ -126,6 +153,7 @@ class TaskInfo:
         spare_outputs: of the model, beyond one a class: for labels that no example of the data set has.
         columns: of a table, their names, types and categories; none where they aren't known.
         tokens: of text, its vocabulary and task; None for other examples.
+        front: what a malicious server put before the network; None: nothing.
 
     Raises:
         BadInput: these don't fit together, or there is no such kind.
@@ -148,9 +176,12 @@ class TaskInfo:
     spare_outputs: int = 0
     columns: tuple[Column, ...] = ()
     tokens: TokenInfo | None = None
+    front: Front | None = None
 
     def __post_init__(self) -> None:
         self._check_loss_options()
+        if self.front is not None and self.example_kind.discrete:
+            raise BadInput(f"a front is for real values, not for {self.example_kind.described}")
         check_columns(self.columns, self.input_shape, "the task")
         shape, kind = self.input_shape, self.example_kind
         if not kind.fits(shape) or math.prod(shape) > _LARGEST_INPUT:

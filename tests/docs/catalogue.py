@@ -14,6 +14,7 @@ import fedaudit.studies as studies_package
 from fedaudit.attacks import ATTACKS
 from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS
+from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.studies.spec import builtin_studies
 from fedaudit.utils.registry import Entry, Plugin, Registry
 from tests.docs.api import docstring
@@ -41,6 +42,7 @@ def page() -> str:
         ("Aggregators", "The server's rules: `defences.aggregator`.", AGGREGATORS),
         ("Sanitisers", "What clients do to their updates: `defences.sanitiser`.", SANITISERS),
         ("Malicious clients", "`federations.malicious`.", BEHAVIOURS),
+        ("Malicious servers", "`federations.server`.", SERVER_BEHAVIOURS),
     ]
     for label, says, registry in parts:
         lines += [f"## {label}", "", *([says, ""] if says else []), *head("name", "what it does", "paper")]
@@ -105,8 +107,9 @@ def _paper(entry: Entry[Any]) -> str:
 
 
 def _heading(registry: Registry[Any], entry: Entry[Any]) -> str:
-    """Return a heading that no other section has: some names are both an attack's and a malicious client's."""
-    return f"{entry.name} (client)" if registry is BEHAVIOURS and entry.name in ATTACKS else entry.name
+    """Return a heading that no other section has: some names are both an attack's and a malicious party's."""
+    who = {id(BEHAVIOURS): "client", id(SERVER_BEHAVIOURS): "server"}.get(id(registry))
+    return f"{entry.name} ({who})" if who and entry.name in ATTACKS else entry.name
 
 
 def _anchor(registry: Registry[Any], entry: Entry[Any]) -> str:

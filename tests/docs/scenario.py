@@ -13,6 +13,7 @@ from fedaudit.data import DATASETS
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS
+from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.federation.spec import DefencesSpec, FederationSpec, MaliciousSpec, PartitionSpec
 from fedaudit.models import MODELS
 from fedaudit.scenario import DataSpec, EvaluationSpec, ModelSpec, Scenario, TrainingSpec
@@ -83,6 +84,7 @@ def page() -> str:
         ("Aggregators: defences.aggregator", AGGREGATORS),
         ("Sanitisers: defences.sanitiser", SANITISERS),
         ("Behaviours: federations.malicious", BEHAVIOURS),
+        ("Server behaviours: federations.server", SERVER_BEHAVIOURS),
     ):
         lines += ["", f"## {title}", ""]
         lines += _settings(registry)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.federation.recorded_truth import FOLDER, load_recorded_truth
+from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
 from fedaudit.pipeline.prepare import resolve, spell_out
@@ -153,7 +154,7 @@ def _setting(text: str) -> None:
 
 def _plugins() -> Draw:
     made = []
-    for registry in (ATTACKS, AGGREGATORS, SANITISERS, BEHAVIOURS):
+    for registry in (ATTACKS, AGGREGATORS, SANITISERS, BEHAVIOURS, SERVER_BEHAVIOURS):
         for entry in registry:
             made.append(st.tuples(st.just((registry, entry.name)), by_settings(entry.value)))
     return st.one_of(made)

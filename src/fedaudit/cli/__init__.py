@@ -14,6 +14,7 @@ import typer
 from fedaudit.cli.announce import announce
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.bench import bench
+from fedaudit.cli.check_model import check_model
 from fedaudit.cli.compare import compare
 from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
@@ -41,6 +42,7 @@ app.add_typer(bench, name="bench")
 for command in (init, audit, simulate, attack, compare, verify, explain):
     app.command()(command)
 app.command("train-generator")(train_generator)
+app.command("check-model")(check_model)
 
 
 class Kind(StrEnum):

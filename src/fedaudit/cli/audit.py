@@ -193,7 +193,9 @@ def attack(
             "here that has it; repeatable.",
         ),
     ] = None,
-    adversary: Annotated[str, typer.Option(help="Who attacks: server, eavesdropper or client.")] = "server",
+    adversary: Annotated[
+        str, typer.Option(help="Who attacks: server, malicious-server, eavesdropper or client.")
+    ] = "server",
     knows_labels: Annotated[
         bool, typer.Option(help="The adversary knows the labels, if the transcript has them.")
     ] = False,

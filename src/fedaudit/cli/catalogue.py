@@ -22,13 +22,14 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
     from fedaudit.data import DATASETS
     from fedaudit.defences import AGGREGATORS, SANITISERS
     from fedaudit.federation.behaviour import BEHAVIOURS
+    from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
     from fedaudit.models import MODELS
     from fedaudit.studies.spec import builtin_studies, load_study
 
     sources: dict[str, list[Any]] = {
         "attacks": [*ATTACKS],
         "defences": [*AGGREGATORS, *SANITISERS],
-        "behaviours": [*BEHAVIOURS],
+        "behaviours": [*BEHAVIOURS, *SERVER_BEHAVIOURS],
         "models": [*MODELS],
         "datasets": [*DATASETS],
     }

@@ -27,6 +27,7 @@ from fedaudit.federation.history import History
 from fedaudit.federation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.federation.record_draw import RecordDraw
 from fedaudit.federation.riders import Riders
+from fedaudit.federation.server_behaviour import ServerBehaviour
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.models import set_training_mode
 from fedaudit.training import Loss, TrainingConfig
@@ -62,6 +63,8 @@ class Federation:
         accuracy_examples: on so many examples, at most.
         canaries: that an audit of ε puts in; None: none.
         together: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
+        server: what a malicious server does to the model, as it begins; None: it is honest.
+        public: examples that it holds; None: it has none.
     """
 
     name: str
@@ -83,6 +86,8 @@ class Federation:
     accuracy_examples: int = 1000
     canaries: CanarySpec | None = None
     together: int = 1
+    server: ServerBehaviour | None = None
+    public: Split | None = None
 
 
 class Client:

@@ -32,6 +32,7 @@ class RecordDraw:
         positions: (n,) its row among that client's examples, or -1.
         matched: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
         values: (n,) which value of the hidden attribute each record has; empty where none is hidden.
+        public: examples that a malicious server holds, where the adversary has no records; None: none.
     """
 
     held_out: Split
@@ -40,6 +41,7 @@ class RecordDraw:
     positions: Tensor = field(default_factory=_nothing)
     matched: Tensor = field(default_factory=_nothing)
     values: Tensor = field(default_factory=_nothing)
+    public: Split | None = None
 
     def owned(self, used: Sequence[Tensor]) -> Tensor:
         """Return ``owners`` with ``UNUSED`` for what no update used; ``used`` has a mask for every client."""
@@ -96,6 +98,8 @@ def draw_records(
             drawn = draw(records, public, client_data, spec.honest, rest, held_out, generator=rng, hidden=attribute)
         else:
             drawn = RecordDraw(held_out if len(held_out) else _unheld(rest, client_data, set()))
+            if public:
+                drawn = _with_public(drawn, public, seeds.generator(seed, spec.name, "records"))
         left, classes = len(drawn.held_out), data.num_classes
         if pretrained and split == "test" and measured and classes is not None and left < classes:
             raise BadInput(
@@ -105,6 +109,17 @@ def draw_records(
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None
     return drawn
+
+
+def _with_public(drawn: RecordDraw, public: int, rng: torch.Generator) -> RecordDraw:
+    """Return the draw with so many of its held-out examples as public ones."""
+    if public >= len(drawn.held_out):
+        raise BadInput(
+            f"public_examples is {public}, and {len(drawn.held_out)} examples are nobody's; lower "
+            "threat.public_examples"
+        )
+    order = torch.randperm(len(drawn.held_out), generator=rng)
+    return replace(drawn, held_out=drawn.held_out[order[public:].sort().values], public=drawn.held_out[order[:public]])
 
 
 def draw(

@@ -30,11 +30,12 @@ from fedaudit.federation.history import History
 from fedaudit.federation.rounds import Round
 from fedaudit.federation.secure_sum import ADDING, sums_only, union
 from fedaudit.federation.server import Server
+from fedaudit.federation.server_behaviour import ServerBehaviour, ServerStep, sent
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
 from fedaudit.federation.worker_pool import run_round
-from fedaudit.models import has_batch_norm, layer_groups
+from fedaudit.models import has_batch_norm, layer_groups, set_training_mode
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import computation, tensor_digest
 from fedaudit.utils.native import native_code
@@ -93,7 +94,9 @@ def simulate(
     client_data, drawn = federation.client_data, federation.drawn
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
-    behaviour, aggregator = copy.deepcopy((federation.behaviour, federation.aggregator))  # they may remember
+    behaviour, aggregator, dishonest = copy.deepcopy(  # they may remember
+        (federation.behaviour, federation.aggregator, federation.server)
+    )
     own_copies = dataclasses.replace(federation, behaviour=behaviour)
     root = _root(federation)
     history = History(federation.accuracy_every, federation.accuracy_examples)
@@ -108,7 +111,7 @@ def simulate(
     sampler = _sampler(spec, seed)
     rounds: list[Round] = []
     rows: dict[tuple[int, int], Tensor] = {}
-    parts: dict[str, Client | Server | PrivacyBudget | Behaviour | CanaryPlay] = {
+    parts: dict[str, Client | Server | PrivacyBudget | Behaviour | ServerBehaviour | CanaryPlay] = {
         f"client {c.number}": c for c in clients
     }
     parts |= {"server": server, "budget": budget}
@@ -116,6 +119,8 @@ def simulate(
         parts["root"] = root
     if behaviour:
         parts["behaviour"] = behaviour
+    if dishonest:
+        parts["dishonest"] = dishonest
     if canaries:
         parts["canaries"] = canaries
 
@@ -165,11 +170,12 @@ def simulate(
         kept = spec.record is None or index in spec.record
         apart = workers > 1 and len(chosen) > 1 and seconds * (spec.rounds - index) > _WORTH
         began = time.perf_counter()
+        received = sent(dishonest, _server_step(federation, index, chosen, weights)) if dishonest else weights
         results = run_round(
             [clients[number] for number in chosen],
             model,
             index,
-            weights,
+            received,
             history,
             partial(tell, index * per_round),
             workers=workers if apart else 1,
@@ -189,7 +195,7 @@ def simulate(
         history.sent.append(chosen)
         history.rejected.append(sorted(rejected))
         if kept:
-            rounds.append(Round(index, weights, updates, rejected, aggregate.fallback))
+            rounds.append(Round(index, received, updates, rejected, aggregate.fallback))
         budget.close(chosen)
         last = index + 1 == spec.rounds
         history.measure(model, federation.task_info, drawn.held_out, client_data, index + 1, last)
@@ -249,6 +255,16 @@ def _choose(federation: Federation, budget: PrivacyBudget, sampler: torch.Genera
         except BadInput as error:
             return [], f"the privacy budget of all but {len(chosen)} clients was spent: {error}"
     return chosen, ""
+
+
+def _server_step(federation: Federation, index: int, chosen: list[int], weights: dict[str, Tensor]) -> ServerStep:
+    """Return what a malicious server has in its hands before a round."""
+    info, public = federation.task_info, federation.public
+    model = copy.deepcopy(federation.model)
+    set_training_mode(model, info.batch_norm, dropout=info.dropout)
+    draws = generator(federation.seed, federation.spec.name, "malicious server", index)
+    held = (None, None) if public is None else (info.normalise(public.inputs), public.targets)
+    return ServerStep(index, tuple(chosen), federation.spec.plan, model, weights, info, federation.loss, draws, *held)
 
 
 def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
@@ -317,6 +333,8 @@ def check(federation: Federation) -> None:
             given_records = federation.drawn.records is not None and federation.during_training
             federation.behaviour.check(federation.task_info, given_records)
             _check_attacked(federation, federation.behaviour)
+        if federation.server:
+            federation.server.check(federation.model, federation.task_info, spec.plan)
         _check_budget(federation)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None

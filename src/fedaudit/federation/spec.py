@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from fedaudit.data.partition import PARTITIONS
+from fedaudit.federation.server_behaviour import LocalPlan
 from fedaudit.utils.errors import unknown_name
 from fedaudit.utils.validation import Count, Fraction, Name, NamedSpec, NonNegative, Positive, Spec, Whole, from_name
 
@@ -79,6 +80,11 @@ class FederationSpec(Spec):
     malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
         default=None, description="who of the clients isn't honest; nobody if null"
     )
+    server: Annotated[NamedSpec, BeforeValidator(from_name)] | None = Field(
+        default=None,
+        description="what a malicious server does to the model that it sends (threat.adversary: malicious-server); "
+        "nothing if null",
+    )
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )
@@ -87,6 +93,12 @@ class FederationSpec(Spec):
     def honest(self) -> int:
         """How many clients are honest: the first ones."""
         return self.clients - (self.malicious.clients if self.malicious else 0)
+
+    @property
+    def plan(self) -> LocalPlan:
+        """How clients train, as a malicious server knows it."""
+        gradient = self.algorithm == "fedsgd"
+        return LocalPlan(gradient, gradient or self.local_steps == 1, self.learning_rate, self.batch_size)
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:

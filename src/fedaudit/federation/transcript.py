@@ -46,6 +46,7 @@ from fedaudit.federation.rounds import (
     read_tensors,
 )
 from fedaudit.models import build_model
+from fedaudit.models.front import with_front
 from fedaudit.training import Loss, TrainingConfig, loss_function
 from fedaudit.update import SanitiserInfo, TaskInfo, Update, UpdateKind
 from fedaudit.utils.bounds import JSON, read_bytes
@@ -186,8 +187,9 @@ class Transcript:
             if self.canaries:
                 save_file({k: v.contiguous() for k, v in self.canaries.readings.items()}, folder / CANARIES)
             task_info = TypeAdapter(TaskInfo).dump_python(self.task_info, mode="json")
-            if not self.task_info.columns:  # earlier versions read it, too
-                del task_info["columns"]
+            for later in ("columns", "front"):  # earlier versions read it, too
+                if not getattr(self.task_info, later):
+                    del task_info[later]
             files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
             index = _Index(
                 format=FORMAT,
@@ -263,6 +265,7 @@ class Transcript:
                     width=task_info.width,
                     tokens=task_info.tokens,
                 )
+            module = with_front(module, task_info)
         except BadInput as error:
             raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
         state, parameters, buffers = expected(module)

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedaudit.examples import ExampleKind, TokenInfo, example_kind
 from fedaudit.models import convnet, resnet, small, transformer  # noqa: F401  (they fill the registry)
-from fedaudit.models.checkpoint import load_checkpoint, save_checkpoint
+from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpoint
 from fedaudit.models.families import ANY, MODELS, ModelBuilder
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
@@ -27,6 +27,7 @@ __all__ = [
     "initialise",
     "layer_groups",
     "load_checkpoint",
+    "read_state",
     "save_checkpoint",
     "set_training_mode",
 ]

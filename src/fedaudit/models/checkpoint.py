@@ -74,6 +74,18 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
             own[name].copy_(tensor)
 
 
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by name, whatever they are.
+
+    Raises:
+        MissingData: there is no such file.
+        BadInput: it can't be read, or holds more than tensors.
+    """
+    if not path.is_file():
+        raise MissingData(f"checkpoint '{path}' does not exist; check the path")
+    return _read(path)
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         try:

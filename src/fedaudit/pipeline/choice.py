@@ -50,6 +50,7 @@ class Case:
         several: it reads updates of several clients.
         neurons: of the fully connected layer that the model begins with; 0: it begins with something else.
         rectified: a ReLU follows that layer.
+        server: what a malicious server does to the model that it sends, if anything.
     """
 
     images: bool
@@ -72,6 +73,7 @@ class Case:
     several: bool = False
     neurons: int = 0
     rectified: bool = False
+    server: str | None = None
 
     @property
     def alone(self) -> bool:
@@ -91,6 +93,7 @@ class Case:
 
 # Attack, settings, when it fits.
 TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
+    ("imprint", {}, lambda c: c.server == "imprint" and c.images and c.classes),
     ("gan", {}, lambda c: c.malicious == "gan"),
     ("agrevader", {}, lambda c: c.malicious == "agrevader" and c.members),
     ("attribute-loss", {}, lambda c: c.hidden and c.filled),
@@ -181,6 +184,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             rounds=len(transcript.rounds),
             sums=any(u.members for r in transcript.rounds for u in r.updates),
             several=len({u.client for r in transcript.rounds for u in r.updates}) > 1,
+            server=info.front.kind if info.front else None,
             **begins,
         )
         for examples, steps, told in sorted(sizes) or [(1, 1, False)]
@@ -233,4 +237,5 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset) -> Case:
         rounds=spec.rounds,
         sums=together > 1,
         several=spec.clients > 1,
+        server=spec.server.name if spec.server else None,
     )

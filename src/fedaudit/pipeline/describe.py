@@ -52,6 +52,9 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else _many(spec.clients, "client")
     )
     defences = _defences(transcript, placed)
+    front = transcript.task_info.front
+    if front is not None:
+        sums += f"; the server put {front.units} units of its own before the network ({front.kind})"
     return FederationRecord(
         name=name,
         algorithm=spec.algorithm,

@@ -105,6 +105,8 @@ def attack_transcript(
     if transcript.records:  # what the transcript grants, as far as it was asked for
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = _threat({**threat, "records": len(transcript.records), "public_examples": public or None})
+    if transcript.task_info.front is not None and adversary.adversary == "server":
+        adversary = adversary.model_copy(update={"adversary": "malicious-server"})
     if adversary.adversary != "client" and adversary.together == 1 and (sizes := _sums(transcript)):
         adversary = adversary.model_copy(update={"sees": f"aggregate of {min(sizes)}"})
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):

@@ -22,6 +22,7 @@ from fedaudit.federation.canaries import CanarySpec
 from fedaudit.federation.client import Federation
 from fedaudit.federation.local_training import draws_at_random, local_randomness, train
 from fedaudit.federation.record_draw import draw_records
+from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS, ServerBehaviour
 from fedaudit.federation.simulator import check, partition_clients
 from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
 from fedaudit.models import (
@@ -33,6 +34,7 @@ from fedaudit.models import (
     load_checkpoint,
     set_training_mode,
 )
+from fedaudit.models.front import with_front
 from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.modes import mode_in_words, with_modes
 from fedaudit.results import DataRecord, ModelRecord
@@ -229,6 +231,10 @@ def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behavio
             behaviour = make(BEHAVIOURS, malicious.name, malicious.settings())
             spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **behaviour.settings()})
             one = one.model_copy(update={"malicious": spelt})
+        if one.server is not None:
+            dishonest = make(SERVER_BEHAVIOURS, one.server.name, one.server.settings())
+            spelt_out = NamedSpec.model_validate({"name": one.server.name, **dishonest.settings()})
+            one = one.model_copy(update={"server": spelt_out})
         behaviours.append(behaviour)
         federations.append(one)
     defences, aggregators = zip(
@@ -304,6 +310,12 @@ def _federations(
     federations = []
     for spec, behaviour in zip(scenario.federations, behaviours, strict=True):
         client_data = partition_clients(dataset, split, spec, seed=seed)
+        dishonest: ServerBehaviour | None = None
+        info, sent = replace(task_info, batch_norm=spec.batch_norm or task_info.batch_norm), model
+        if spec.server is not None:
+            dishonest = make(SERVER_BEHAVIOURS, spec.server.name, spec.server.settings())
+            info = dishonest.task_info(info)
+            sent = with_front(model, info)
         drawn = draw_records(
             dataset,
             split,
@@ -324,8 +336,8 @@ def _federations(
                 seed=seed,
                 dataset=dataset,
                 split=split,
-                task_info=replace(task_info, batch_norm=spec.batch_norm or task_info.batch_norm),
-                model=model,
+                task_info=info,
+                model=sent,
                 loss=loss,
                 reveal_labels=threat.knows_labels,
                 client_data=client_data,
@@ -337,6 +349,8 @@ def _federations(
                 accuracy_examples=evaluation.accuracy_examples,
                 canaries=canaries,
                 together=threat.together if threat.adversary != "client" else 1,
+                server=dishonest,
+                public=drawn.public,
             )
             check(federation)
             federations.append(federation)

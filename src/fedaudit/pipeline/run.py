@@ -28,6 +28,7 @@ from fedaudit.pipeline.describe import federation_record
 from fedaudit.pipeline.estimate import audit_seconds, say_how_long
 from fedaudit.pipeline.hardly_trained import without_leaks, without_verdicts
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
+from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.replay import CONTRADICTED, replay_error
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.results import (
@@ -350,7 +351,10 @@ def assess(
         adversary=adversary,
         federations=[
             federation_record(r.transcript, r.history, scenario).model_copy(
-                update={"replay_error": replayed.get(r.transcript.name)}
+                update={
+                    "replay_error": replayed.get(r.transcript.name),
+                    "checks": noticed(r) if scenario.threat.adversary == "malicious-server" else [],
+                }
             )
             for r in recordings
         ],
@@ -385,7 +389,8 @@ def _adversary(scenario: Scenario) -> AdversaryRecord:
         summary=scenario.threat.summary,
         knows=knows,
         does_not_know=does_not_know,
-        acts=scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations),
+        acts=scenario.threat.adversary == "malicious-server"
+        or (scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations)),
     )
 
 
@@ -415,10 +420,10 @@ def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
     lines = [f"other adversaries than this one: {threat.summary}"]
     if others:
         lines.append(f"attacks that fedaudit has and this audit did not run: {', '.join(others)}")
-    acts = any(f.malicious for f in scenario.federations)
+    altered, acts = (any(getattr(f, who) for f in scenario.federations) for who in ("server", "malicious"))
     lines += [
-        "a server that sends altered models, and clients that poison the training"
-        + (" in another way than here" if acts else ""),
+        f"a server that sends altered models{' in another way than here' * altered}, and clients that poison the "
+        f"training{' in another way than here' * acts}",
         f"anything else than the recovery of {' and '.join(dict.fromkeys(attack.recovers for attack in attacks))}",
     ]
     if all(attack.scope() == "update" for attack in attacks):

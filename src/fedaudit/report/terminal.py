@@ -69,6 +69,10 @@ def print_summary(result: AuditResult) -> None:
         if f.course and f.course.stopped is not None:
             why = f.course.why_stopped or "the privacy budget was spent"
             print(f"{f.name}: {f.course.stopped} of {f.rounds} rounds ran, then {why}")
+    for f in result.federations:
+        if f.checks:
+            seen = [f"{c.name} ({c.text})" for c in f.checks if c.noticed]
+            print(f"{f.name}: would a client notice? {'; '.join(seen) if seen else 'no check raises an alarm'}")
     for row in result.summaries:
         if row.verdict == "not applicable" or row.metrics:
             print(f"{row.attack} on {row.federation}: {row.verdict_text}")

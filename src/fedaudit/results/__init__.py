@@ -40,6 +40,7 @@ from fedaudit.results.setting import (
     HistoryTiming,
     MappingRecord,
     ModelRecord,
+    ReceivedCheck,
     RecordingRecord,
     ReplayRecord,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "MetricSummary",
     "ModelRecord",
     "ObserverEpsilon",
+    "ReceivedCheck",
     "RecordingRecord",
     "RegisteredResult",
     "ReplayRecord",

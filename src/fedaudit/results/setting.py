@@ -8,7 +8,12 @@ from pydantic import Field
 
 from fedaudit.results.base import Record
 
-_WHO = {"server": "The server", "eavesdropper": "An eavesdropper on the network", "client": "Another client"}
+_WHO = {
+    "server": "The server",
+    "malicious-server": "A malicious server",
+    "eavesdropper": "An eavesdropper on the network",
+    "client": "Another client",
+}
 
 
 class HistoryTiming(Record):
@@ -73,6 +78,17 @@ class RecordingRecord(Record):
     notes: list[str] = Field(default=[], description="what else to know of the recording")
 
 
+class ReceivedCheck(Record):
+    """What a client finds in the models that a malicious server sent, by one of ``fedaudit check-model``'s checks."""
+
+    name: str = Field(description="of the check")
+    value: float = Field(description="the largest that was measured, of all models that were sent")
+    limit: float = Field(description="above which the check raises an alarm")
+    noticed: float = Field(description="share of the models sent that raise it")
+    models: int = Field(description="how many were checked")
+    text: str = Field(description="what was found in the one of the largest value")
+
+
 class FederationRecord(Record):
     """One simulated or recorded federation, as the report describes it."""
 
@@ -103,6 +119,9 @@ class FederationRecord(Record):
         "updates; null: not checked",
     )
     recording: RecordingRecord | None = Field(default=None, description="null where the federation was simulated")
+    checks: list[ReceivedCheck] = Field(
+        default=[], description="where the server is malicious: would a client notice? Each check of a received model"
+    )
     course: HistoryRecord | None = Field(default=None, description="null where a transcript was attacked from disk")
 
 
@@ -137,7 +156,7 @@ class DataRecord(Record):
 class AdversaryRecord(Record):
     """Who the adversary was."""
 
-    adversary: str = Field(description="'server', 'eavesdropper' or 'client'")
+    adversary: str = Field(description="'server', 'malicious-server', 'eavesdropper' or 'client'")
     summary: str = Field(description="one line about it")
     knows: list[str] = Field(description="in words")
     does_not_know: list[str] = Field(description="in words")

@@ -18,6 +18,7 @@ from fedaudit.data import find_dataset, load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS
+from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, apply_override, scenario_from
@@ -103,6 +104,7 @@ def trial_computation(scenario: Scenario, data_dir: Path | None) -> str:
         [_entry(AGGREGATORS, one.aggregator.name) for one in defences],
         [_entry(SANITISERS, one.sanitiser.name) for one in defences],
         [_entry(BEHAVIOURS, one.malicious.name) for one in scenario.federations if one.malicious],
+        [_entry(SERVER_BEHAVIOURS, one.server.name) for one in scenario.federations if one.server],
         file_digest(scenario.model.checkpoint) if scenario.model.checkpoint else None,
         _data(scenario.data.name, scenario.data.image_size, scenario.data.limit, data_dir),
         device_name(scenario.device),

@@ -1,0 +1,1 @@
+"""Attacks by a malicious server: what it sends, and what it reads in the answer."""

@@ -1,0 +1,224 @@
+"""Robbing the Fed (Fowl et al. 2022): a layer of bins in front of the network, and what the update says of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from fedaudit.attacks.active.bins import alternating, edges, in_their_bins, read
+from fedaudit.attacks.analytic.first_layer import FirstLayer, layer_product
+from fedaudit.attacks.analytic.r_gap import as_trained
+from fedaudit.attacks.analytic.recovered import Recovered, as_images
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.findings import ImageFinding
+from fedaudit.attacks.local_training import Way
+from fedaudit.federation.local_training import local_randomness
+from fedaudit.federation.server_behaviour import LocalPlan, ServerBehaviour, ServerStep
+from fedaudit.models.front import Fronted
+from fedaudit.threat import Observation
+from fedaudit.update import Front, TaskInfo
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.validation import Count, Positive
+
+PREFIX = "front"
+_LIMIT = 0.01  # of what a bounded unit passes on
+_PROBES = 16
+_STEP = 1e-4  # of inputs, by which a derivative along a direction is taken
+_AT_ONCE = 32  # examples
+
+
+@register
+class ImprintServer(ServerBehaviour):
+    """Puts an imprint module before the network: a fully connected layer whose units are bins (Fowl et al. 2022).
+
+    Every row of the layer measures the same, an example's mean brightness; the biases are the quantiles of what the
+    measurement is expected to be. A second layer brings the units back to the inputs. Here it adds
+    little to them, with signs in turn, so that the network behind goes on learning; in the paper it replaces them.
+
+    Args:
+        units: bins: the more there are, the more examples are alone in theirs.
+        sparse: units are bounded above (the paper's variant for FedAvg), so that each holds what is in its
+            own bin; otherwise every unit holds all that lies above its bin's edge.
+        spread: standard deviation of the measurement, in those of the preprocessing; without public examples it is
+            taken for normal around 0.
+        strength: what one unit adds to each input at most, in standard deviations of the preprocessing. Of local
+            training less than that, if a step would move a unit's edges by more than ``drift``.
+        drift: share of a bin's width, by the size of gradients on noise. Less of it shows less of an update against
+            the rounding of the weights.
+    """
+
+    name = "imprint"
+    summary = "a layer of bins in front of the network: each example's gradient in a row of its own"
+    paper = "Fowl et al. 2022 (Robbing the Fed)"
+
+    units: Count = 512
+    sparse: bool = True
+    spread: Positive = 0.5
+    strength: Positive = 0.1
+    drift: Positive = 0.3
+
+    def task_info(self, task_info: TaskInfo) -> TaskInfo:
+        """Return the task info with the front."""
+        return dataclasses.replace(task_info, front=Front("imprint", self.units, _LIMIT if self.sparse else None))
+
+    def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
+        """Refuse regression, and cumulative bins where clients take several steps: the rows don't stay alike.
+
+        Raises:
+            BadInput: as above.
+        """
+        if task_info.num_classes is None:
+            raise BadInput("imprint is for classifiers, and this model predicts real values; leave server out")
+        if not self.sparse and not plan.one_step:
+            raise BadInput(
+                "imprint without sparse: true is for one gradient or one local step; set server.sparse: true"
+            )
+
+    def __call__(self, step: ServerStep) -> dict[str, Tensor]:
+        """Return the weights with the front's set: rows of means, biases of quantiles, columns of equal size."""
+        numbers = math.prod(step.task_info.input_shape)
+        mean, spread = 0.0, self.spread
+        if step.public is not None and len(step.public) > 1:
+            values = step.public.flatten(1).double().mean(dim=1)
+            mean, spread = float(values.mean()), float(values.std()) or self.spread
+        cut = edges(self.units, mean, spread, bounded=self.sparse)
+        slope = torch.ones(self.units, dtype=torch.float64)
+        if self.sparse:
+            slope = _LIMIT / (cut[1:] - cut[:-1])
+        flips = torch.sign(torch.rand(numbers, generator=step.generator, dtype=torch.float64) - 0.5)
+        most = _LIMIT if self.sparse else float(cut[-1] - cut[0]) / 2
+        made = {
+            f"{PREFIX}.measure.weight": (slope / numbers)[:, None].expand(-1, numbers),
+            f"{PREFIX}.measure.bias": -cut[:-1] * slope,
+            f"{PREFIX}.back.weight": self._strength(step, flips) / most * flips[:, None] * alternating(self.units),
+        }
+        return step.weights | {name: tensor.to(step.weights[name].dtype) for name, tensor in made.items()}
+
+    def _strength(self, step: ServerStep, flips: Tensor) -> float:
+        """Return the strength at which a local step, of a gradient as on noise, moves no edge by more than ``drift``.
+
+        A step at rate η on a batch of b changes the row of the bin that x hit by η·δ·x/b, and so what it passes on by
+        η·δ·(|x|² + 1)/b, where δ = (strength/limit)·flipsᵀ·∂ℓ/∂x.
+        """
+        plan, info = step.plan, step.task_info
+        if plan.sends_gradient or not self.sparse:
+            return self.strength
+        assert isinstance(step.model, Fronted)
+        assert info.num_classes is not None
+        step.model.load_state_dict(step.weights)
+        noise = torch.randn((_PROBES, *info.input_shape), generator=step.generator).requires_grad_()
+        labels = torch.randint(info.num_classes, (_PROBES,), generator=step.generator)
+        with local_randomness(step.round), torch.enable_grad():
+            value = _PROBES * step.loss(step.model.body(noise), labels)
+            (flow,) = torch.autograd.grad(value, noise)
+        size = float((flow.flatten(1).double() @ flips).square().mean().sqrt())
+        most = self.drift * _LIMIT**2 * plan.batch_size / (plan.learning_rate * (flips.numel() + 1) * max(size, 1e-30))
+        return min(self.strength, most)
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class Imprint(Attack):
+    """Reads the rows of an imprint module: one example's in every bin that only one example hit (Fowl et al. 2022).
+
+    A row's gradient is Σ δ·x of the examples in its bin and the bias' is Σ δ, so their ratio is the example that is
+    alone there, and a mean of those that aren't. It can't tell which is which. Of weights after local training the
+    scale is taken from the bin where that is more exact than the ratio.
+    """
+
+    name: ClassVar[str] = "imprint"
+    summary: ClassVar[str] = "images from the bins of an imprint module that the server put before the network"
+    paper: ClassVar[str] = "Fowl et al. 2022 (Robbing the Fed)"
+    threat_model: ClassVar[str] = "malicious server, active"
+    examples: ClassVar[tuple[str, ...]] = ("image",)
+    needs: ClassVar[tuple[str, ...]] = (
+        "images and a classifier",
+        "a server that puts an imprint module before the network (federations[].server: imprint)",
+    )
+    standards: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, observation: Observation) -> None:
+        """Refuse an update of a model without an imprint module.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        self._product(observation)
+
+    def ways(self, *_: object) -> tuple[Way, ...]:
+        """Return those of SPEAR: sums of a layer's gradients."""
+        return ("spear",)
+
+    def _product(self, observation: Observation) -> tuple[Fronted, Tensor]:
+        message, front = observation.single(), observation.task_info.front
+        super().check(observation)
+        if observation.task_info.num_classes is None:
+            raise NotApplicable("imprint is for classifiers, and this model predicts real values")
+        if front is None or front.kind != "imprint":
+            raise NotApplicable(
+                "the server sent the network as it is, without an imprint module; set threat.adversary: "
+                "malicious-server and federations[].server: imprint"
+            )
+        module = as_trained(observation.module, observation.task_info, message.weights)
+        assert isinstance(module, Fronted)
+        layer = module.front.measure
+        first = FirstLayer(f"{PREFIX}.measure", layer, torch.arange(layer.in_features), relu=True)
+        return module, layer_product(message, first, self.name)
+
+    def _run(
+        self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress
+    ) -> ImageFinding:
+        module, product = self._product(observation)
+        message, limit = observation.single(), module.front.limit
+        found = read(product, message, PREFIX, bounded=limit is not None)
+        count = message.update.num_examples
+        found = type(found)(*(part[:count] for part in found))
+        if not len(found.places):
+            raise NotApplicable("no bin of the imprint module was hit: all examples lie outside of them")
+        weight, bias = module.front.measure.weight.detach(), module.front.measure.bias.detach()
+        above = torch.cat([-bias[1:], torch.full_like(bias[:1], torch.inf)])
+        low, high = -bias, above if limit is None else limit - bias
+        inputs = in_their_bins(found, weight, low, high)
+        labels = _labels(module, observation, inputs, found.inputs)
+        progress(1, 1)
+        notes = (
+            f"{len(found.places)} of {len(product)} bins were hit; some by several examples, whose mean is in them",
+        )
+        sure = torch.zeros(len(inputs), dtype=torch.bool)
+        finding = as_images(observation, Recovered(inputs, labels, sure, notes), self.name)
+        return dataclasses.replace(finding, certified=None)
+
+
+def _labels(module: Fronted, observation: Observation, inputs: Tensor, sums: Tensor) -> Tensor:
+    """Return (r,) the label of each example x, with which its own δ is the one by which its bin's sum δ·x holds it.
+
+    Of several local steps it is compared with what the steps that used the example would have added up to at the
+    weights that were sent.
+    """
+    info, message = observation.task_info, observation.single()
+    training, count = message.update.training, message.update.num_examples
+    uses = count / training.data_size if training and training.data_size and not message.update.members else 1.0
+    batch = training.batch_sizes[0] if training and message.update.kind == "weights" else count
+    assert info.num_classes is not None
+    shares = (sums * inputs).sum(dim=1) / inputs.square().sum(dim=1).clamp(min=1e-300)
+    column = module.front.back.weight.detach()[:, 0]
+    with local_randomness(0), torch.no_grad():
+        near = module.front(inputs.view(-1, *info.input_shape))
+        step = (_STEP / column.norm() * column).view(info.input_shape)
+        ahead, behind = (
+            torch.cat([module.body(part + side * step) for part in near.split(_AT_ONCE)]) for side in (1, -1)
+        )
+    moved = (ahead - behind) * column.norm() / (2 * _STEP)  # of the outputs, along the column
+    outputs = ((ahead + behind) / 2).requires_grad_()
+    distances = []
+    for label in range(info.num_classes):
+        value = observation.loss(outputs, torch.full((len(outputs),), label))
+        (flow,) = torch.autograd.grad(value, outputs)
+        own = len(outputs) * (flow * moved).sum(dim=1)
+        distances.append((own * uses / batch - shares).abs())
+    return torch.stack(distances).nan_to_num(nan=torch.inf).argmin(dim=0)

@@ -1,0 +1,47 @@
+"""``fedaudit check-model``: is a received model manipulated? Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.announce import announce
+from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
+
+ALARM = 1  # as where an audit's limit is exceeded
+
+
+def check_model(
+    received: Annotated[Path, typer.Argument(help="The weights that the server sent: .safetensors, .pt or .pth.")],
+    scenario: Annotated[
+        Path | None,
+        typer.Option(help="YAML file that says which model and data were agreed on; default: the built-in scenario."),
+    ] = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    client: Annotated[
+        int | None,
+        typer.Option(help="Also check on this client's examples, from 0; default: the weights alone."),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Inspect a received model for manipulations before training on it; exit code 1 where a check raises an alarm."""
+    check_data_dir(data_dir)
+    announce(f"checks of the received model {received}")
+    from fedaudit.pipeline.received import check_file
+    from fedaudit.scenario import load_scenario
+
+    checks = check_file(received, load_scenario(scenario, settings or [], seed), data_dir=data_dir, client=client)
+    if json_output:
+        import dataclasses
+        import json
+
+        print(json.dumps([dataclasses.asdict(check) | {"alarm": check.alarm} for check in checks], indent=2))
+    else:
+        for check in checks:
+            print(f"{'ALARM' if check.alarm else 'ok':<6}{check.name}: {check.text}")
+    if any(check.alarm for check in checks):
+        raise typer.Exit(ALARM)

@@ -1,0 +1,111 @@
+"""What a server sends, where it isn't honest: a part of the simulator that can be replaced."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.training import Loss
+from fedaudit.update import TaskInfo
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.registry import Plugin, Registry
+from fedaudit.utils.registry import register as register
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """How clients train, which the server itself has laid down.
+
+    Attributes:
+        sends_gradient: the gradient of one batch; otherwise what local training changed.
+        one_step: of local training.
+        learning_rate: of the clients' SGD, or where they send gradients the server's step.
+        batch_size: of a gradient or a local step.
+    """
+
+    sends_gradient: bool
+    one_step: bool
+    learning_rate: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """All that a malicious server has in its hands before a round, and nothing of a client's.
+
+    Attributes:
+        round: from 0.
+        clients: who takes part.
+        plan: how they train.
+        model: the architecture that is sent, as clients run it; a copy, to do with as one likes.
+        weights: its state, as an honest server would send it.
+        task_info: what everybody knows, the altered architecture included.
+        loss: mean over a batch.
+        generator: of all that it draws.
+        public: (n, ...) public examples of the clients' kind as the model sees them; None: it has none.
+        public_targets: theirs.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    plan: LocalPlan
+    model: nn.Module
+    weights: dict[str, Tensor]
+    task_info: TaskInfo
+    loss: Loss
+    generator: torch.Generator
+    public: Tensor | None = None
+    public_targets: Tensor | None = None
+
+
+SERVER_BEHAVIOURS: Registry[type[ServerBehaviour]] = Registry("server behaviour", "fedaudit.server_behaviours")
+
+
+class ServerBehaviour(Plugin, ABC):
+    """What a malicious server does to the model before it sends it.
+
+    The server keeps the model that an honest one would have: clients' updates are added to that, and what was altered
+    is altered anew in every round. What clients are sent is in the transcript.
+    """
+
+    registry = SERVER_BEHAVIOURS
+
+    def task_info(self, task_info: TaskInfo) -> TaskInfo:
+        """Return what everybody knows once the architecture is altered; as it is, where only weights are."""
+        return task_info
+
+    def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:
+        """Refuse, before anything is simulated, a federation in which it can't do what it is for.
+
+        Args:
+            model: the altered architecture.
+            task_info: what everybody knows of it.
+            plan: how clients train.
+
+        Raises:
+            BadInput: it can't; the message gives the reason and the remedy.
+        """
+
+    @abstractmethod
+    def __call__(self, step: ServerStep) -> dict[str, Tensor]:
+        """Return what clients are sent: the names, shapes and types of ``step.weights``."""
+
+
+def sent(behaviour: ServerBehaviour, step: ServerStep) -> dict[str, Tensor]:
+    """Return what the server sends in a round, checked.
+
+    Raises:
+        BadInput: it isn't a state of the model, or isn't finite.
+    """
+    altered = behaviour(step)
+    fits = set(altered) == set(step.weights) and all(
+        altered[name].shape == own.shape and altered[name].dtype == own.dtype for name, own in step.weights.items()
+    )
+    if not fits or not all(bool(torch.isfinite(tensor).all()) for tensor in altered.values()):
+        raise BadInput(
+            f"what the server sends by '{behaviour.name}' is no finite state of the model in round {step.round}"
+        )
+    return {name: altered[name].detach().clone() for name in step.weights}

@@ -1,0 +1,77 @@
+"""Would a client notice what a malicious server sends? And the same question about a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from torch import nn
+
+from fedaudit.defences.received import Check, check_received
+from fedaudit.federation.simulator import Recording
+from fedaudit.models import read_state
+from fedaudit.models.front import Fronted
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.results import ReceivedCheck
+from fedaudit.scenario import Scenario
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.machine import one_thread
+
+_MOST = 64  # examples
+
+
+def noticed(recording: Recording) -> list[ReceivedCheck]:
+    """Return what the first client of each recorded round finds in the model that it received, on its own examples."""
+    transcript, truth = recording.transcript, recording.truth
+    module = transcript.module
+    agreed = module.body if isinstance(module, Fronted) else module
+    found: dict[str, list[Check]] = {}
+    for record in transcript.rounds:
+        for update in record.updates[:1]:
+            key = record.index, update.client
+            held = update.training.data_size if update.training else None  # of several epochs, the first
+            first = slice(min(held or _MOST, _MOST))
+            examples = (transcript.task_info.normalise(truth.inputs[key][first]), truth.labels[key][first])
+            state = record.sent_to(update.client)
+            for check in check_received(state, agreed, module=module, loss=transcript.loss, examples=examples):
+                found.setdefault(check.name, []).append(check)
+    return [_together(checks) for checks in found.values()]
+
+
+def _together(checks: list[Check]) -> ReceivedCheck:
+    worst = max(checks, key=lambda check: check.value)
+    share = sum(check.alarm for check in checks) / len(checks)
+    return ReceivedCheck(**dataclasses.asdict(worst), noticed=share, models=len(checks))
+
+
+@one_thread()
+def check_file(
+    path: Path,
+    scenario: Scenario,
+    *,
+    data_dir: Path | None = None,
+    client: int | None = None,
+    model: nn.Module | None = None,
+) -> list[Check]:
+    """Check the weights in a file against the network of a scenario, on a client's examples of it.
+
+    Args:
+        path: a .safetensors, .pt or .pth file.
+        scenario: whose first federation says what was agreed on.
+        data_dir: where data sets that aren't embedded lie.
+        client: whose examples are used; None: none are, only weights are looked at.
+        model: a user's own, instead of the scenario's.
+
+    Raises:
+        BadInput: the file, the scenario or the client can't be used.
+    """
+    state = read_state(path)
+    (federation, *_) = resolve(scenario, data_dir=data_dir, model=model).federations
+    agreed = federation.model.body if isinstance(federation.model, Fronted) else federation.model
+    if client is None:
+        return check_received(state, agreed)
+    if not 0 <= client < len(federation.client_data):
+        raise BadInput(f"--client is {client}; the federation has the clients 0 to {len(federation.client_data) - 1}")
+    data = federation.client_data[client]
+    examples = (federation.task_info.normalise(data.inputs[:_MOST]), data.targets[:_MOST])
+    return check_received(state, agreed, loss=federation.loss, examples=examples)
