@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedaudit.federation.canaries import Canaries
 from fedaudit.federation.records import Records
 from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.vertical_record import VerticalRecord
 from fedaudit.training import Loss
 from fedaudit.update import TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
@@ -136,6 +137,7 @@ class Observation:
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
         totals: rounds of which it can read the sum of several updates only.
+        vertical: of a vertical federation, what this adversary sees of it; there are no messages then.
     """
 
     federation: str
@@ -150,6 +152,7 @@ class Observation:
     records: Records | None = None
     canaries: Canaries | None = None
     totals: int = 0
+    vertical: VerticalRecord | None = None
 
     def __repr__(self) -> str:
         seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
@@ -174,6 +177,11 @@ class Observation:
         Raises:
             NotApplicable: it doesn't.
         """
+        if self.vertical is not None:
+            raise NotApplicable(
+                "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
+                "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring)"
+            )
         if not self.messages and self.totals:
             raise NotApplicable(
                 f"only the sum of several clients' updates is known in {self.totals} rounds (secure aggregation), and "
@@ -255,6 +263,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         records=records,
         canaries=_readable(transcript.canaries, threat),
         totals=sum(r.total is not None for r in transcript.rounds) if threat.adversary != "client" else 0,
+        vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
     )
 
 
