@@ -186,7 +186,9 @@ class Scenario(Spec):
         first = self.federations[0]
         for other in self.federations[1:]:
             if (first.vertical is None) != (other.vertical is None):
-                raise ValueError("vertical and other federations train different models; give each a scenario of its own")
+                raise ValueError(
+                    "vertical and other federations train different models; give each a scenario of its own"
+                )
             if first.vertical and other.vertical and _of_model(first) != _of_model(other):
                 raise ValueError(
                     f"the vertical federations '{first.name}' and '{other.name}' train different models (clients, "

@@ -102,7 +102,9 @@ def area_interval(own: np.ndarray, others: np.ndarray) -> tuple[float, float]:
     """
     auc = area(own, others)
     above = (own[:, None] > others[None]) + 0.5 * (own[:, None] == others[None])
-    spread = sum(float(np.var(mean, ddof=1)) / len(mean) if len(mean) > 1 else 0.25 for mean in (above.mean(1), above.mean(0)))
+    spread = sum(
+        float(np.var(mean, ddof=1)) / len(mean) if len(mean) > 1 else 0.25 for mean in (above.mean(1), above.mean(0))
+    )
     if spread == 0:
         count = min(len(own), len(others))
         ends = proportion(round(auc * count), count)
@@ -125,15 +127,15 @@ def _roc(own: np.ndarray, others: np.ndarray, attack: str) -> Chart:
     )
 
 
-def _headline_of_labels(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+def _headline_of_labels(_findings: Sequence[FindingResult], evidence: Evidence) -> str:
     guess = 100 * (evidence.by_guessing or 0)
     return (
-        f"{{who}} can tell the labels, which the server keeps to itself: {100 * evidence.value:.0f} of 100, where naming "
-        f"the most frequent class gets {guess:.0f} ({evidence.n} labels)."
+        f"{{who}} can tell the labels, which the server keeps to itself: {100 * evidence.value:.0f} of 100, where "
+        f"naming the most frequent class gets {guess:.0f} ({evidence.n} labels)."
     )
 
 
-def _headline_of_scores(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+def _headline_of_scores(_findings: Sequence[FindingResult], evidence: Evidence) -> str:
     return (
         f"{{who}} can tell which examples are of the rarer class: leak AUC {evidence.value:.2f}, where 0.5 is none "
         f"({evidence.n} examples)."
@@ -157,16 +159,13 @@ FINDING_TYPES["example-labels"] = FindingType(
 )
 
 FINDING_TYPES["label-scores"] = FindingType(
-    verdict=by_test(
-        LEAK_AUC.name, "examples", "DeLong's interval; one-sided Mann-Whitney test", _headline_of_scores
-    ),
+    verdict=by_test(LEAK_AUC.name, "examples", "DeLong's interval; one-sided Mann-Whitney test", _headline_of_scores),
     rules=(
-        "The class of single examples is 'inferred' when the leak AUC is above 0.5, and scores without meaning would do "
-        f"as well with a probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test). The positive class is "
-        "the rarer one.",
+        "The class of single examples is 'inferred' when the leak AUC is above 0.5, and scores without meaning would "
+        f"do as well with a probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test). The positive class "
+        "is the rarer one.",
     ),
     metrics=(LEAK_AUC,),
     question="tell which examples are of the rarer class",
     control="vertical",
 )
-

@@ -403,7 +403,9 @@ def _read_index(folder: Path) -> tuple[_Index, str | None]:
     except BadInput as error:  # from how an update was trained
         raise CorruptTranscript(f"{path}: {error}") from None
     if bool(index.rounds) == bool(index.vertical):
-        raise CorruptTranscript(f"{path} is not a transcript's index: rounds: there must be one, or a vertical federation")
+        raise CorruptTranscript(
+            f"{path} is not a transcript's index: rounds: there must be one, or a vertical federation"
+        )
     check_order(path, index.rounds)
     return index, note
 

@@ -108,7 +108,7 @@ def exchange(
                 updates[name].append(grad)
         with torch.no_grad():
             for parameter, grad in zip(parameters.values(), own, strict=True):
-                parameter -= spec.learning_rate * grad
+                parameter.sub_(spec.learning_rate * grad)
         if after:
             split = vertical.protocol == "split"
             after(index + 1, module, sent[0].numel() if split else sum(g.numel() for g in own) // spec.clients)
@@ -174,4 +174,3 @@ def check_vertical(federation: Federation) -> None:
     else:
         numbers = (spec.rounds + 1) * sum(p.numel() for p in federation.model.parameters())
     check_memory(4 * numbers, f"its transcript ({spec.rounds:,} rounds)")
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -61,7 +61,7 @@ class VerticalRecord:
     @property
     def used(self) -> Tensor:
         """Return (m,) which examples were in a batch, in ascending order."""
-        return self.batches.unique()
+        return torch.as_tensor(self.batches.unique())
 
     def seen_by(self, adversary: str) -> VerticalRecord:
         """Return what the ``server`` sees, an ``eavesdropper``, or the ``client`` that the spec names as observer.
@@ -106,7 +106,12 @@ class VerticalRecord:
             raise CorruptTranscript(f"{where}: the model isn't one of {self.parties} parties")
         check_tensors(self.weights, module.state_dict(), f"{where}, weights")
         b = self.batches
-        if b.ndim != 2 or b.dtype != torch.int64 or not b.numel() or not 0 <= int(b.min()) <= int(b.max()) < self.examples:
+        if (
+            b.ndim != 2
+            or b.dtype != torch.int64
+            or not b.numel()
+            or not 0 <= int(b.min()) <= int(b.max()) < self.examples
+        ):
             raise CorruptTranscript(f"{where}: the batches aren't of its {self.examples} examples")
         if any(len(row.unique()) < len(row) for row in b):
             raise CorruptTranscript(f"{where}: a batch holds an example twice")
@@ -172,7 +177,7 @@ class VerticalEntry(BaseModel):
             CorruptTranscript: these are none of a vertical federation, or contradict the entry.
         """
         grouped: dict[str, dict[str, Tensor]] = {_WEIGHTS: {}, _UPDATES: {}}
-        known: dict[str, Tensor] = {}
+        known: dict[str, Any] = {}
         for name, value in tensors.items():
             prefix = next((p for p in grouped if name.startswith(p)), None)
             if prefix:
@@ -197,4 +202,3 @@ class VerticalEntry(BaseModel):
             raise CorruptTranscript(f"{path}: a gradient is none of the model's")
         made.check(module, task_info, str(path))
         return made
-

@@ -28,7 +28,7 @@ class VerticalSpec(Spec):
     )
     top: Top = Field(
         default="linear",
-        description="the server's network on all embeddings: one linear layer, or mlp, a hidden one more, or sum, none: "
-        "the outputs are the embeddings' sum",
+        description="the server's network on all embeddings: one linear layer; mlp, a hidden one more; sum, none: the "
+        "outputs are the embeddings' sum",
     )
     observer: Whole = Field(default=0, description="which party looks, where the adversary is a client")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -33,7 +34,7 @@ class VerticalModel(nn.Module):
 
     def features(self, inputs: Tensor) -> list[Tensor]:
         """Return each party's share of ``inputs`` (n, ...)."""
-        return [inputs[(..., *part)] for part in self.parts]
+        return [share_of(inputs, part) for part in self.parts]
 
     def embed(self, shares: Sequence[Tensor]) -> list[Tensor]:
         """Return each party's embeddings (n, e) of its share."""
@@ -74,12 +75,17 @@ def parts_of(features: Features, parties: int, input_shape: tuple[int, ...]) -> 
     if parties > width:
         raise BadInput(f"{parties} parties can't share {width} columns; lower clients")
     ends = [width * i // parties for i in range(parties + 1)]
-    return [(slice(a, b),) for a, b in zip(ends, ends[1:], strict=False)]
+    return [(slice(a, b),) for a, b in itertools.pairwise(ends)]
+
+
+def share_of(inputs: Tensor, part: tuple[slice, ...]) -> Tensor:
+    """Return a party's part of examples (n, ...): slices of the last dimensions."""
+    return inputs[(..., *part)]  # type: ignore[index]
 
 
 def share_shape(part: tuple[slice, ...], input_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a party's share of an example."""
-    return tuple(torch.zeros(input_shape, device="meta")[(..., *part)].shape)
+    return tuple(share_of(torch.zeros((1, *input_shape), device="meta"), part).shape[1:])
 
 
 def server_network(top: Top, embeddings: int, outputs: int) -> nn.Module | None:

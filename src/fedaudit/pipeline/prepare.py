@@ -347,7 +347,7 @@ def _federations(
 
 
 def _vertical(scenario: Scenario, task_info: TaskInfo) -> nn.Module | None:
-    """Return the model of the scenario's vertical federations, of which each has the same; None where there are none."""
+    """Return the model of the scenario's vertical federations, which all have the same; None where there are none."""
     spec = scenario.federations[0]
     if spec.vertical is None:
         return None

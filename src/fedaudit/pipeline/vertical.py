@@ -11,7 +11,6 @@ from fedaudit.federation.history import History
 from fedaudit.federation.simulator import Recording
 from fedaudit.federation.spec import FederationSpec
 from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth
 from fedaudit.federation.vertical import exchange
 from fedaudit.federation.vertical_spec import VerticalSpec
 from fedaudit.models import VerticalModel
@@ -65,9 +64,10 @@ def federation_record(transcript: Transcript, history: History | None, spec: Fed
     rounds, size = record.batches.shape
     vertical = record.spec
     description = (
-        f"{rounds} {'round' if rounds == 1 else 'rounds'}, {record.parties} parties who hold {_SPLITS[vertical.features]} "
-        f"of the same {record.examples} examples; {size} of them in a batch; {_PROTOCOLS[vertical.protocol]}; the server "
-        f"{_TOPS[vertical.top]} and holds the labels (learning rate {record.learning_rate:g})"
+        f"{rounds} {'round' if rounds == 1 else 'rounds'}, {record.parties} parties who hold "
+        f"{_SPLITS[vertical.features]} of the same {record.examples} examples; {size} of them in a batch; "
+        f"{_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the labels "
+        f"(learning rate {record.learning_rate:g})"
     )
     return FederationRecord(
         name=transcript.name,

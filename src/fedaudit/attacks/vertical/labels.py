@@ -124,9 +124,7 @@ class DirectLabels(_FromGradients):
         said = (gradients[..., 0] < 0).long() if gradients.shape[-1] == 1 else gradients.argmin(dim=-1)
         votes = torch.zeros(record.examples, max(classes, gradients.shape[-1]), dtype=torch.float64)
         votes.index_put_((record.batches.flatten(), said.flatten()), torch.ones(said.numel()).double(), accumulate=True)
-        return ExampleLabelFinding(
-            examples=record.used, labels=votes[record.used].argmax(dim=1), num_classes=classes
-        )
+        return ExampleLabelFinding(examples=record.used, labels=votes[record.used].argmax(dim=1), num_classes=classes)
 
 
 class _Scoring(_FromGradients):
@@ -184,7 +182,8 @@ class NormScoring(_Scoring):
     def _score(self, gradients: Tensor) -> Tensor:
         norms = gradients.norm(dim=1)
         below = (norms[:, None] > norms[None]).double() + 0.5 * (norms[:, None] == norms[None]).double()
-        return (below.sum(dim=1) - 0.5) / max(1, len(norms) - 1)
+        ranks: Tensor = (below.sum(dim=1) - 0.5) / max(1, len(norms) - 1)
+        return ranks
 
 
 @register
@@ -192,8 +191,8 @@ class NormScoring(_Scoring):
 class DirectionScoring(_Scoring):
     """Direction scoring (Li et al. 2022): gradients of one class point one way, those of the other the opposite way.
 
-    The score is the cosine with the gradient of a known example of the rarer class. The paper's adversary knows one; ours
-    takes, in every batch, the longest gradient for it, as norm scoring would. Over several batches the mean counts.
+    The score is the cosine with the gradient of a known example of the rarer class. The paper's adversary knows one;
+    ours takes the longest gradient of every batch for it, as norm scoring would. Over several batches the mean counts.
     """
 
     name: ClassVar[str] = "direction-scoring"
@@ -202,4 +201,5 @@ class DirectionScoring(_Scoring):
     def _score(self, gradients: Tensor) -> Tensor:
         norms = gradients.norm(dim=1)
         known = int(norms.argmax())
-        return (gradients @ gradients[known]) / (norms * norms[known]).clamp_min(_TINY)
+        cosines: Tensor = (gradients @ gradients[known]) / (norms * norms[known]).clamp_min(_TINY)
+        return cosines
