@@ -49,7 +49,7 @@ def adversary_record(threat: ThreatModel, spec: VerticalSpec) -> AdversaryRecord
         "the features of the parties": False,
     }
     return AdversaryRecord(
-        adversary=threat.adversary,
+        adversary="party" if threat.adversary == "client" else threat.adversary,
         summary=_WHO[threat.adversary],
         knows=[text for text, yes in known.items() if yes],
         does_not_know=[text for text, yes in known.items() if not yes],

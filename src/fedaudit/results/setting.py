@@ -8,7 +8,12 @@ from pydantic import Field
 
 from fedaudit.results.base import Record
 
-_WHO = {"server": "The server", "eavesdropper": "An eavesdropper on the network", "client": "Another client"}
+_WHO = {
+    "server": "The server",
+    "eavesdropper": "An eavesdropper on the network",
+    "client": "Another client",
+    "party": "A party",
+}
 
 
 class HistoryTiming(Record):
@@ -77,7 +82,7 @@ class FederationRecord(Record):
     """One simulated or recorded federation, as the report describes it."""
 
     name: str = Field(description="its own, and that of its defences where there are several")
-    algorithm: str = Field(description="'fedsgd', 'fedavg', 'fedprox', or the framework's")
+    algorithm: str = Field(description="'fedsgd', 'fedavg', 'fedprox', 'vertical', or the framework's")
     update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
     clients: int = Field(description="how many there are")
     rounds: int = Field(description="how many were run")
@@ -137,7 +142,7 @@ class DataRecord(Record):
 class AdversaryRecord(Record):
     """Who the adversary was."""
 
-    adversary: str = Field(description="'server', 'eavesdropper' or 'client'")
+    adversary: str = Field(description="'server', 'eavesdropper', 'client', or 'party' of a vertical federation")
     summary: str = Field(description="one line about it")
     knows: list[str] = Field(description="in words")
     does_not_know: list[str] = Field(description="in words")
