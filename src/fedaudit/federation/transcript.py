@@ -403,9 +403,8 @@ def _read_index(folder: Path) -> tuple[_Index, str | None]:
     except BadInput as error:  # from how an update was trained
         raise CorruptTranscript(f"{path}: {error}") from None
     if bool(index.rounds) == bool(index.vertical):
-        raise CorruptTranscript(
-            f"{path} is not a transcript's index: rounds: there must be one, or a vertical federation"
-        )
+        why = "a vertical federation has none" if index.rounds else "at least one is needed"
+        raise CorruptTranscript(f"{path} is not a transcript's index: rounds: {why}")
     check_order(path, index.rounds)
     return index, note
 
