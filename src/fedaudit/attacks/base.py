@@ -75,13 +75,6 @@ class Attack(Plugin, ABC):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
-        if self.vertical and observation.vertical is None:
-            raise NotApplicable(
-                f"{self.name} is for vertical federations, and this one isn't: its clients hold whole examples; set "
-                "federations[].algorithm: vertical"
-            )
-        if not self.vertical and observation.vertical is not None:
-            observation.need_messages()
         task_info = observation.task_info
         if self.examples and task_info.kind not in self.examples:
             suited = " or ".join(example_kind(name).plural for name in self.examples)
@@ -89,6 +82,13 @@ class Attack(Plugin, ABC):
             raise NotApplicable(
                 f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"
             )
+        if self.vertical and observation.vertical is None:
+            raise NotApplicable(
+                f"{self.name} is for vertical federations, and this one isn't: its clients hold whole examples; set "
+                "federations[].algorithm: vertical"
+            )
+        if not self.vertical and observation.vertical is not None:
+            observation.need_messages()
         if self.scope() == "client" and any(message.update.members for message in observation.messages):
             raise NotApplicable(
                 f"{self.name} needs one client's own messages, and only sums of several clients' updates are known "
