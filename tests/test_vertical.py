@@ -21,7 +21,7 @@ from fedaudit.federation.simulator import Recording
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.models import VerticalModel, build_vertical
-from fedaudit.models.vertical import parts_of
+from fedaudit.models.vertical import parts_of, share_of
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import plan, record
 from fedaudit.scenario import Scenario, scenario_from
@@ -71,7 +71,7 @@ def test_strips_cover_every_column_once(width: int, parties: int) -> None:
 
 def test_quadrants_are_an_images_quarters() -> None:
     image = torch.arange(2 * 5 * 7).view(2, 5, 7)
-    parts = [image[(..., *part)] for part in parts_of("quadrants", 4, (2, 5, 7))]
+    parts = [share_of(image[None], part)[0] for part in parts_of("quadrants", 4, (2, 5, 7))]
     assert torch.cat([torch.cat(parts[:2], dim=2), torch.cat(parts[2:], dim=2)], dim=1).equal(image)
 
 
@@ -190,7 +190,9 @@ def test_the_first_two_steps_of_cafe_are_exact_where_the_model_stands_still() ->
     inputs = observation.task_info.normalise(torch.cat([recording.truth.inputs[i, 0] for i in range(8)]))
     labels = torch.cat([recording.truth.labels[i, 0] for i in range(8)])
     kept: list[Any] = []
-    handle = module.parties[1].fc1.register_forward_hook(lambda _, given, out: kept.append((given[0], out)))
+    handle = module.get_submodule("parties.1.fc1").register_forward_hook(
+        lambda _, given, out: kept.append((given[0], out))
+    )
     value = nn.functional.cross_entropy(module(inputs), labels, reduction="sum")
     handle.remove()
     (into, out), member = kept[0], membership(sent)
