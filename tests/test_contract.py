@@ -48,6 +48,8 @@ TEXT = {
     "model": {"name": "decoder", "width": 64},
     "federations": [{"name": "f", "clients": 2, "examples": 4, "batch_size": 2}],
 }
+VERTICAL = {"name": "f", "algorithm": "vertical", "clients": 2, "examples": 6, "batch_size": 4, "rounds": 12}
+PARTY = {"data": {"name": "digits-parity"}, "federations": [VERTICAL], "threat": {"adversary": "client"}}
 LOCAL = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "linear"}, "federations": [FEDAVG]}
 
 
@@ -81,6 +83,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
     "attribute-features": HIDDEN,
     "tableak": {"data": {"name": "diabetes"}, "model": {"name": "mlp"}},
+    "cafe": {
+        "model": {"name": "cafe-cnn", "width": 2},
+        "federations": [{**VERTICAL, "rounds": 30, "vertical": {"protocol": "aggregated-gradients"}}],
+    },
+    "direct-labels": {"federations": [{**VERTICAL, "vertical": {"top": "sum"}}], "threat": {"adversary": "client"}},
+    **dict.fromkeys(("norm-scoring", "direction-scoring"), PARTY),
     "epsilon": {"defences": {"sanitiser": {"name": "dp", "epsilon": None}}},
 }
 

@@ -196,6 +196,21 @@ class Scenario(Spec):
         return self
 
     @model_validator(mode="after")
+    def _one_vertical_model(self) -> Scenario:
+        first = self.federations[0]
+        for other in self.federations[1:]:
+            if (first.vertical is None) != (other.vertical is None):
+                raise ValueError(
+                    "vertical and other federations train different models; give each a scenario of its own"
+                )
+            if first.vertical and other.vertical and _of_model(first) != _of_model(other):
+                raise ValueError(
+                    f"the vertical federations '{first.name}' and '{other.name}' train different models (clients, "
+                    "features, embedding or top); give each a scenario of its own"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _distinct_runs(self) -> Scenario:
         names = [name.lower() for name, _, _ in self.runs()]
         if len(set(names)) < len(names):
@@ -243,6 +258,12 @@ class Scenario(Spec):
     def to_yaml(self) -> str:
         """Return the scenario as YAML; loading it gives an equal scenario."""
         return plain_yaml.dumps(self.model_dump(mode="json"))
+
+
+def _of_model(spec: FederationSpec) -> tuple[Any, ...]:
+    """Return what of a vertical federation decides its model."""
+    assert spec.vertical is not None
+    return spec.clients, spec.vertical.features, spec.vertical.embedding, spec.vertical.top
 
 
 def scenario_from(values: Any, *, where: str = "scenario") -> Scenario:

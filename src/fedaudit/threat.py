@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedaudit.federation.canaries import Canaries
 from fedaudit.federation.records import Records
 from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.vertical_record import VerticalRecord
 from fedaudit.training import Loss
 from fedaudit.update import TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
@@ -139,6 +140,7 @@ class Observation:
         adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
         records: the examples that the adversary holds, if any; whose they are isn't in them.
         canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
+        vertical: of a vertical federation, what this adversary sees of it; there are no messages then.
     """
 
     federation: str
@@ -152,6 +154,7 @@ class Observation:
     adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     records: Records | None = None
     canaries: Canaries | None = None
+    vertical: VerticalRecord | None = None
 
     def __repr__(self) -> str:
         seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
@@ -176,6 +179,11 @@ class Observation:
         Raises:
             NotApplicable: it doesn't.
         """
+        if self.vertical is not None:
+            raise NotApplicable(
+                "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
+                "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring)"
+            )
         if not self.messages:
             raise NotApplicable(
                 f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
@@ -251,6 +259,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
         adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
         records=records,
         canaries=_readable(transcript.canaries, threat),
+        vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
     )
 
 

@@ -23,6 +23,8 @@ from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.membership_finding import MembershipFinding
 from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.text import dager, which_tokens  # noqa: F401
+from fedaudit.attacks.vertical import cafe  # noqa: F401
+from fedaudit.attacks.vertical.labels import ExampleLabelFinding, LabelScoreFinding
 
 __all__ = [
     "ATTACKS",
@@ -30,8 +32,10 @@ __all__ = [
     "AttributeFinding",
     "ClassImagesFinding",
     "EpsilonFinding",
+    "ExampleLabelFinding",
     "Finding",
     "ImageFinding",
+    "LabelScoreFinding",
     "LocalModelFinding",
     "MembershipFinding",
     "RowFinding",

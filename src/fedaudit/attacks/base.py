@@ -51,7 +51,8 @@ class Attack(Plugin, ABC):
         adversary sees of a federation; ``examples``: the kinds of examples that it is for, any if there are none;
         ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns; ``standards``: what
         standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`); ``on_sums``: what it
-        makes of the sum of several clients' updates, where its scope doesn't say.
+        makes of the sum of several clients' updates, where its scope doesn't say; ``vertical``: it is for vertical
+        federations, and for no others.
     """
 
     registry = ATTACKS
@@ -64,6 +65,7 @@ class Attack(Plugin, ABC):
     finds: ClassVar[type[Finding]] = ImageFinding
     standards: ClassVar[tuple[str | MappingRecord, ...]] = ()
     on_sums: ClassVar[str] = ""
+    vertical: ClassVar[bool] = False
 
     def check(self, observation: Observation) -> None:
         """Raise before any compute if this attack can't be run; here, where it isn't for such examples.
@@ -80,6 +82,13 @@ class Attack(Plugin, ABC):
             raise NotApplicable(
                 f"{self.name} is for {suited}; these examples are {described}, {tuple(task_info.input_shape)}"
             )
+        if self.vertical and observation.vertical is None:
+            raise NotApplicable(
+                f"{self.name} is for vertical federations, and this one isn't: its clients hold whole examples; set "
+                "federations[].algorithm: vertical"
+            )
+        if not self.vertical and observation.vertical is not None:
+            observation.need_messages()
         if self.scope() == "client" and any(message.update.members for message in observation.messages):
             raise NotApplicable(
                 f"{self.name} needs one client's own messages, and only sums of several clients' updates are known "

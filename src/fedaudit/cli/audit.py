@@ -168,7 +168,11 @@ def simulate(
             recordings = simulate_all(loaded, out, data_dir=data_dir, workers=processes, display=display)
         found = {out / recording.transcript.name: recording for recording in recordings}
     for where, recording in found.items():
-        print(f"{recording.transcript.updates} updates in {len(recording.transcript.rounds)} round(s): {where}")
+        made, vertical = recording.transcript, recording.transcript.vertical
+        what = f"{made.updates} updates in {len(made.rounds)} round(s)"
+        if vertical is not None:
+            what = f"{len(vertical.batches)} round(s) of {vertical.parties} parties"
+        print(f"{what}: {where}")
         print(f"ground truth, for the evaluation only: {where / FILE}")
 
 

@@ -12,6 +12,7 @@ from fedaudit.evaluation import (  # noqa: F401
     rows,
     sequences,
     sources,
+    vertical,
 )
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate
 from fedaudit.evaluation.limits import Limits, check_limits, read_policy

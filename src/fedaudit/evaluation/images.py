@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from fedaudit.evaluation.statistics import DOUBT, SURE, proportion
 from fedaudit.federation.truth import Truth
 from fedaudit.results import Curve, Evidence, FindingResult, ImageResult, RegisteredResult
 from fedaudit.threat import Message, Observation
+from fedaudit.update import Update
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed
 
@@ -36,6 +38,9 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     squared error. An example that was used several times (local epochs, rounds) is evaluated once, by the first of its
     recoveries.
     """
+    vertical = observation.vertical is not None
+    if vertical:
+        finding, observation = _by_example(finding, observation)
     federation, kind = observation.federation, observation.task_info.example_kind
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
     messages = [m for m, rows in covered if len(rows)]
@@ -126,7 +131,18 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         matching=matching(order, true),
         curve=curve,
     )
+    if vertical:  # what stood for examples were no rounds
+        images_alone = [image.model_copy(update={"rounds": []}) for image in results]
+        result = result.model_copy(update={"round": None, "client": None, "rounds": [], "images": images_alone})
     return Evaluation(result, image_files)
+
+
+def _by_example(finding: ImageFinding, observation: Observation) -> tuple[ImageFinding, Observation]:
+    """Return both with a message an example of a vertical federation: which is which everybody there knows."""
+    assert observation.vertical is not None
+    numbers = observation.vertical.used.tolist()
+    messages = tuple(Message(i, 0, {}, Update(0, "gradient", {}, 1, None)) for i in numbers)
+    return replace(finding, rounds=tuple((i,) for i in numbers)), replace(observation, messages=messages)
 
 
 def _wrongly(finding: ImageFinding, messages: Sequence[Message], parts: Sequence[Tensor], truth: Truth) -> int:

@@ -34,6 +34,7 @@ from fedaudit.federation.server_behaviour import ServerBehaviour, ServerStep, se
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth
+from fedaudit.federation.vertical import check_vertical, play
 from fedaudit.federation.worker_pool import run_round
 from fedaudit.models import has_batch_norm, layer_groups, set_training_mode
 from fedaudit.utils.errors import BadInput
@@ -88,6 +89,8 @@ def simulate(
     Raises:
         BadInput: a client's training or a rule fails on what the rounds bring.
     """
+    if federation.spec.vertical is not None:
+        return Recording(*play(federation, report))
     if federation.spec.arithmetic == "fast" and not runs_fast(federation.model, _sample(federation)):
         federation = dataclasses.replace(federation, spec=federation.spec.model_copy(update={"arithmetic": "torch"}))
     spec, defences, seed = federation.spec, federation.defences, federation.seed
@@ -270,6 +273,8 @@ def _server_step(federation: Federation, index: int, chosen: list[int], weights:
 def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
     """Return what each client of ``spec`` holds; quick, so that what doesn't fit is found before any training.
 
+    The parties of a vertical federation hold the same examples: these are returned once, with all features.
+
     Args:
         dataset: whose ``split`` (train or test) the clients hold.
         split: train or test.
@@ -282,6 +287,8 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     pool = dataset.train if split == "train" else dataset.test
     try:
         held = pool[_held_examples(pool, spec.examples, None if spec.draw == "first" else seed)]
+        if spec.vertical is not None:
+            return [held]
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
@@ -314,6 +321,8 @@ def check(federation: Federation) -> None:
     """
     spec = federation.spec
     try:
+        if spec.vertical is not None:
+            return check_vertical(federation)
         _check_size(federation)
         held = sum(map(len, federation.client_data))
         if (wanted := federation.aggregator.settings().get("root_examples", 0)) > held:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.federation.server_behaviour import LocalPlan
+from fedaudit.federation.vertical_spec import VerticalSpec
 from fedaudit.utils.errors import unknown_name
 from fedaudit.utils.validation import Count, Fraction, Name, NamedSpec, NonNegative, Positive, Spec, Whole, from_name
 
@@ -40,15 +41,27 @@ class MaliciousSpec(NamedSpec):
     lacks: list[Whole] = Field(default=[], description="classes of which they hold no example: theirs are left out")
 
 
+# What a vertical federation can't have: every party takes part in every round, in one step on the same examples.
+_NOT_VERTICAL = (
+    "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
+    "record", "batch_norm",
+)  # fmt: skip
+
+
 class FederationSpec(Spec):
-    """One federation: who trains how. ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights."""
+    """One federation: who trains how.
+
+    ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights. In a ``vertical`` one the clients are parties
+    that hold different features of the same examples, and the server holds the labels.
+    """
 
     name: Name = Field(description="for reports and files")
-    algorithm: Literal["fedsgd", "fedavg", "fedprox"] = Field(
+    algorithm: Literal["fedsgd", "fedavg", "fedprox", "vertical"] = Field(
         default="fedsgd",
-        description="what clients send: the gradient of one batch (fedsgd), or what local training changed",
+        description="what clients send: the gradient of one batch (fedsgd), what local training changed (fedavg, "
+        "fedprox), or embeddings of their own features (vertical)",
     )
-    clients: Count = Field(default=4, description="how many there are")
+    clients: Count = Field(default=4, description="how many there are; of a vertical federation, parties")
     clients_per_round: Count | None = Field(default=None, description="how many take part in a round; all if null")
     rounds: Count = Field(default=1, description="how often the server sends the model and merges what comes back")
     examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
@@ -85,6 +98,9 @@ class FederationSpec(Spec):
         description="what a malicious server does to the model that it sends (threat.adversary: malicious-server); "
         "nothing if null",
     )
+    vertical: VerticalSpec | None = Field(
+        default=None, description="of a vertical federation: how features, model and messages are split"
+    )
     record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
     )
@@ -94,6 +110,13 @@ class FederationSpec(Spec):
         """How many clients are honest: the first ones."""
         return self.clients - (self.malicious.clients if self.malicious else 0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _vertical_by_default(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("algorithm") == "vertical" and values.get("vertical") is None:
+            return {**values, "vertical": {}}
+        return values
+
     @property
     def plan(self) -> LocalPlan:
         """How clients train, as a malicious server knows it."""
@@ -102,7 +125,9 @@ class FederationSpec(Spec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:
-        if self.algorithm == "fedsgd":
+        if self.vertical is not None:
+            self._check_vertical(self.vertical)
+        elif self.algorithm == "fedsgd":
             local = ("local_steps", "local_epochs", "momentum", "weight_decay")
             given = [name for name in local if getattr(self, name)]
             if given:
@@ -123,9 +148,25 @@ class FederationSpec(Spec):
             raise ValueError("record names a round twice; name each once")
         if self.record is not None and not 0 <= max(self.record) < self.rounds:
             raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
-        if self.examples is not None and self.examples < self.clients:
+        if self.vertical is None and self.examples is not None and self.examples < self.clients:
             raise ValueError(f"{self.examples} examples can't be partitioned over {self.clients} clients")
         return self
+
+    def _check_vertical(self, vertical: VerticalSpec) -> None:
+        if self.algorithm != "vertical":
+            raise ValueError(f"vertical is for algorithm: vertical, not {self.algorithm}; leave one of the two out")
+        given = [name for name in _NOT_VERTICAL if getattr(self, name)]
+        if self.arithmetic != "torch" or self.partition != PartitionSpec():
+            given.append("arithmetic" if self.arithmetic != "torch" else "partition")
+        if given:
+            raise ValueError(
+                f"{given[0]} isn't for a vertical federation, whose parties all take part in one step a round on the "
+                "same examples; leave it out"
+            )
+        if self.clients < 2:
+            raise ValueError("a vertical federation has 2 parties or more; raise clients")
+        if vertical.observer >= self.clients:
+            raise ValueError(f"vertical.observer is {vertical.observer}, but parties are 0 to {self.clients - 1}")
 
 
 class DefencesSpec(Spec):

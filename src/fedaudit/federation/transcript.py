@@ -45,6 +45,7 @@ from fedaudit.federation.rounds import (
     read_file,
     read_tensors,
 )
+from fedaudit.federation.vertical_record import VERTICAL, VerticalEntry, VerticalRecord
 from fedaudit.models import build_model
 from fedaudit.models.front import with_front
 from fedaudit.training import Loss, TrainingConfig, loss_function
@@ -75,6 +76,7 @@ class Transcript:
         adversary_log: what malicious clients recorded, by name; only they have it.
         records: the examples that the adversary holds, if any.
         canaries: what observers read of an audit's canaries, if there were any.
+        vertical: of a vertical federation all that travelled; it has no ``rounds``. None of a horizontal one.
         clients: number to the name that the framework has for it; empty where clients are only numbered.
         partial: whether updates may hold only some of the model's parameters (adapters, some layers).
         replay_errors: (round, client) to the relative error with which local training, repeated on the truth, gives
@@ -96,6 +98,7 @@ class Transcript:
     notes: tuple[str, ...] = ()
     recording: str | None = None
     canaries: Canaries | None = None
+    vertical: VerticalRecord | None = None
     _checked: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
@@ -110,6 +113,8 @@ class Transcript:
     @property
     def update_kind(self) -> UpdateKind:
         """What clients send; ``weights`` where no single update can be read."""
+        if self.vertical is not None:
+            return "gradient"
         return next((u.kind for r in self.rounds for u in r.updates), "weights")
 
     def check(self) -> None:
@@ -121,6 +126,10 @@ class Transcript:
         if self._checked:
             return
         where = f"transcript '{self.name}'"
+        if self.vertical is not None:
+            self.vertical.check(self.module, self.task_info, where)
+            self._checked = True
+            return
         if not self.rounds or not all(r.updates or self.recording for r in self.rounds):
             raise CorruptTranscript(f"{where}: there must be a round, and an update in every one")
         check_order(where, self.rounds)
@@ -154,8 +163,9 @@ class Transcript:
                     digest.update(tensor_bytes(update.tensors[name]))
         for tensor in vars(self.records).values() if self.records else ():
             digest.update(tensor_bytes(tensor))
-        if self.canaries:
-            digest.update(fingerprint(self.canaries).encode())
+        for known in (self.canaries, self.vertical):
+            if known:
+                digest.update(fingerprint(known).encode())
         return digest.hexdigest()
 
     def digest(self) -> str:
@@ -164,8 +174,8 @@ class Transcript:
         The architecture isn't in it (``task_info`` names it), nor what was added later: replay errors and notes.
         """
         parts = (self.rounds, self.adversary_log, self.records, self.clients, self.partial, self.recording)
-        canaries = (self.canaries,) if self.canaries else ()
-        return fingerprint(self.name, self.task_info, *parts, *canaries)
+        added = [known for known in (self.canaries, self.vertical) if known]
+        return fingerprint(self.name, self.task_info, *parts, *added)
 
     def save(self, folder: Path | str) -> None:
         """Write the transcript to ``folder``, which must be empty or new, sealed (see :mod:`fedaudit.utils.integrity`).
@@ -186,6 +196,8 @@ class Transcript:
                 save_file({k: v.contiguous() for k, v in vars(self.records).items()}, folder / RECORDS)
             if self.canaries:
                 save_file({k: v.contiguous() for k, v in self.canaries.readings.items()}, folder / CANARIES)
+            if self.vertical:
+                save_file({k: v.contiguous() for k, v in self.vertical.tensors().items()}, folder / VERTICAL)
             task_info = TypeAdapter(TaskInfo).dump_python(self.task_info, mode="json")
             for later in ("columns", "front"):  # earlier versions read it, too
                 if not getattr(self.task_info, later):
@@ -199,9 +211,10 @@ class Transcript:
                 rounds=rounds,
                 files=files,
                 canaries=CanariesEntry.of(self.canaries) if self.canaries else None,
+                vertical=VerticalEntry.of(self.vertical) if self.vertical else None,
                 digest=blank(),
             )
-            without = None if self.canaries else {"canaries"}
+            without = {name for name in ("canaries", "vertical") if not getattr(self, name)}
             (folder / INDEX).write_bytes(sealed(index.model_dump_json(indent=2, by_alias=True, exclude=without) + "\n"))
         except (OSError, SafetensorError) as error:
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
@@ -257,6 +270,8 @@ class Transcript:
             raise BadInput(f"the transcript in '{folder}' is of a user's own {own}; load it from Python and pass that")
         try:
             loss = loss or loss_function(task_info.loss, task_info.label_smoothing, task_info.class_weights)
+            if module is None and index.vertical is not None:
+                module = index.vertical.module(task_info)
             if module is None:
                 module = build_model(
                     task_info.model,
@@ -280,8 +295,12 @@ class Transcript:
         canaries: Canaries | None = None
         if index.canaries is not None:
             canaries = index.canaries.canaries(read_file(folder, CANARIES, index.files), folder / CANARIES)
-        notes = (note,) if note else ()
-        loaded = cls(index.name, task_info, module, loss, filed, adversary_log, records, notes=notes, canaries=canaries)
+        vertical: VerticalRecord | None = None
+        if index.vertical is not None:
+            sent = read_file(folder, VERTICAL, index.files)
+            vertical = index.vertical.record(sent, module, task_info, folder / VERTICAL)
+        known: dict[str, Any] = {"notes": (note,) if note else (), "canaries": canaries, "vertical": vertical}
+        loaded = cls(index.name, task_info, module, loss, filed, adversary_log, records, **known)
         loaded._checked = True
         return loaded
 
@@ -322,9 +341,10 @@ class _Index(BaseModel):
     version: int
     name: Name
     task_info: dict[str, Any] = Field(alias="setup")  # its name in version 1
-    rounds: Annotated[list[_RoundEntry], Field(min_length=1)]
+    rounds: list[_RoundEntry]
     files: Files = {}
     canaries: CanariesEntry | None = None
+    vertical: VerticalEntry | None = None
     digest: Digest | None = None
 
 
@@ -385,6 +405,9 @@ def _read_index(folder: Path) -> tuple[_Index, str | None]:
         raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, _Index)}") from None
     except BadInput as error:  # from how an update was trained
         raise CorruptTranscript(f"{path}: {error}") from None
+    if bool(index.rounds) == bool(index.vertical):
+        why = "a vertical federation has none" if index.rounds else "at least one is needed"
+        raise CorruptTranscript(f"{path} is not a transcript's index: rounds: {why}")
     check_order(path, index.rounds)
     return index, note
 

@@ -28,7 +28,8 @@ class Truth:
     """What the clients trained on, and the images that a recovered one could be mistaken for.
 
     Attributes:
-        inputs: (round, client) to (n, C, H, W) pixels in [0, 1], or (n, d) rows, in the order of use.
+        inputs: (round, client) to (n, C, H, W) pixels in [0, 1], or (n, d) rows, in the order of use. Of a vertical
+            federation (i, 0) to example i, whole, alone.
         labels: (round, client) to (n,).
         candidates: (m, C, H, W) the victims and all held-out examples: identification is among these.
         candidate_labels: (m,).
@@ -166,6 +167,8 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
         raise CorruptTranscript(f"{path} is the ground truth of another transcript than '{transcript.name}'")
     task_info = transcript.task_info
     updates = {(r.index, u.client): u.num_examples for r in transcript.rounds for u in r.updates}
+    if transcript.vertical is not None:
+        updates = {(i, 0): 1 for i in transcript.vertical.used.tolist()}
     parts = {
         f"round {r}, client {c}": (truth.inputs.get((r, c)), truth.labels.get((r, c)), n)
         for (r, c), n in updates.items()

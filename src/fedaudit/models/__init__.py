@@ -13,6 +13,7 @@ from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpo
 from fedaudit.models.families import ANY, MODELS, ModelBuilder
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
+from fedaudit.models.vertical import Features, Top, VerticalModel, parts_of, server_network, share_shape
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import check_memory
 
@@ -22,7 +23,9 @@ __all__ = [
     "MODELS",
     "Layer",
     "ModelBuilder",
+    "VerticalModel",
     "build_model",
+    "build_vertical",
     "has_batch_norm",
     "initialise",
     "layer_groups",
@@ -80,6 +83,48 @@ def build_model(
     model.to_empty(device="cpu")
     initialise(model, "default", torch.Generator().manual_seed(0))
     return model.train()
+
+
+def build_vertical(
+    name: str,
+    *,
+    parties: int,
+    features: Features,
+    top: Top,
+    embedding: int,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    width: int | None = None,
+) -> VerticalModel:
+    """Return the model of a vertical federation, every party's network the model ``name`` on its own features.
+
+    Args:
+        name: one of ``MODELS.names()``.
+        parties: how many.
+        features: which of them each party holds.
+        top: the server's network.
+        embedding: numbers that a party's network puts out.
+        input_shape: of a whole example.
+        outputs: of the server.
+        width: of the parties' networks.
+
+    Raises:
+        BadInput: the features can't be split so, or a party's network can't be made.
+    """
+    if top == "sum" and embedding != outputs:
+        raise BadInput(
+            f"vertical.top 'sum' adds embeddings up to the model's {outputs} outputs, and an embedding has {embedding} "
+            "numbers; leave vertical.embedding out"
+        )
+    parts = parts_of(features, parties, input_shape)
+    shapes = [share_shape(part, input_shape) for part in parts]
+    bodies = [build_model(name, input_shape=shape, outputs=embedding, width=width) for shape in shapes]
+    with torch.device("meta"):
+        server = server_network(top, parties * embedding, outputs)
+    if server is not None:
+        server.to_empty(device="cpu")
+        initialise(server, "default", torch.Generator().manual_seed(0))
+    return VerticalModel(bodies, server, parts).train()
 
 
 def _check_shape(name: str, shape: tuple[int, ...], kind: ExampleKind, min_size: int) -> None:

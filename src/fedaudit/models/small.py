@@ -1,4 +1,4 @@
-"""Small networks: DLG's LeNet, LeNet-5, R-GAP's CNN6, and the models of tables (any input is flattened)."""
+"""Small networks: DLG's LeNet, LeNet-5, R-GAP's CNN6, CAFE's, and the models of tables (any input is flattened)."""
 
 from __future__ import annotations
 
@@ -63,6 +63,37 @@ def lenet_5(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn
             fc2=nn.Linear(120, 84),
             relu4=nn.ReLU(),
             fc=nn.Linear(84, outputs),
+        )
+    )
+
+
+@MODELS.register(
+    "cafe-cnn",
+    "two 5x5 convolutions with ReLU and max-pooling, three linear layers: a party's network in a vertical federation",
+    input="image",
+    min_size=4,
+    width=64,
+    paper="Jin et al. 2021, CAFE (NeurIPS), a worker's network of its published code",
+)
+def cafe_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+    """Return w and 2w channels (padded, pooled by 2, rounded up), 256 and 64 hidden units."""
+    channels, height, breadth = input_shape
+    w = 64 if width is None else width
+    pixels = prod(ceil(ceil(n / 2) / 2) for n in (height, breadth))
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, w, 5, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2, ceil_mode=True),
+            conv2=nn.Conv2d(w, 2 * w, 5, padding=2),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2, ceil_mode=True),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(2 * w * pixels, 256),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(256, 64),
+            relu4=nn.ReLU(),
+            fc=nn.Linear(64, outputs),
         )
     )
 

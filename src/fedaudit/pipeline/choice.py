@@ -16,6 +16,7 @@ from fedaudit.data import Dataset
 from fedaudit.federation.spec import FederationSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.models import MODELS
+from fedaudit.pipeline.vertical import fitting_attacks
 from fedaudit.scenario import Scenario
 from fedaudit.threat import ThreatModel
 from fedaudit.utils.errors import NotApplicable
@@ -130,6 +131,9 @@ def choose(scenario: Scenario, dataset: Dataset, model: object = None) -> list[N
         dataset: that its clients hold.
         model: a user's own module, if any.
     """
+    vertical = scenario.federations[0].vertical
+    if vertical is not None:
+        return [NamedSpec(name=name) for name in fitting_attacks(vertical, scenario.threat, dataset.num_classes)]
     module, name = model if isinstance(model, nn.Module) else None, scenario.model.name
     if module is None and name in _DENSE:
         module = MODELS[name].value(dataset.input_shape, 2, scenario.model.width)
@@ -158,6 +162,9 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
         threat: of the adversary.
     """
     info = transcript.task_info
+    if transcript.vertical is not None:
+        chosen = fitting_attacks(transcript.vertical.spec, threat, info.num_classes)
+        return [NamedSpec(name=name) for name in chosen]
     begins = _beginning(transcript.module, info.input_shape)
     sizes = {
         (u.num_examples, u.training.local_steps if u.training else 1, u.training is not None)

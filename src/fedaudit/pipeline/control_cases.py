@@ -63,7 +63,7 @@ def one_example(recording: Recording, kind: UpdateKind, count: int = 1) -> Case:
         BadInput: the model can't be trained on so few.
     """
     transcript, truth = recording.transcript, recording.truth
-    inputs, labels = _typical(truth, count + 1)
+    inputs, labels = typical(truth, count + 1)
     first = transcript.rounds[0]
     known = next((u.training for u in first.updates if u.training), None)
     text = f"{'one known example' if count == 1 else f'{count} known examples, one an update'}, undefended, one step"
@@ -89,7 +89,7 @@ def reference(kind: UpdateKind) -> Case:
     weights = {name: value.detach().clone() for name, value in module.state_dict().items()}
     transcript = Transcript("reference", task_info, module, nn.functional.cross_entropy, [Round(0, weights, [])])
     truth = Truth({}, {}, data.test.inputs, data.test.targets, {})
-    inputs, labels = _typical(truth, 2)
+    inputs, labels = typical(truth, 2)
     text = "one of fedaudit's own photographs, on its reference network, undefended, one step"
     return _case(transcript, data.test.inputs, data.test.targets, inputs, labels, 1, kind, None, "reference", text)
 
@@ -184,7 +184,7 @@ def one_client(recording: Recording) -> Case:
     """
     transcript, truth = recording.transcript, recording.truth
     known = next((u.training for r in transcript.rounds for u in r.updates if u.training), None)
-    inputs, labels = _typical(truth, min(_HELD, len(truth.candidates) // 2 or 1))
+    inputs, labels = typical(truth, min(_HELD, len(truth.candidates) // 2 or 1))
     rng = generator(0, "control", "one client")
     rounds, victims, classes = [], {}, {}
     first = transcript.rounds[0].weights
@@ -308,7 +308,7 @@ def _takes_one(transcript: Transcript, inputs: Tensor) -> bool:
     return True
 
 
-def _typical(truth: Truth, count: int) -> tuple[Tensor, Tensor]:
+def typical(truth: Truth, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` candidates of middling distance to the mean of all, victims apart, and their labels."""
     victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
     rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]

@@ -29,6 +29,7 @@ from fedaudit.pipeline.control_cases import (
     without_noise,
 )
 from fedaudit.pipeline.trials import Trial, run_trials
+from fedaudit.pipeline.vertical import easy_case
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -192,6 +193,8 @@ def _trials(
 ) -> tuple[Case, list[Trial]] | str:
     """Return the control's case and the trials on it, or why there is none."""
     recipe = FINDING_TYPES[summary.kind or "images"].control
+    if recording.transcript.vertical is not None:
+        recipe = "vertical"
     if recipe is None or (model == "reference" and recipe != "example"):
         return "an attack of its kind has no easier case: compare with a federation without defences"
     count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1
@@ -199,7 +202,10 @@ def _trials(
     began = time.perf_counter()
     for kind in ("gradient", "weights"):
         try:
-            if recipe == "records":
+            case: Case | None
+            if recipe == "vertical":
+                case = easy_case(recording)
+            elif recipe == "records":
                 case = by_heart(recording)
             elif recipe == "sources":
                 case = each_by_heart(recording)

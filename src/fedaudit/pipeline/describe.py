@@ -11,6 +11,7 @@ from fedaudit.federation.history import History
 from fedaudit.federation.spec import DefencesSpec, FederationSpec
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.describe_recording import recording_record
+from fedaudit.pipeline.vertical import federation_record as vertical_record
 from fedaudit.results import FederationRecord, HistoryRecord, HistoryTiming
 from fedaudit.scenario import Scenario
 from fedaudit.threat import observe
@@ -21,6 +22,8 @@ from fedaudit.utils.validation import NamedSpec
 def federation_record(transcript: Transcript, history: History | None, scenario: Scenario) -> FederationRecord:
     """Return the settings of one of the scenario's federations; ``history``: None where it was read from disk."""
     name, spec, placed = next(run for run in scenario.runs() if run[0] == transcript.name)
+    if transcript.vertical is not None:
+        return vertical_record(transcript, history, spec)
     updates = [u for r in transcript.rounds for u in r.updates]
     summed = sorted({len(u.members) or 1 for u in updates})
     sums = ""

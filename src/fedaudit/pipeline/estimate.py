@@ -222,7 +222,7 @@ def _simulation(federation: Federation, clock: Clock) -> float:
 def _short(federation: Federation, **changes: object) -> tuple[Federation, float]:
     """Return the federation with short local training, and the share of the steps that is left."""
     spec, share = federation.spec, 1.0
-    if spec.algorithm != "fedsgd":
+    if spec.algorithm not in ("fedsgd", "vertical"):
         held = max(len(data) for data in federation.client_data)
         steps = spec.local_steps or (spec.local_epochs or 1) * math.ceil(held / min(spec.batch_size, held))
         if steps > _STEPS:
@@ -238,6 +238,8 @@ def _short(federation: Federation, **changes: object) -> tuple[Federation, float
 def _one_update(federation: Federation) -> Transcript | None:
     """Return a transcript of one client's update, as if it had been sent in every recorded round."""
     spec = federation.spec
+    if spec.vertical is not None:  # its attacks need all rounds, which are quick
+        return simulate(federation).transcript
     changes = {"rounds": 1, "clients_per_round": None if federation.behaviour else 1}
     like = dataclasses.replace(federation, aggregator=make(AGGREGATORS, "mean", {}))
     if "epsilon" in federation.defences.sanitiser.settings():  # its account of a federation like this one takes seconds

@@ -28,6 +28,7 @@ from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
 from fedaudit.models import (
     MODELS,
     build_model,
+    build_vertical,
     has_batch_norm,
     initialise,
     layer_groups,
@@ -132,10 +133,12 @@ def resolve(
         tokens=dataset.tokens,
     )
     _check_causal(scenario, task_info)
+    if module is not None and scenario.federations[0].vertical is not None:
+        raise BadInput("a vertical federation is made of fedaudit's models, a party's network each; name one of them")
     if module is None:
         if spec.name == "custom":
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
-        module = build_model(
+        module = _vertical(scenario, task_info) or build_model(
             spec.name,
             input_shape=task_info.input_shape,
             outputs=task_info.outputs,
@@ -355,6 +358,23 @@ def _federations(
             check(federation)
             federations.append(federation)
     return federations
+
+
+def _vertical(scenario: Scenario, task_info: TaskInfo) -> nn.Module | None:
+    """Return the model of the scenario's vertical federations, which all have the same; None where there are none."""
+    spec = scenario.federations[0]
+    if spec.vertical is None:
+        return None
+    return build_vertical(
+        scenario.model.name,
+        parties=spec.clients,
+        features=spec.vertical.features,
+        top=spec.vertical.top,
+        embedding=spec.vertical.embedding or task_info.outputs,
+        input_shape=task_info.input_shape,
+        outputs=task_info.outputs,
+        width=scenario.model.width,
+    )
 
 
 def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:

@@ -31,6 +31,7 @@ from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.replay import CONTRADICTED, replay_error
 from fedaudit.pipeline.trials import Trial, run_trials
+from fedaudit.pipeline.vertical import adversary_record
 from fedaudit.results import (
     AdversaryRecord,
     AttackRecord,
@@ -383,6 +384,8 @@ def assess(
 
 
 def _adversary(scenario: Scenario) -> AdversaryRecord:
+    if (vertical := scenario.federations[0].vertical) is not None:
+        return adversary_record(scenario.threat, vertical)
     knows, does_not_know = scenario.threat.knowledge()
     return AdversaryRecord(
         adversary=scenario.threat.adversary,

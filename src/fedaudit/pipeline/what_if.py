@@ -36,6 +36,10 @@ def with_what_if(scenario: Scenario) -> Scenario:
     """
     if scenario.other_defences or not scenario.defences.undefended:
         raise BadInput("--what-if chooses the defences, and the scenario names some: leave one of the two out")
+    if any(f.vertical for f in scenario.federations):
+        raise BadInput(
+            "--what-if compares defences of updates, and a vertical federation sends none; change its protocol or top"
+        )
     after = ATTACKS[scenario.attacks[0].name].value.recovers
     chosen = [DefencesSpec.model_validate(values) for values in FITTING.get(after, FITTING["training images"])]
     every = scenario.evaluation.accuracy_every or max(f.rounds for f in scenario.federations)

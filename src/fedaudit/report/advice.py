@@ -48,7 +48,9 @@ def _against(result: AuditResult) -> list[Advice]:
     kinds = {s.kind for s in leaks}
     lines = []
     recorded = any(f.recording for f in result.federations)
-    if recorded:
+    if is_vertical(result):
+        lines += _in_vertical(result, leaks)
+    elif recorded:
         lines.append(
             Advice(
                 "Clip updates and add noise before they leave the client.",
@@ -92,6 +94,27 @@ def _against(result: AuditResult) -> list[Advice]:
     return lines
 
 
+def is_vertical(result: AuditResult) -> bool:
+    """Return whether the audit is of vertical federations, where defences of updates have no place."""
+    return any(f.algorithm == "vertical" for f in result.federations)
+
+
+def _in_vertical(result: AuditResult, leaks: list[AttackSummary]) -> list[Advice]:
+    """Return what changes the leak of a vertical federation: its protocol, or the server's network."""
+    lines = []
+    for spec in _leaking(result, leaks):
+        place = f"--set federations.{spec['name']}.vertical"
+        if spec["vertical"]["protocol"] != "split":
+            text = (
+                "Where embeddings travel and nobody reads the gradients of a party's network, this attack has no hold."
+            )
+            lines.append(Advice("Keep the gradients at the parties.", text, f"{place}.protocol=split"))
+        elif spec["vertical"]["top"] == "sum":
+            text = "Then a party no longer receives the gradient of the outputs, which is the label. Others may tell."
+            lines.append(Advice("Give the server a network of its own.", text, f"{place}.top=mlp"))
+    return lines[:1]
+
+
 def _keep(level: str) -> Advice:
     return Advice(
         "Hold the next version to it.",
@@ -125,7 +148,7 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
     ):
         text = "More records decide what fewer leave to luck."
         lines.append(Advice("Ask about more records.", text, f"--set threat.records={more}"))
-    if any(s.kind == "images" for s in result.summaries):
+    if any(s.kind == "images" for s in result.summaries) and not is_vertical(result):
         others = [name for name in ("invg", "agic", "gradinversion", "geng") if name not in attacks][:2]
         if others:
             listed = ", ".join([*attacks, *others])

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from fedaudit.report.advice import is_vertical
 from fedaudit.report.comparison import DefenceTable, defence_tables
 from fedaudit.report.conclusion import comparison_text, control_text, headline, threshold_text
 from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
@@ -91,7 +92,7 @@ def next_step(result: AuditResult, report: Path) -> str:
     """Return what to do next in a line: open ``report`` and, where something leaked, see which defences help."""
     text = f"next: open {report}"
     known = "fedaudit audit scenario.yaml --out DIR"  # a user's own parts, or a transcript, aren't repeated so
-    defended = any((f.aggregator, f.sanitiser) != ("mean", "none") for f in result.federations)
+    defended = any((f.aggregator, f.sanitiser) != ("mean", "none") for f in result.federations) or is_vertical(result)
     if headline(result).verdict in _NOTHING or defended or not result.repeat.startswith(known):
         return text
     folder = report.parent if report.parent.name not in ("", "..") else report.parent.resolve()

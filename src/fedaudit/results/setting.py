@@ -13,6 +13,7 @@ _WHO = {
     "malicious-server": "A malicious server",
     "eavesdropper": "An eavesdropper on the network",
     "client": "Another client",
+    "party": "A party",
 }
 
 
@@ -93,7 +94,7 @@ class FederationRecord(Record):
     """One simulated or recorded federation, as the report describes it."""
 
     name: str = Field(description="its own, and that of its defences where there are several")
-    algorithm: str = Field(description="'fedsgd', 'fedavg', 'fedprox', or the framework's")
+    algorithm: str = Field(description="'fedsgd', 'fedavg', 'fedprox', 'vertical', or the framework's")
     update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
     clients: int = Field(description="how many there are")
     rounds: int = Field(description="how many were run")
@@ -156,7 +157,9 @@ class DataRecord(Record):
 class AdversaryRecord(Record):
     """Who the adversary was."""
 
-    adversary: str = Field(description="'server', 'malicious-server', 'eavesdropper' or 'client'")
+    adversary: str = Field(
+        description="'server', 'malicious-server', 'eavesdropper', 'client', or 'party' of a vertical federation"
+    )
     summary: str = Field(description="one line about it")
     knows: list[str] = Field(description="in words")
     does_not_know: list[str] = Field(description="in words")

@@ -1,0 +1,171 @@
+"""Labels of single examples of a vertical federation, or scores for them, against the true ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.stats import binomtest, mannwhitneyu
+from torch import Tensor
+
+from fedaudit.attacks import ExampleLabelFinding, LabelScoreFinding
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    by_test,
+    done,
+    evaluate,
+    leaks,
+)
+from fedaudit.evaluation.statistics import SURE, proportion
+from fedaudit.federation.truth import Truth
+from fedaudit.results import Chart, Evidence, FindingResult, Line
+from fedaudit.threat import Observation
+
+ACCURACY = Metric("example_label_accuracy", "share of the examples whose label was told rightly, one by one")
+LEAK_AUC = Metric(
+    "leak_auc", "probability that an example of the rarer class gets a higher score than one of the other"
+)
+_POINTS = 101  # of a drawn curve
+
+
+def true_labels(examples: Tensor, truth: Truth) -> Tensor:
+    """Return (m,) the true labels of a vertical federation's ``examples``, by their numbers."""
+    return torch.stack([truth.labels[i, 0].flatten()[0] for i in examples.tolist()])
+
+
+@evaluate.register
+def evaluate_labels(finding: ExampleLabelFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
+    """Compare labels one by one; without the attack every example would be said to be of the most frequent class."""
+    true = true_labels(finding.examples, truth)
+    n = len(true)
+    right = int((finding.labels == true).sum())
+    most = int(torch.bincount(true).max()) / n
+    low, high = proportion(right, n)
+    p_value = _by_luck(right, n, most)
+    result = done(
+        finding,
+        observation,
+        metrics=[ACCURACY.of(right / n, most, low=low, high=high, n=n, of="labels")],
+        label_accuracy=right / n,
+        leak=leaks(right / n > most, p_value),
+        p_value=p_value,
+        p_value_at_best=_by_luck(n, n, most),
+    )
+    return Evaluation(result.model_copy(update={"num_examples": n}))
+
+
+def _by_luck(right: int, n: int, share: float) -> float:
+    return float(binomtest(right, n, min(share, 1.0), alternative="greater").pvalue)
+
+
+@evaluate.register
+def evaluate_scores(finding: LabelScoreFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
+    """Evaluate scores by the area under the ROC curve (the paper's leak AUC), 0.5 without the attack."""
+    true = true_labels(finding.examples, truth)
+    rare = int(torch.bincount(true, minlength=2).argmin())
+    own, others = (finding.scores[(true == rare) == wanted].numpy() for wanted in (True, False))
+    n = len(true)
+    if not len(own) or not len(others):
+        metrics = [LEAK_AUC.of(0.5, 0.5, low=0.0, high=1.0, n=n, of="examples")]
+        result = done(finding, observation, metrics=metrics, leak=False, p_value=1.0, p_value_at_best=1.0)
+        return Evaluation(result.model_copy(update={"num_examples": n}))
+    auc = area(own, others)
+    low, high = area_interval(own, others)
+    p_value = float(mannwhitneyu(own, others, alternative="greater").pvalue)
+    best = float(mannwhitneyu(np.ones(len(own)), np.zeros(len(others)), alternative="greater").pvalue)
+    result = done(
+        finding,
+        observation,
+        metrics=[LEAK_AUC.of(auc, 0.5, low=low, high=high, n=n, of="examples")],
+        leak=leaks(auc > 0.5, p_value),
+        p_value=p_value,
+        p_value_at_best=best,
+        charts=[_roc(own, others, finding.attack)],
+    )
+    return Evaluation(result.model_copy(update={"num_examples": n}))
+
+
+def area(own: np.ndarray, others: np.ndarray) -> float:
+    """Return the AUC: how often a score of ``own`` is above one of ``others``, ties counted half."""
+    return float(mannwhitneyu(own, others).statistic) / (len(own) * len(others))
+
+
+def area_interval(own: np.ndarray, others: np.ndarray) -> tuple[float, float]:
+    """Return the AUC's 95 % interval (DeLong et al. 1988); where it shows no spread, that of as many coin tosses.
+
+    Those are as many as the smaller class has examples.
+    """
+    auc = area(own, others)
+    above = (own[:, None] > others[None]) + 0.5 * (own[:, None] == others[None])
+    spread = sum(
+        float(np.var(mean, ddof=1)) / len(mean) if len(mean) > 1 else 0.25 for mean in (above.mean(1), above.mean(0))
+    )
+    if spread == 0:
+        count = min(len(own), len(others))
+        ends = proportion(round(auc * count), count)
+        return min(auc, ends[0]), max(auc, ends[1])
+    half = 1.959964 * math.sqrt(spread)
+    return max(0.0, auc - half), min(1.0, auc + half)
+
+
+def _roc(own: np.ndarray, others: np.ndarray, attack: str) -> Chart:
+    limits = np.unique(np.concatenate([own, others]))[::-1]
+    limits = limits[np.linspace(0, len(limits) - 1, min(_POINTS, len(limits))).round().astype(int)]
+    x, y = ([0.0, *(float((side >= limit).mean()) for limit in limits)] for side in (others, own))
+    return Chart(
+        title=f"Who is of the rarer class, by {attack}",
+        caption="Every point is a limit on the score: how many examples of the rarer class lie above it, and how many "
+        "of the other. Without a leak the line follows the diagonal.",
+        x_label="others above the limit (share)",
+        y_label="rarer class above the limit (share)",
+        lines=[Line(name=attack, x=x, y=y), Line(name="no leak", x=[0.0, 1.0], y=[0.0, 1.0])],
+    )
+
+
+def _headline_of_labels(_findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    guess = 100 * (evidence.by_guessing or 0)
+    return (
+        f"{{who}} can tell the labels, which the server keeps to itself: {100 * evidence.value:.0f} of 100, where "
+        f"naming the most frequent class gets {guess:.0f} ({evidence.n} labels)."
+    )
+
+
+def _headline_of_scores(_findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    return (
+        f"{{who}} can tell which examples are of the rarer class: leak AUC {evidence.value:.2f}, where 0.5 is none "
+        f"({evidence.n} examples)."
+    )
+
+
+FINDING_TYPES["example-labels"] = FindingType(
+    verdict=by_test(
+        ACCURACY.name,
+        "labels",
+        "exact binomial interval (Clopper-Pearson); one-sided exact binomial test",
+        _headline_of_labels,
+    ),
+    rules=(
+        "Labels of single examples are 'inferred' when more of them are right than by naming the most frequent class, "
+        f"and luck would do as well with a probability of at most {100 * SURE:g} % (one-sided exact binomial test).",
+    ),
+    metrics=(ACCURACY,),
+    question="tell the examples' labels",
+    control="vertical",
+)
+
+FINDING_TYPES["label-scores"] = FindingType(
+    verdict=by_test(LEAK_AUC.name, "examples", "DeLong's interval; one-sided Mann-Whitney test", _headline_of_scores),
+    rules=(
+        "The class of single examples is 'inferred' when the leak AUC is above 0.5, and scores without meaning would "
+        f"do as well with a probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test). The positive class "
+        "is the rarer one.",
+    ),
+    metrics=(LEAK_AUC,),
+    question="tell which examples are of the rarer class",
+    control="vertical",
+)
