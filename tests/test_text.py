@@ -252,7 +252,7 @@ def test_dager_reads_adapters_as_far_as_their_rank_goes(examples: int, found: bo
     only = recorded(model="decoder-lora", rounds=2, learning_rate=0.5, examples=examples, batch_size=examples)
     assert {name.split(".")[-2] for name in only.transcript.rounds[1].updates[0].tensors} == {"down", "up"}
     seen = observe(only.transcript, ThreatModel()).split()[1]
-    finding = make_attack("dager")(seen, generator=generator(0, "attack"))
+    finding: Any = make_attack("dager")(seen, generator=generator(0, "attack"))
     if found:
         assert words(only, finding.sequences) == words(only, only.truth.inputs[1, 0])
     else:

@@ -141,7 +141,7 @@ class Transformer(nn.Module):
         return torch.as_tensor(self.fc((weights[:, :, None] * x).sum(dim=1)))
 
 
-def _adapter(part: Adapted) -> tuple[nn.Parameter, nn.Parameter]:
+def _adapter(part: Adapted) -> tuple[Tensor, Tensor]:
     return part.down.weight, part.up.weight
 
 

@@ -159,7 +159,8 @@ class _Whole:
     def _best(self, tried: Tensor, each: int) -> Tensor:
         """Return of every ``each`` sequences of (n · each, k) the one that is nearest to the span."""
         means = self.distances(tried).mean(dim=1).view(-1, each)
-        return tried.view(len(means), each, -1)[torch.arange(len(means), device=means.device), means.argmin(dim=1)]
+        best = tried.view(len(means), each, -1)[torch.arange(len(means), device=means.device), means.argmin(dim=1)]
+        return torch.as_tensor(best)
 
 
 def whole_sequences(
