@@ -49,9 +49,9 @@ TASK = ("mean", "std", "input_shape", "columns", "tokens", "loss", "outputs", "k
 
 def _columns() -> Draw:
     numbers, words = st.integers(-1, 70), st.text(max_size=3)
-    column: dict[str, Draw] = {"name": words, "kind": st.sampled_from(["numeric", "categorical", "odd"]), "x": words}
+    column: dict[str, Draw] = {"name": words, "kind": st.sampled_from(["numeric", "categorical", "odd"])}
     column |= {"positions": st.lists(numbers, max_size=3), "categories": st.lists(words, max_size=3)}
-    optional = {"mean": st.floats(), "codes": st.lists(st.floats(), max_size=3)}
+    optional: dict[str, Draw] = {"x": words, "mean": st.floats(), "codes": st.lists(st.floats(), max_size=3)}
     fields = {"vocabulary": numbers, "padding": numbers, "end": numbers, "causal": st.booleans()}
     return st.lists(st.fixed_dictionaries(column, optional=optional), max_size=3) | st.fixed_dictionaries(
         {}, optional=fields
