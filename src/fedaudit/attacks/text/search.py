@@ -129,7 +129,7 @@ class _Whole:
             options = rest.to(tokens.device) if len(rest) else tokens
             drawn = torch.randint(len(options), (_STARTS,), generator=self.generator)
             columns.append(options[drawn.to(options.device)])
-        return torch.stack(columns, dim=1).unique(dim=0)
+        return torch.as_tensor(torch.stack(columns, dim=1).unique(dim=0))
 
     def descend(self, rows: Tensor, sets: Sequence[Tensor]) -> Tensor:
         """Return where sequences (n, k) end if the best token is taken place by place, until none is better.
