@@ -16,7 +16,16 @@ from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structu
 
 from fedaudit.attacks import ImageFinding, Trace
 from fedaudit.attacks.labels.attack import LabelFinding
-from fedaudit.evaluation import Limits, check_limits, compare, evaluate, interval, paired_interval, summarise
+from fedaudit.evaluation import (
+    FINDING_TYPES,
+    Limits,
+    check_limits,
+    compare,
+    evaluate,
+    interval,
+    paired_interval,
+    summarise,
+)
 from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missing, mse, psnr, ssim
 from fedaudit.evaluation.images import assign, rank, verdict_of
 from fedaudit.evaluation.labels import label_accuracy
@@ -219,6 +228,24 @@ def test_where_the_victim_is_the_only_candidate_an_even_image_is_the_baseline(no
     result = evaluate(recovered, seen([0], examples=1), truth, seed=0).result
     assert result.images[0].psnr_mean_image == pytest.approx(psnr(mse(flat, true)).item())
     assert (verdict_of(result.images).verdict == "recovered") is (verdict == "recovered")
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(0.0, 0), (0.4 / 255, 0), (0.6 / 255, 1), (0.5, 1)])
+def test_a_certified_image_that_the_truth_contradicts_is_said_so(off, wrong):
+    true = image_files(2) * 0.4
+    found = true.clone()
+    found[1] += off
+    labels = torch.tensor([0, 1])
+    truth = Truth({(0, 0): true}, {(0, 0): labels}, image_files(40, seed=1), torch.zeros(40).long(), {})
+    vouched = ImageFinding(
+        attack="a", images=found, labels=labels, label_source="given", certified=torch.tensor([True, True])
+    )
+    result = evaluate(vouched, seen([0]), truth, seed=0).result
+    assert (result.certified, result.certified_wrong) == (2, wrong)
+    judged = FINDING_TYPES["images"].verdict([result])
+    assert "2 of 2 certified as exact without the truth" in judged.text
+    assert ("1 ARE WRONG: the certificate failed" in judged.text) == bool(wrong)
+    assert judged.headline.endswith("1 certified images are WRONG.") == bool(wrong)
 
 
 def test_images_recovered_over_several_rounds_are_paired_in_each_and_judged_once():

@@ -50,6 +50,29 @@ def pandas_like(**changes: Series) -> Any:
     return NoMapping({**columns, **changes})
 
 
+def test_frames_of_pandas_say_what_their_columns_are() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({
+        "age": AGES,
+        "visits": pandas.array([1, 2, None, 4, 5, 6, 7, 8, 9, 10], dtype="Int64").fillna(0),
+        "ward": pandas.Categorical(WARDS, categories=["a", "b", "c", "never"]),
+        "text": pandas.Series(WARDS, dtype="string"),
+        "smoker": [True, False] * 5,
+        "out": OUT,
+    })  # fmt: skip
+    data = from_frame(frame, "out")
+    kinds = {column.name: column.kind for column in data.columns}
+    assert kinds == {
+        "age": "numeric", "visits": "numeric", "ward": "categorical", "text": "categorical", "smoker": "categorical",
+    }  # fmt: skip
+    plain = from_frame({name: frame[name].tolist() for name in ("age", "ward", "out")}, "out")
+    assert plain.train.inputs.equal(from_frame(frame[["age", "ward", "out"]], "out").train.inputs)
+    missing = frame.assign(text=pandas.Series([None, *WARDS[1:]], dtype="string"))
+    assert "?" in next(c for c in from_frame(missing, "out").columns if c.name == "text").categories
+    with pytest.raises(BadInput, match="missing or not finite"):
+        from_frame(frame.assign(age=pandas.array([None, *AGES[1:]], dtype="Float64")), "out")
+
+
 def test_a_frame_is_standardised_and_one_hot_as_scikit_learn_does_it() -> None:
     data = from_frame(pandas_like(), "out")
     kept = torch.tensor([i for i in range(10) if i not in (8, 9)])  # one in five of each class is held out

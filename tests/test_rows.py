@@ -12,7 +12,7 @@ import torch
 import fedaudit
 from fedaudit.attacks import Finding, RowFinding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
-from fedaudit.evaluation.rows import TOLERANCE
+from fedaudit.evaluation.rows import TOLERANCE, verdict_of
 from fedaudit.examples.columns import Column
 from fedaudit.federation.truth import Truth
 from fedaudit.report.rows import drawn_tables
@@ -136,6 +136,10 @@ def test_a_wrong_certificate_is_counted() -> None:
     found[0] = -found[0].abs() - 3
     result = scene(found, true, certified=torch.ones(3, dtype=torch.bool))
     assert metric(result, "wrongly_certified") == 1
+    judged, right = verdict_of([result]), verdict_of([scene(true, true, certified=torch.ones(3, dtype=torch.bool))])
+    assert "1 CERTIFIED ROWS ARE WRONG" in judged.text
+    assert judged.headline.endswith("1 certified rows are WRONG.")
+    assert "WRONG" not in right.text + right.headline
 
 
 def test_an_example_used_twice_counts_once() -> None:

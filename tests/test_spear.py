@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.analytic.sparse_columns import _descended, certify, low_rank, none_yet, search
+from fedaudit.models import build_model
 from fedaudit.threat import Message, Observation, ThreatModel
 from fedaudit.training import TrainingConfig
 from fedaudit.update import SanitiserInfo, TaskInfo, Update
@@ -205,6 +206,15 @@ def refused(build: Module, match: str, **changes: Any) -> None:
     with pytest.raises(NotApplicable, match=match) as caught:
         make_attack("spear").check(dataclasses.replace(observation, messages=(message,)))
     assert "\n" not in str(caught.value)
+
+
+def test_dropout_behind_the_first_layer_hides_nothing():
+    images, labels = images_of(3, 5)
+    observation = seen(
+        make(lambda: build_model("fcn-3-dropout", input_shape=SHAPE, outputs=CLASSES, width=120)), images, labels
+    )
+    assert any(isinstance(part, nn.Dropout) and part.training for part in observation.module.modules())
+    assert float(errors(spear(observation), images).max()) < 1e-10
 
 
 def test_what_it_refuses():

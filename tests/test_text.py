@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,10 +216,13 @@ def test_rows_that_moved_are_the_words_that_occurred(more: dict[str, Any]):
         ("notes-causal", "decoder", {}),
         ("notes", "decoder", {}),
         ("notes", "decoder-4", {}),
+        ("notes", "encoder", {}),
+        ("notes", "encoder", {"examples": 1, "batch_size": 1}),
+        ("notes", "encoder", {"algorithm": "fedavg", "local_steps": 1, "learning_rate": 0.01, "examples": 2}),
         ("notes-causal", "decoder", {"algorithm": "fedavg", "local_steps": 1, "learning_rate": 0.01}),
     ],
 )
-def test_dager_reads_a_decoder_s_batch_word_for_word(data: str, model: str, more: dict[str, Any]):
+def test_dager_reads_a_batch_word_for_word(data: str, model: str, more: dict[str, Any]):
     only = recorded(data, model, **more)
     found = run("dager", only)
     assert isinstance(found, SequenceFinding)
@@ -237,11 +241,37 @@ def test_dager_refuses_what_it_cannot_use():
     (images,) = record(resolve(made))
     with pytest.raises(NotApplicable, match="dager is for sequences"):
         run("dager", images)
-    with pytest.raises(NotApplicable, match="an encoder"):
-        run("dager", recorded("notes", "encoder"))
     fedavg = recorded(algorithm="fedavg", local_steps=2, examples=8)
     with pytest.raises(NotApplicable, match="needs the learning rate"):
         run("dager", fedavg, ThreatModel(knows_training=False))
+
+
+@pytest.mark.parametrize(("examples", "found"), [(2, True), (8, False)])
+def test_dager_reads_adapters_as_far_as_their_rank_goes(examples: int, found: bool):
+    """3 x 16 rows of the adapters' gradients span 30 vectors of two notes, not a hundred of eight."""
+    only = recorded(model="decoder-lora", rounds=2, learning_rate=0.5, examples=examples, batch_size=examples)
+    assert {name.split(".")[-2] for name in only.transcript.rounds[1].updates[0].tensors} == {"down", "up"}
+    seen = observe(only.transcript, ThreatModel()).split()[1]
+    finding: Any = make_attack("dager")(seen, generator=generator(0, "attack"))
+    if found:
+        assert words(only, finding.sequences) == words(only, only.truth.inputs[1, 0])
+    else:
+        assert len(finding.sequences) == 0
+        assert any("too many" in note or "more tokens" in note for note in finding.notes)
+
+
+def test_dager_reads_new_adapters_by_their_second_half():
+    """B is zero in the first round, and so is the gradient of A."""
+    tokens = torch.randint(1, 50, (60, 5), generator=torch.Generator().manual_seed(1))
+    tokens[:, -1] = 0
+    made = {
+        "data": {"name": "custom"}, "model": {"name": "decoder-lora", "width": 96}, "attacks": ["dager"],
+        "federations": [{**GRADIENTS, "examples": 2, "batch_size": 2}],
+    }  # fmt: skip
+    recording = fedaudit.simulate(made, data=Dataset.from_tokens(tokens, vocabulary=50, end=0), progress=False)
+    sent = recording.transcript.rounds[0].updates[0].tensors
+    assert not any(bool(t.any()) for name, t in sent.items() if ".down." in name)
+    assert words(recording, run("dager", recording).sequences) == words(recording, recording.truth.inputs[0, 0])
 
 
 def test_labels_of_classified_text_are_told_for_an_encoder_s_single_example():
@@ -319,7 +349,7 @@ def test_a_user_s_own_tokens_and_transformer_are_audited():
     assert {m.name: m.value for m in result.findings[0].metrics}["exact_sequences"] == 1.0
 
 
-def test_gpt2_of_transformers_is_audited():
+def _gpt2() -> nn.Module:
     transformers = pytest.importorskip("transformers")
 
     class Own(nn.Module):
@@ -334,13 +364,39 @@ def test_gpt2_of_transformers_is_audited():
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.body(x).last_hidden_state).transpose(1, 2)  # type: ignore[no-any-return]
 
+    return Own()
+
+
+def _bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+
+    class Own(nn.Module):
+        """BERT, which classifies a sequence by its first token."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+            drops = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+            config = transformers.BertConfig(vocab_size=50, max_position_embeddings=6, num_labels=3, **sizes, **drops)
+            self.body = transformers.BertForSequenceClassification(config)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).logits  # type: ignore[no-any-return]
+
+    return Own()
+
+
+@pytest.mark.parametrize(("model", "targets", "batch"), [(_gpt2, None, 4), (_bert, torch.arange(60) % 3, 2)])
+def test_models_of_transformers_are_audited(model: Callable[[], nn.Module], targets: Tensor | None, batch: int):
     tokens = torch.randint(1, 50, (60, 6), generator=torch.Generator().manual_seed(1))
     tokens[:, -1] = 0
     torch.manual_seed(0)
-    made = {"data": {"name": "custom"}, "federations": [GRADIENTS], "attacks": ["dager"]}
-    data = Dataset.from_tokens(tokens, vocabulary=50, end=0)
-    result = fedaudit.audit(made, model=Own(), data=data, progress=False).result
+    federation = {**GRADIENTS, "examples": batch, "batch_size": batch}
+    made = {"data": {"name": "custom"}, "federations": [federation], "attacks": ["dager"]}
+    data = Dataset.from_tokens(tokens, targets, vocabulary=50, end=0)
+    result = fedaudit.audit(made, model=model(), data=data, progress=False).result
     assert result.summaries[0].verdict == "recovered"
+    assert {m.name: m.value for m in result.findings[0].metrics}["exact_sequences"] == 1.0
 
 
 def test_task_info_wants_a_vocabulary_for_tokens_alone():

@@ -251,7 +251,7 @@ def attack(
         truth: file of the ground truth; default: the recording's own, or the one in the transcript's folder.
         module, loss: your own, where the transcript is a folder and was made with them; ``model`` is the same.
         task: of a recording: what wasn't recorded, or counts in its place: ``mean``, ``std``, ``input_shape``,
-            ``loss`` (its name), ``batch_norm``, ``dropout``.
+            ``loss`` (its name), ``batch_norm``, ``dropout``, a table's ``columns``, ``tokens`` of text.
         rounds: of a recording: only these.
         out: folder for the report, or for what was recovered where there is no ground truth.
         controls: run a positive control beside every attack that found nothing.

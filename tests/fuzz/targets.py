@@ -9,8 +9,7 @@ import math
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,24 +40,14 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.validation import LARGEST, SMALLEST
 from tests.conftest import SCENARIO
+from tests.fuzz.base import Finding as Finding
+from tests.fuzz.base import Target as Target
 from tests.fuzz.formats import Format, formats, picture
+from tests.fuzz.kinds import of_frame, of_task, of_text, of_tokens
 from tests.fuzz.strategies import ODD, Draw, by_schema, by_settings, changed, mutated, odd
 from tests.test_studies import TINY
 
 ENDS = (0, 1, 2, 3)  # exit codes that commands have
-
-
-class Finding(Exception):
-    """Something was taken, or ended, as nothing should."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Inputs, and what is done with one; FedAuditError is a refusal."""
-
-    inputs: Draw
-    run: Callable[[Any], Any]
-    refusals: tuple[type[BaseException], ...] = (FedAuditError,)
 
 
 def targets(folder: Path) -> dict[str, Target]:
@@ -74,7 +63,11 @@ def targets(folder: Path) -> dict[str, Target]:
         "resolve": Target(changed(BASE, odd, most=2), _resolve),
         "arrays": Target(_sets(), lambda drawn: _npz_set(folder / "npz", drawn)),
         "columns": Target(st.tuples(_cells(), _cells()), lambda drawn: _parquet_set(folder / "parquet", drawn)),
+        "frame": Target(st.tuples(_cells(), _cells(), _cells()), of_frame),
+        **of_tokens(_arrays()),
+        "task": of_task(folder / "task"),
         **_of_transcripts(folder / "recorded"),
+        "text": of_text(folder / "text"),
         **_of_recordings(folder / "recording"),
     }
     files = folder / "formats"

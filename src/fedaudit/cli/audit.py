@@ -31,6 +31,7 @@ from fedaudit.cli.own import (
     OwnModel,
     Rounds,
     Std,
+    Task,
     loss_of,
     rounds_of,
     task_of,
@@ -188,6 +189,7 @@ def attack(
     std: Std = None,
     input_shape: InputShape = None,
     batch_norm: BatchNorm = None,
+    task_file: Task = None,
     rounds: Rounds = None,
     settings: Annotated[
         list[str] | None,
@@ -228,7 +230,7 @@ def attack(
 
     formats = formats_of(write)
     attacks = attacks or []
-    task, chosen = task_of(mean, std, input_shape, batch_norm), rounds_of(rounds)
+    task, chosen = task_of(mean, std, input_shape, batch_norm, task_file), rounds_of(rounds)
     asked: dict[str, Any] = {
         "attacks": [{"name": name} for name in attacks],
         "threat": {
@@ -247,7 +249,8 @@ def attack(
 
     limits = limits_of(fail_above, fail_on, policy)
     check_single(transcript)
-    own_loss, task["loss"] = loss_of(loss)
+    own_loss, named = loss_of(loss)
+    task |= {"loss": named} if named else {}
     written = [long for text in short for long in _for_attacks(text, attacks)]
     asked = _with_settings(asked, [*written, *dotted])  # what is set of one attack wins over what is set of all
     finished = api.attack(

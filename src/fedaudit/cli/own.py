@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,25 +35,40 @@ InputShape = Annotated[str | None, typer.Option(metavar="3,32,32", help="For a r
 BatchNorm = Annotated[
     str | None, typer.Option(metavar="train|eval", help="For a recording: BatchNorm's mode in local training.")
 ]
+Task = Annotated[
+    Path | None,
+    typer.Option(
+        "--task",
+        help="For a recording: YAML file with what it doesn't say of the task, such as a table's columns, or tokens.",
+    ),
+]
 Rounds = Annotated[str | None, typer.Option(metavar="0,5-9", help="For a recording: attack only these rounds.")]
 
 
-def task_of(mean: str | None, std: str | None, input_shape: str | None, batch_norm: str | None) -> dict[str, Any]:
-    """Return these options as :meth:`fedaudit.Transcript.load` takes them.
+def task_of(
+    mean: str | None, std: str | None, input_shape: str | None, batch_norm: str | None, file: Path | None = None
+) -> dict[str, Any]:
+    """Return these options as :meth:`fedaudit.Transcript.load` takes them; they count more than what ``file`` says.
 
     Raises:
-        BadInput: one is malformed.
+        BadInput: one is malformed, or the file can't be read.
     """
+    told = {}
+    if file is not None:
+        told = plain_yaml.read(file, f"the task '{file}'")
+        if not isinstance(told, dict):
+            raise BadInput(f"the task '{file}': expected a mapping of keys such as columns, tokens, input_shape")
     if batch_norm not in (None, "train", "eval"):
         raise BadInput(f"--batch-norm is '{batch_norm}'; give train or eval")
     if (mean is None) != (std is None):
         raise BadInput("give --mean and --std together")
-    return {
+    given = {
         "mean": _numbers("--mean", mean, float),
         "std": _numbers("--std", std, float),
         "input_shape": _numbers("--input-shape", input_shape, int),
         "batch_norm": batch_norm,
     }
+    return {**told, **{key: value for key, value in given.items() if value is not None}}
 
 
 def _numbers(flag: str, text: str | None, kind: type) -> tuple[Any, ...] | None:

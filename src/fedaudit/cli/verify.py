@@ -18,6 +18,7 @@ from fedaudit.cli.own import (
     OwnModel,
     Rounds,
     Std,
+    Task,
     loss_of,
     rounds_of,
     task_of,
@@ -43,18 +44,20 @@ def verify(
     std: Std = None,
     input_shape: InputShape = None,
     batch_norm: BatchNorm = None,
+    task_file: Task = None,
     rounds: Rounds = None,
     workers: Workers = None,
 ) -> None:
     """Recompute an audit's numbers from its saved findings, and show differences; exit 2 if there are any."""
     announce(f"verification of {folder}: its numbers, derived again from its findings", number_of_workers(workers))
-    task, chosen = task_of(mean, std, input_shape, batch_norm), rounds_of(rounds)
+    task, chosen = task_of(mean, std, input_shape, batch_norm, task_file), rounds_of(rounds)
     check_data_dir(data_dir)
     from fedaudit.pipeline.recordings import own_module
     from fedaudit.pipeline.verify import verify_audit
     from fedaudit.utils.progress import live_display
 
-    own_loss, task["loss"] = loss_of(loss)
+    own_loss, named = loss_of(loss)
+    task |= {"loss": named} if named else {}
     with live_display() as display:
         found = verify_audit(
             folder,

@@ -160,7 +160,10 @@ def _names(frame: Any) -> list[str]:
 def _column(frame: Any, name: str) -> tuple[str, list[Any]]:
     """Return a column's type, as its owner calls it, and its values."""
     if isinstance(frame, Mapping):
-        values = np.asarray(frame[next(key for key in frame if str(key) == name)])
+        try:
+            values = np.asarray(frame[next(key for key in frame if str(key) == name)])
+        except ValueError as error:  # of bytes and texts, or lists of different lengths
+            raise BadInput(f"column '{name}' is no array ({str(error)[:100]}); give numbers or texts") from None
         return ("string" if values.dtype.kind in "US" else str(values.dtype)), values.tolist()
     if hasattr(frame, "column_names"):
         return str(frame.schema.field(name).type), frame.column(name).to_pylist()
@@ -178,7 +181,7 @@ def _kind(found: str, where: str) -> ColumnKind:
 
 def _numbers(values: Sequence[Any], where: str) -> Tensor:
     try:
-        found = torch.tensor([math.nan if value is None else float(value) for value in values], dtype=torch.float64)
+        found = torch.tensor([math.nan if _missing(value) else float(value) for value in values], dtype=torch.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"{where} isn't numeric ({str(error)[:100]}); declare it categorical") from None
     if not bool(torch.isfinite(found).all()):
@@ -187,5 +190,13 @@ def _numbers(values: Sequence[Any], where: str) -> Tensor:
 
 
 def _texts(values: Sequence[Any]) -> list[str]:
-    empty = (None, "")
-    return [MISSING if value in empty or value != value else str(value).strip() or MISSING for value in values]
+    return [MISSING if _missing(value) else str(value).strip() or MISSING for value in values]
+
+
+def _missing(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)  # NaN, NaT
+    except TypeError:  # pandas' NA, of which nobody can say whether it is itself
+        return True
+    except ValueError:  # an array
+        return False

@@ -375,7 +375,19 @@ def _means(groups: Sequence[Tensor]) -> list[float]:
 
 
 def verdict_of(findings: Sequence[FindingResult]) -> Judgement:
-    """Return the judgement on all findings of one attack on one federation, by the rules of its finding type."""
+    """Return the judgement on all findings of one attack on one federation, by the rules of its finding type.
+
+    Where the attack vouched for rows that it doesn't have, the judgement says so.
+    """
+    judged = _by_rows(findings)
+    wrong = sum(int(m.value) for finding in findings for m in finding.metrics if m.name == WRONGLY.name)
+    if not wrong:
+        return judged
+    text = f"{judged.text}; {wrong} CERTIFIED ROWS ARE WRONG: the certificate failed, please report this"
+    return judged._replace(text=text, headline=f"{judged.headline} {wrong} certified rows are WRONG.".strip())
+
+
+def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     judged = _BY_CELLS(findings)
     rows = [row for finding in findings for row in finding.rows]
     exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
@@ -435,6 +447,8 @@ FINDING_TYPES["rows"] = FindingType(
         "Rows are 'recovered' when at least one is exact and luck is excluded, with a probability of at most "
         f"{100 * SURE:g} %: that so many are exact where rows are drawn from the candidates, or that guessing gets as "
         "many cells right. They are 'inferred' when none is exact and more cells are right than guessed.",
+        "Rows that an attack certifies it vouches for without the truth. With the truth this is checked, and one that "
+        "is wrong is said in the verdict.",
     ),
     metrics=(ACCURACY, EXACT, NUMBERS, CATEGORIES, SUREST, CERTIFIED, WRONGLY),
     question="reconstruct training {things}",

@@ -17,7 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from fedaudit.examples import example_kind
+from fedaudit.examples import TokenInfo, example_kind
+from fedaudit.examples.columns import Column
 from fedaudit.federation.rounds import REMEDY, Digest, Files, Round, expected, read_file
 from fedaudit.training import BCE, Loss, TrainingConfig, loss_function
 from fedaudit.update import TaskInfo, Update
@@ -59,6 +60,8 @@ class RecordedTask(BaseModel):
     class_weights: tuple[float, ...] | None = None
     least: tuple[float, ...] | None = None
     most: tuple[float, ...] | None = None
+    columns: tuple[Column, ...] | None = None
+    tokens: TokenInfo | None = None
 
 
 class MessageEntry(BaseModel):
@@ -223,7 +226,11 @@ def read_recording(
             f"the recording in '{folder}' is of a model that fedaudit doesn't have; name it: "
             "--model package.module:factory, or module=… from Python"
         )
-    task = header.task.model_copy(update={key: value for key, value in given.items() if value is not None})
+    try:
+        known = header.task.model_dump() | {key: value for key, value in given.items() if value is not None}
+        task = RecordedTask.model_validate(known)
+    except ValidationError as error:
+        raise BadInput(f"the task that was given: {explain(error, RecordedTask)}") from None
     task_info, loss = _task(task, module, loss, notes)
     reader = _Reader(folder, module, notes)
     read = [reader.round(entry) for entry in entries]
@@ -244,12 +251,19 @@ def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[
             "for example 3,32,32"
         )
     shape = tuple(task.input_shape)
-    kind = task.kind or ("image" if len(shape) == 3 else "table" if len(shape) == 1 else None)
+    kind = "tokens" if task.tokens else task.kind
+    kind = kind or ("image" if len(shape) == 3 else "table" if len(shape) == 1 else None)
     if kind is None:
         raise BadInput(
-            f"the inputs have the shape {shape}: neither images (C, H, W) nor rows of a table (d,); attacks on other "
-            "inputs, as tokens, aren't there yet"
+            f"the inputs have the shape {shape}: neither images (C, H, W), rows of a table (d,) nor tokens (length,); "
+            "attacks on other inputs aren't there"
         )
+    if not example_kind(kind).fits(shape):
+        raise BadInput(f"the inputs have the shape {shape}, which {example_kind(kind).plural} don't have")
+    if task.columns and kind != "table":
+        raise BadInput(f"only tables have columns; these examples are of the kind '{kind}'")
+    if task.tokens and task.kind not in (None, "tokens"):
+        raise BadInput(f"a vocabulary belongs to tokens; these examples are of the kind '{task.kind}'")
     name = task.loss
     if loss is not None:
         name = "custom"
@@ -258,8 +272,9 @@ def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[
         notes.append("the loss was not recorded: it is taken for cross-entropy")
     elif name == "custom":
         raise BadInput("clients minimise a loss of their own; give it: --loss package.module:function, or loss=…")
-    outputs = task.outputs or outputs_of(module, shape)
+    outputs = task.outputs or outputs_of(module, shape, task.tokens)
     classes = None if name == "mse" or (name == "custom" and outputs == 1) else 2 if name == BCE else max(outputs, 2)
+    classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
     channels = example_kind(kind).channels(shape)
     mean, std = task.mean, task.std
     if mean is None or std is None:
@@ -277,6 +292,8 @@ def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[
         dropout=True if task.dropout is None else task.dropout,
         label_smoothing=task.label_smoothing if name == "cross-entropy" else 0.0,
         class_weights=task.class_weights if name == "cross-entropy" else None,
+        columns=task.columns or (),
+        tokens=task.tokens,
     )
     return info, loss or loss_function(name, info.label_smoothing, info.class_weights)
 
@@ -304,8 +321,8 @@ def _preprocessing(
     return mean, std
 
 
-def outputs_of(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return how many outputs ``module`` has for one input of ``shape``.
+def outputs_of(module: nn.Module, shape: tuple[int, ...], tokens: TokenInfo | None = None) -> int:
+    """Return how many outputs ``module`` has for one input of ``shape``, of a causal task for one token.
 
     Raises:
         BadInput: it can't take such an input.
@@ -314,15 +331,20 @@ def outputs_of(module: nn.Module, shape: tuple[int, ...]) -> int:
     try:
         module.eval()
         with torch.no_grad():
-            found = module(torch.zeros(1, *shape))
+            found = module(torch.zeros(1, *shape, dtype=torch.int64 if tokens else torch.float32))
     except Exception as error:
         raise BadInput(f"the model can't take an input of shape {shape}: {type(error).__name__}: {error}") from None
     finally:
         for part, training in before:
             part.training = training
+    if tokens and tokens.causal and isinstance(found, Tensor) and found.shape == (1, tokens.vocabulary, *shape):
+        return tokens.vocabulary
     if not isinstance(found, Tensor) or found.ndim != 2:
         got = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise BadInput(f"the model's output is {got}; fedaudit needs (n, classes) logits, or (n, 1)")
+        raise BadInput(
+            f"the model's output is {got}; fedaudit needs (n, classes) logits, or (n, 1); where each next "
+            "token is predicted, (n, vocabulary, length)"
+        )
     return int(found.shape[1])
 
 

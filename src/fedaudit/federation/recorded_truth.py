@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedaudit.examples.columns import check_cells
 from fedaudit.federation.canary_files import CANARIES
 from fedaudit.federation.recorded_canaries import load_coins
 from fedaudit.federation.rounds import check_examples
@@ -75,12 +76,13 @@ def load_recorded_truth(folder: Path, transcript: Transcript, about: Mapping[str
             seen[key] = tensors["inputs"], tensors["targets"]
             inputs[key], labels[key] = _examples(tensors["inputs"], task_info), _targets(tensors["targets"], task_info)
             check_examples(inputs[key], labels[key], task_info, update.num_examples, str(path))
+            check_cells(inputs[key], task_info.columns, str(path))
             if "randomness" in tensors:
                 randomness[key] = tensors["randomness"]
     about = {**about, "transcript": transcript.fingerprint()}
     coins = load_coins(folder, transcript.recording, len(transcript.canaries or ()))
     if not inputs and len(coins):
-        nothing = torch.zeros(0, *task_info.input_shape)
+        nothing = torch.zeros(0, *task_info.input_shape, dtype=task_info.example_kind.dtype)
         return Truth({}, {}, nothing, torch.zeros(0, dtype=torch.int64), dict(about), coins=coins)
     if not inputs:
         raise BadInput(
@@ -149,6 +151,8 @@ def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
     """Return targets as the transcript has labels: int64 (n,), or (n, 1) real values."""
     if task_info.num_classes is None:
         return targets.float().view(len(targets), -1)
+    if task_info.causal:
+        return targets.long()
     if targets.is_floating_point() and targets.ndim == 2 and targets.shape[1] > 1:
         return targets.argmax(dim=1)  # probabilities, as of mixed or one-hot labels
     return targets.flatten().long()

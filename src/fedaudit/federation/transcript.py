@@ -236,7 +236,7 @@ class Transcript:
             module: the architecture, needed where the federation trained a user's own module.
             loss: likewise.
             task: of a recording: what wasn't recorded of the task, or counts in place of it: ``mean``, ``std``,
-                ``input_shape``, ``loss``, ``batch_norm``, ``dropout``.
+                ``input_shape``, ``loss``, ``batch_norm``, ``dropout``, a table's ``columns``, ``tokens`` of text.
             rounds: of a recording: only these; default: all.
 
         Raises:

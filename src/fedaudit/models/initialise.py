@@ -52,6 +52,8 @@ def initialise(model: nn.Module, scheme: str, generator: torch.Generator) -> Non
     "default", "PyTorch's default: U(-1/sqrt(fan_in), 1/sqrt(fan_in)), and N(0, 1) for embeddings"
 )
 def _default(module: nn.Module) -> Callable[..., None] | None:
+    if getattr(module, "starts_at_zero", False):  # an adapter's second half
+        return _fill_zero
     if _is_plain(module, (*CONV, nn.Linear)):
         return _fill_default
     return _fill_normal if _is_plain(module, (nn.Embedding,)) else _norm(module)
@@ -105,6 +107,11 @@ def _fill_norm(module: nn.Module, _generator: torch.Generator) -> None:
     for name, parameter in _own_parameters(module).items():
         parameter.fill_(1.0 if name == "weight" else 0.0)
     _reset_running_statistics(module)
+
+
+def _fill_zero(module: nn.Module, _generator: torch.Generator) -> None:
+    for parameter in _own_parameters(module).values():
+        parameter.zero_()
 
 
 def _fill_nothing(_module: nn.Module, _generator: torch.Generator) -> None:

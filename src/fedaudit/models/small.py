@@ -189,6 +189,24 @@ def fcn_3(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.M
     )
 
 
+@MODELS.register(
+    "fcn-3-dropout",
+    "the same with dropout 0.5 after each hidden layer",
+    input="any",
+    width=300,
+    paper="Srivastava et al. 2014, Dropout (JMLR), on FCN-3",
+)
+def fcn_3_dropout(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+    """Return FCN-3 with half of the hidden units dropped."""
+    plain = dict(fcn_3(input_shape, outputs, width).named_children())
+    layers = OrderedDict[str, nn.Module]()
+    for name, layer in plain.items():
+        layers[name] = layer
+        if isinstance(layer, nn.ReLU):
+            layers[name.replace("relu", "dropout")] = nn.Dropout(0.5)
+    return nn.Sequential(layers)
+
+
 def _flat_linear(input_shape: tuple[int, ...], outputs: int, _width: int | None) -> nn.Module:
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(prod(input_shape), outputs)))
 

@@ -18,15 +18,44 @@ from fedaudit.utils.errors import BadInput
 _WIDTH = 128
 _HEADS = (4, 2, 1)
 _DROPOUT = 0.1  # of GPT-2 and BERT, where the name says that there is any
+_RANK = 16  # of adapters
+
+
+class ZeroLinear(nn.Linear):
+    """A fully connected layer that starts at zero."""
+
+    starts_at_zero = True
+
+    def reset_parameters(self) -> None:
+        """Set everything to zero."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
+class Adapted(nn.Module):
+    """A frozen layer W and beside it an adapter of low rank that is trained, W + B·A (Hu et al. 2022, LoRA, Eq. 3).
+
+    B is zero at the start; the adapter isn't scaled (the paper's α is the rank).
+    """
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(width, width)
+        self.down, self.up = nn.Linear(width, rank, bias=False), ZeroLinear(rank, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, width) for (…, width)."""
+        return torch.as_tensor(self.frozen(x) + self.up(self.down(x)))
 
 
 class SelfAttention(nn.Module):
     """Multi-head scaled dot-product attention of a sequence to itself, (n, length, width) in and out."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, rank: int = 0) -> None:
         super().__init__()
         self.heads = next(h for h in _HEADS if width % h == 0)
-        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.query, self.key, self.value = (Adapted(width, rank) if rank else nn.Linear(width, width) for _ in range(3))
+        self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         """Return the attention of ``x``, where position i sees position j if ``seen`` (n, length, length) says so."""
@@ -43,10 +72,10 @@ class SelfAttention(nn.Module):
 class Block(nn.Module):
     """Attention and a network of one hidden layer with GELU, each normalised before and added to what comes in."""
 
-    def __init__(self, width: int, dropout: float) -> None:
+    def __init__(self, width: int, dropout: float, rank: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = SelfAttention(width)
+        self.attention = SelfAttention(width, rank)
         self.hidden, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
@@ -60,20 +89,35 @@ class Transformer(nn.Module):
     """Tokens (n, length) to logits: (n, outputs) of a sequence, or (n, outputs, length) of a causal task.
 
     A sequence is classified by the mean over its tokens (an encoder) or by its last token (a decoder), as in
-    ``GPT2ForSequenceClassification``. Padding is seen by nobody.
+    ``GPT2ForSequenceClassification``. Padding is seen by nobody. With a ``rank``, only adapters of queries, keys and
+    values are trained, and of a classifier its last layer.
     """
 
     def __init__(
-        self, length: int, outputs: int, width: int, depth: int, tokens: TokenInfo, dropout: float, *, decoder: bool
+        self,
+        length: int,
+        outputs: int,
+        width: int,
+        depth: int,
+        tokens: TokenInfo,
+        dropout: float,
+        *,
+        decoder: bool,
+        rank: int = 0,
     ) -> None:
         super().__init__()
         self.info, self.decoder = tokens, decoder
         self.token = nn.Embedding(tokens.vocabulary, width)
         self.position = nn.Embedding(length, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, dropout, rank) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.fc = nn.Linear(width, outputs)
+        if rank:
+            trained = {id(p) for part in self.modules() if isinstance(part, Adapted) for p in _adapter(part)}
+            trained |= set() if tokens.causal else {id(p) for p in self.fc.parameters()}
+            for parameter in self.parameters():
+                parameter.requires_grad_(id(parameter) in trained)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of tokens (n, length)."""
@@ -97,6 +141,10 @@ class Transformer(nn.Module):
         return torch.as_tensor(self.fc((weights[:, :, None] * x).sum(dim=1)))
 
 
+def _adapter(part: Adapted) -> tuple[Tensor, Tensor]:
+    return part.down.weight, part.up.weight
+
+
 def _build(
     shape: tuple[int, ...],
     outputs: int,
@@ -107,19 +155,22 @@ def _build(
     decoder: bool,
     depth: int = 2,
     dropout: float = 0.0,
+    rank: int = 0,
 ) -> nn.Module:
     if tokens.causal and not decoder:
         raise BadInput(f"model '{name}' sees what follows, so it can't learn to predict it; use a decoder")
     w = _WIDTH if width is None else width
-    return Transformer(shape[0], outputs, w, depth, tokens, dropout, decoder=decoder)
+    return Transformer(shape[0], outputs, w, depth, tokens, dropout, decoder=decoder, rank=rank)
 
 
 _GPT2 = "after Radford et al. 2019 (GPT-2)"
 _BERT = "after Devlin et al. 2019, BERT (NAACL), normalised before each part, by the mean over tokens"
+_LORA = "after Radford et al. 2019 (GPT-2) and Hu et al. 2022, LoRA (ICLR), on queries, keys and values"
 for _name, _summary, _paper, _more in (
     ("decoder", "a two-layer transformer that sees what precedes: next tokens, or classes", _GPT2, {}),
     ("decoder-4", "the same with four layers", _GPT2, {"depth": 4}),
     ("decoder-dropout", "the two-layer decoder with dropout 0.1", _GPT2, {"dropout": _DROPOUT}),
+    ("decoder-lora", "the two-layer decoder, of which adapters of rank 16 are trained (LoRA)", _LORA, {"rank": _RANK}),
     ("encoder", "a two-layer transformer that sees the whole sequence: classes", _BERT, {}),
     ("encoder-dropout", "the two-layer encoder with dropout 0.1", _BERT, {"dropout": _DROPOUT}),
 ):

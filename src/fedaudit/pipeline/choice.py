@@ -24,7 +24,7 @@ from fedaudit.utils.validation import NamedSpec
 
 _MOST_STEPS = 16  # that are worth simulating; AGIC's one batch takes any number
 _MOST_IMAGES = 128  # or rows, in one update; beyond, only which labels they have is asked
-_DENSE = ("logistic", "mlp", "fcn-3")  # models that begin with a fully connected layer
+_DENSE = ("logistic", "mlp", "fcn-3", "fcn-3-dropout")  # models that begin with a fully connected layer
 _QUICK = {"iterations": 1000}  # what a first audit takes; the attacks' own default is ten times as many
 _FEWER = {"restarts": 10}  # likewise, of rows of a table: a third of its own
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedaudit.examples import NOTHING
 from fedaudit.training import BCE
 
 _F = nn.functional
@@ -66,14 +67,17 @@ def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     terms, unlike = 1.0, ""
     if name == "cross-entropy":
         classes = not targets.is_floating_point()
-        if classes and bool((targets == bound.get("ignore_index", -100)).any()):
+        asked = targets != bound.get("ignore_index", NOTHING)
+        if classes and targets.ndim == 2:  # of sequences, of which a causal task leaves out what nothing follows
+            targets = targets.where(asked, NOTHING)
+        elif classes and not bool(asked.all()):
             unlike = "the loss leaves out some targets (ignore_index)"
-        elif function is _F.nll_loss and not _normalised(outputs):
+        if not unlike and function is _F.nll_loss and not _normalised(outputs):
             unlike = "the loss is nll_loss of something else than logarithms of probabilities"
         elif _reduction(bound) != "mean":
-            terms = float(targets.numel() if classes else outputs.numel() // outputs.shape[1])
+            terms = float(asked.sum() if classes else outputs.numel() // outputs.shape[1])
             if weights is not None and classes:
-                terms = float(weights[targets.reshape(-1)].sum())
+                terms = float(weights[targets[asked]].sum())
     else:
         if weights is not None or bound.get("pos_weight") is not None:
             unlike = "the loss weighs examples or classes (weight, pos_weight)"

@@ -34,6 +34,7 @@ from fedaudit.federation.secure_sum import training_of_sum
 from fedaudit.federation.transcript import FORMAT, INDEX
 from fedaudit.models import has_batch_norm
 from fedaudit.recording.states import State, tensors_of
+from fedaudit.recording.usable import unusable, vocabulary_of
 from fedaudit.training import LOSSES, TrainingConfig
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.integrity import blank, digest_in, sealed, write_whole
@@ -41,6 +42,8 @@ from fedaudit.utils.tensor_files import pieces, write
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
+    from fedaudit.examples import TokenInfo
+    from fedaudit.examples.columns import Column
     from fedaudit.recording.canaries import CanaryClients
     from fedaudit.recording.capture import Capture
 
@@ -61,6 +64,10 @@ class Recorder:
         module: that clients train; without it the one that :meth:`capture` sees.
         mean, std: of the preprocessing, per channel; without them they are estimated from the range of the inputs.
         loss: registered name, where it isn't captured: cross-entropy, bce-with-logits or mse.
+        tokens: of text, what everybody knows of it (:class:`fedaudit.examples.TokenInfo`, or its fields): vocabulary,
+            padding, end, whether the next token is learnt. Without it the vocabulary is the embedding's.
+        columns: of a table, their names, types, positions and categories (:class:`fedaudit.examples.columns.Column`, or
+            its fields), as the model sees them.
         every: only every so many rounds are recorded; the others cost nothing.
         canaries: of an audit of ε.
         append: go on with the recording in ``folder``, for a federation that goes on, too.
@@ -78,6 +85,8 @@ class Recorder:
         mean: tuple[float, ...] | list[float] | None = None,
         std: tuple[float, ...] | list[float] | None = None,
         loss: str | None = None,
+        tokens: TokenInfo | Mapping[str, Any] | None = None,
+        columns: Sequence[Column | Mapping[str, Any]] | None = None,
         every: int = 1,
         canaries: CanaryClients | None = None,
         append: bool = False,
@@ -99,7 +108,8 @@ class Recorder:
         self._before: str | None = None  # digest of the last closed round
         self._open: RoundEntry | None = None
         self._weights: dict[str, Tensor] = {}
-        given: dict[str, Any] = {"mean": mean, "std": std, "loss": loss}
+        given: dict[str, Any] = {"mean": mean, "std": std, "loss": loss, "tokens": tokens}
+        given["columns"] = None if columns is None else tuple(columns)
         if append and (self.folder / INDEX).is_file():
             self._header = read_header(self.folder, INDEX, [])
             for entry in read_rounds(self.folder, self._header):
@@ -329,7 +339,7 @@ class Recorder:
 
         Args:
             inputs: (n, ...).
-            labels: (n,).
+            labels: (n,), of a causal task (n, length).
 
         Raises:
             BadInput: there are none, or the folder can't be written.
@@ -338,7 +348,8 @@ class Recorder:
             raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
         path = self.folder / FOLDER / CANDIDATES
         try:
-            save_examples(path, self._header.id, {"inputs": inputs.detach().float(), "targets": labels.detach()})
+            kept = inputs.detach().float() if inputs.is_floating_point() else inputs.detach().long()
+            save_examples(path, self._header.id, {"inputs": kept, "targets": labels.detach()})
         except (OSError, ValueError) as error:
             raise self._full(error) from None
 
@@ -372,11 +383,17 @@ class Recorder:
         self, captured: Capture, index: int, client: int, config: TrainingConfig | None, notes: list[str]
     ) -> None:
         """Write what the client trained on, if it is of a form that can be attacked; else say why not."""
-        why = _unusable(captured, config)
+        why = unusable(captured, config)
         if why:
             notes.append(f"what clients trained on isn't recorded: {why}")
             return
-        inputs = torch.cat([x.detach().float() for x in captured.inputs])
+        inputs = torch.cat([x.detach() for x in captured.inputs])
+        inputs = inputs.float() if inputs.is_floating_point() else inputs.long()
+        known = self._header.task.input_shape
+        if known is not None and known != tuple(inputs.shape[1:]):
+            shapes = f"{tuple(inputs.shape[1:])}, others' {known}"
+            notes.append(f"what a client trained on isn't recorded: its inputs have the shape {shapes}; use one shape")
+            return
         tensors = {"inputs": inputs, "targets": torch.cat([y.detach() for y in captured.targets])}
         if captured.randomness:
             tensors["randomness"] = torch.stack(list(captured.randomness))
@@ -389,13 +406,22 @@ class Recorder:
     def _learn_from(self, captured: Capture, inputs: Tensor, notes: list[str]) -> None:
         task = self._header.task
         shape = tuple(inputs.shape[1:])
+        if not inputs.is_floating_point() and task.tokens is None:
+            words = vocabulary_of(captured.module)
+            assert words is not None
+            self._learn(tokens={"vocabulary": words, "causal": captured.targets[0].ndim == 2})
+            notes.append(
+                f"the vocabulary is taken for the embedding's {words} tokens, and none of them fills up or ends a "
+                "sequence; tell more: Recorder(tokens=…)"
+            )
         if task.outputs is None and captured.module is not None:
             try:
-                self._learn(outputs=outputs_of(captured.module, shape))
+                self._learn(outputs=outputs_of(captured.module, shape, self._header.task.tokens))
             except BadInput as error:
                 notes.append(str(error))
+        kind = "image" if len(shape) == 3 else "table" if inputs.is_floating_point() else "tokens"
         self._learn(
-            kind="image" if len(shape) == 3 else "table",
+            kind=kind,
             input_shape=shape,
             loss=captured.loss or "custom",
             batch_norm=captured.batch_norm,
@@ -457,30 +483,6 @@ class Recorder:
 
     def _full(self, error: Exception) -> BadInput:
         return BadInput(f"can't write the recording to '{self.folder}': {getattr(error, 'strerror', None) or error}")
-
-
-def _unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
-    """Return why what a client trained on can't be recorded, if so."""
-    inputs, targets = captured.inputs, captured.targets
-    if config is None or not inputs:
-        return "no training step was seen"
-    if "several-inputs" in config.unmodelled:
-        return "the model takes several inputs"
-    if len(targets) != len(inputs):
-        return f"{len(inputs)} passes have {len(targets)} targets"
-    if not inputs[0].is_floating_point():
-        return "the inputs are integers (tokens?), and attacks are on images and tables"
-    if inputs[0].ndim not in (2, 4):
-        return (
-            f"the inputs have the shape {tuple(inputs[0].shape)}; attacks are on images (n, C, H, W) and tables (n, d)"
-        )
-    if len({tuple(x.shape[1:]) for x in inputs}) > 1:
-        return "the inputs differ in shape from batch to batch"
-    if len({(y.ndim, y.dtype) for y in targets}) > 1:
-        return "the targets differ in form from batch to batch"
-    if sum(map(len, inputs)) != sum(config.batch_sizes):
-        return f"{sum(map(len, inputs))} inputs were seen, of batches with {sum(config.batch_sizes)}"
-    return None
 
 
 def _printable(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,43 +15,14 @@ from torch import Tensor, nn
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding, SequenceFinding
 from fedaudit.attacks.local_training import Way
-from fedaudit.attacks.text.layers import Receiver, Span, inputs_of, receivers, span_of, takes
+from fedaudit.attacks.text.layers import Receiver, Span, inputs_of, receivers, sees, span_of, takes
+from fedaudit.attacks.text.search import Search, extend_prefixes, whole_sequences
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, one_batch_gradient, unknown_training
+from fedaudit.examples import TokenInfo
 from fedaudit.federation.local_training import draws_at_random
 from fedaudit.models import set_training_mode
 from fedaudit.threat import Message, Observation
 from fedaudit.utils.errors import NotApplicable
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What the search for sequences works with.
-
-    Attributes:
-        module: with the weights of the round, in evaluation mode.
-        second: the layer whose inputs depend on the order of the tokens, and its span.
-        found: of each position, the (k,) tokens that passed the first check.
-        length: of sequences, filled up.
-        filler: a token for places that don't matter.
-        count: sequences that the update was made from.
-        beam: prefixes that are kept, for each sequence.
-        short: the model takes shorter sequences, too: prefixes then needn't be filled up.
-    """
-
-    module: nn.Module
-    second: tuple[Receiver, Span]
-    found: Sequence[Tensor]
-    length: int
-    filler: int
-    count: int
-    beam: int
-    short: bool
-
-    def distances(self, tokens: Tensor, place: int | None = None) -> Tensor:
-        """Return (n,) the distance at one place of sequences (n, length), or (n, length) those at all places."""
-        receiver, span = self.second
-        inputs = inputs_of(self.module, receiver, tokens)
-        return span.distances(inputs if place is None else inputs[:, place])
 
 
 @register
@@ -61,16 +32,24 @@ class Dager(Attack):
 
     The gradients of the first attention's query, key and value weights span the vectors, one a token at its place, that
     it received. Every token of the vocabulary is tried at every place: those whose vector lies in the span were in the
-    batch. A later layer's inputs depend on all tokens before: of a decoder, prefixes are extended token by token as
-    long as their vectors lie in that layer's span.
+    batch. A later layer's inputs depend on other tokens, too. Of a decoder, prefixes are extended token by token as
+    long as their vectors lie in that layer's span. Of an encoder, which sees what follows, whole sequences are tried at
+    each length at which the end token passed the first check.
+
+    Of adapters of low rank (LoRA), W + B·A, the gradients of A span the inputs as those of W do, as far as their rank
+    allows; where they are zero (B is zero at the start of a training), those of B span the inputs that A has projected.
 
     Departures from the paper: query, key and value are used together, each brought to norm 1 (the first token's query
     gets no gradient from a softmax over one key, and keys' gradients sum to zero in each sequence); the rank is where
     the singular values fall most steeply; and where the second attention's span lacks directions, as in a two-layer
-    model that is read out at one token only, a fully connected layer between the two takes its place.
+    model that is read out at one token only, a fully connected layer between the two takes its place. Of an encoder the
+    paper tries all combinations of tokens, or as many at random as it has time for. Here all are tried up to 4,096; of
+    more, random ones are improved place by place, by the token whose sequence is nearest to the span. B's gradients
+    aren't in the paper.
 
     Args:
-        beam: prefixes that are kept for each sequence of the update, those nearest to the span.
+        beam: prefixes of a decoder that are kept for each sequence of the update, those nearest to the span.
+        tries: sequences of an encoder that are tried at most, in all.
     """
 
     name: ClassVar[str] = "dager"
@@ -83,6 +62,7 @@ class Dager(Attack):
     finds: ClassVar[type[Finding]] = SequenceFinding
 
     beam: Annotated[int, Field(ge=1, le=1000)] = 8
+    tries: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
 
     def check(self, observation: Observation) -> None:
         """Raise where the gradients don't span what the layers received.
@@ -104,7 +84,7 @@ class Dager(Attack):
         return ("span",) if training is None or training.local_steps == 1 else ("one batch", "span")
 
     def _run(
-        self, observation: Observation, _generator: torch.Generator, device: str, progress: Progress
+        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> SequenceFinding:
         message, task_info = observation.single(), observation.task_info
         assert task_info.tokens is not None
@@ -114,45 +94,81 @@ class Dager(Attack):
         notes = [WITHOUT_DROPOUT] if task_info.dropout and draws_at_random(module, blank) else []
         set_training_mode(module, "eval", dropout=False)
         gradient = one_batch_gradient(message.update, device, message.weights)
-        length, words = task_info.input_shape[0], task_info.tokens.vocabulary
-        known = [r for r in receivers(module, blank) if all(name in gradient for name in r.weights)]
-        first = next((r for r in known if r.attention), None)
-        if first is None:
+        length = task_info.input_shape[0]
+        layers = receivers(module, blank)
+        known = [
+            replace(r, weights=sent) for r in layers if (sent := tuple(name for name in r.weights if name in gradient))
+        ]
+        first, last = _pair(blank, task_info.tokens, 0), _pair(blank, task_info.tokens, length - 1)
+        mixing = {r.name for r in layers if length > 1 and sees(module, r, first, length - 1, 0)}
+        alone = [r for r in known if r.name not in mixing]
+        if not alone or not any(r.attention for r in layers):
             raise NotApplicable(
-                f"{self.name} needs the gradients of an attention's query, key and value; this update has none"
+                f"{self.name} needs the gradients of an attention's query, key and value, or of their adapters; this "
+                "update has none"
             )
         count = message.update.num_examples
+        tokens = count * length
         steps = message.update.training.local_steps if message.update.training else 1
-        span = span_of(gradient, first, count * length, steps)
+        receiver, span = _first(alone, gradient, tokens, steps)
         if span is None or span.full:
-            return _nothing(span, count * length, length, notes)
-        found = _first_check(module, first, span, words, length, progress)
+            return _nothing(span, tokens, length, notes)
+        found = _first_check(module, receiver, span, task_info.tokens.vocabulary, length, progress)
         notes.append(
             f"first check: rank {span.rank} of width {span.width}, {sum(map(len, found))} tokens at {length} places"
         )
-        second = _second(known, first, gradient, span, count * length, steps)
+        after = [r for r in layers if r.name in mixing] or layers[1:]
+        after = after if after and after[0].attention else after[1:]  # what attention hands on is left out
+        second = _second([r for r in known if r.name in {a.name for a in after}], gradient, span, tokens, steps)
         if second is None:
             notes.append("no later layer's span shows the order of the tokens: only which ones there were is told")
             return SequenceFinding(sequences=torch.zeros((0, length), dtype=torch.int64), notes=tuple(notes))
-        if not _causal(module, second[0], blank, words):
-            raise NotApplicable(
-                f"{self.name} extends prefixes, and this model sees what follows (an encoder): run which-tokens"
-            )
         filler = task_info.tokens.padding or 0
-        search = _Search(module, second, found, length, filler, count, self.beam, takes(module, blank[:, :1]))
-        tokens, distances = _decode(search)
+        search = Search(module, second, found, length, filler, count, takes(module, blank[:, :1]))
+        if length == 1 or not sees(module, second[0], last, 0, length - 1):
+            sequences, distances = extend_prefixes(search, self.beam)
+        else:
+            lengths = _lengths(found, task_info.tokens)
+            end = task_info.tokens.end
+            sequences, distances = whole_sequences(search, lengths, end, self.tries, generator, progress)
         progress(length, length)
-        return SequenceFinding(sequences=tokens.cpu(), distances=distances.cpu(), notes=tuple(notes))
+        return SequenceFinding(sequences=sequences.cpu(), distances=distances.cpu(), notes=tuple(notes))
+
+
+def _pair(blank: Tensor, tokens: TokenInfo, place: int) -> Tensor:
+    """Return (2, length) two sequences without padding that differ at one place alone."""
+    words = [word for word in (0, 1, tokens.vocabulary - 1) if word != tokens.padding]
+    pair = torch.full_like(blank, words[0])
+    pair[1, place] = words[-1]
+    return pair
 
 
 def _nothing(span: Span | None, tokens: int, length: int, notes: list[str]) -> SequenceFinding:
-    why = "the gradients' singular values show no end of the span: noise, or parts that weren't sent, hide it"
+    why = (
+        "the gradients' singular values show no end of the span: noise, or parts that weren't sent, hide it, or there "
+        f"are more tokens (up to {tokens}) than the layers that were sent can span"
+    )
     if span is not None:
         why = (
             f"the gradients span all {span.width} dimensions of the layer: every token lies in it; {tokens} tokens, "
             "padding included, are too many for that width"
         )
     return SequenceFinding(sequences=torch.zeros((0, length), dtype=torch.int64), notes=(*notes, why))
+
+
+def _first(
+    alone: Sequence[Receiver], gradient: dict[str, Tensor], tokens: int, steps: int
+) -> tuple[Receiver, Span | None]:
+    """Return the layer by which single tokens are checked, and its span.
+
+    An attention's query, key and value, where their span has an end; else, of layers that receive what an adapter has
+    projected, the one whose span has most dimensions.
+    """
+    spans = [(r, span_of(gradient, r, tokens, steps)) for r in sorted(alone, key=lambda r: not r.attention)]
+    usable = [(r, span) for r, span in spans if span is not None and not span.full]
+    if not usable:
+        return next((pair for pair in spans if pair[1] is not None), spans[0])
+    return usable[0] if usable[0][0].attention else max(usable, key=lambda pair: pair[1].rank)
 
 
 def _first_check(
@@ -170,63 +186,40 @@ def _first_check(
 
 
 def _second(
-    known: Sequence[Receiver], first: Receiver, gradient: dict[str, Tensor], span: Span, tokens: int, steps: int
+    later: Sequence[Receiver], gradient: dict[str, Tensor], span: Span, tokens: int, steps: int
 ) -> tuple[Receiver, Span] | None:
-    """Return the layer by which the order is checked: the second attention, or one between the two.
+    """Return the layer by which the order is checked: the second attention, or one before the third.
 
-    That with the most dimensions is taken, at least as many as the first's: a token has more vectors where it depends
-    on others. Where they have as many, it is the attention.
+    That with the most dimensions is taken, at least as many as the first check's: a token has more vectors where it
+    depends on others. Where they have as many, it is the attention. Behind it only adapters' layers count, which
+    receive what it does.
+
+    Args:
+        later: layers whose inputs depend on other tokens, in the order in which a pass calls them.
+        gradient, tokens, steps: as of :func:`span_of`.
+        span: of the first check.
     """
-    later = known[known.index(first) + 1 :]
-    attentions = [r for r in later if r.attention]
-    between = later[: later.index(attentions[0])] if attentions else later
+    attentions = [place for place, r in enumerate(later) if r.attention]
+    at = attentions[0] if attentions else len(later)
+    behind = later[at + 1 : attentions[1] if len(attentions) > 1 else None]
+    width = later[at].width if attentions else 0
     best: tuple[Receiver, Span] | None = None
-    for receiver in (*attentions[:1], *between[1:]):
+    for receiver in (*later[at : at + 1], *later[:at], *(r for r in behind if r.width < width)):
         own = span_of(gradient, receiver, tokens, steps)
         if own is not None and not own.full and own.rank > (best[1].rank if best else span.rank - 1):
             best = receiver, own
     return best
 
 
-def _causal(module: nn.Module, receiver: Receiver, blank: Tensor, words: int) -> bool:
-    """Return whether what a layer receives of a token depends on those before it alone."""
-    tokens = torch.ones_like(blank) % words
-    tokens[1, -1] = words - 1
-    inputs = inputs_of(module, receiver, tokens)
-    return blank.shape[1] == 1 or torch.allclose(inputs[0, 0], inputs[1, 0], rtol=1e-6, atol=1e-6)
+def _lengths(found: Sequence[Tensor], tokens: TokenInfo) -> list[int]:
+    """Return the lengths that an encoder's sequences may have.
 
-
-def _decode(search: _Search) -> tuple[Tensor, Tensor]:
-    """Return (m, length) the sequences of a decoder, and (m,) their mean distances from the span.
-
-    A prefix that no token extends is a sequence. Where the search ends with more than the update was made from, the
-    longest are taken, and of these the nearest.
+    Where padding passed the first check, the model sees it like any token, and all sequences are of full length.
     """
-    device = search.second[1].basis.device
-    prefixes = torch.zeros((1, 0), dtype=torch.int64, device=device)
-    sums = torch.zeros(1, dtype=torch.float64, device=device)
-    ended: list[tuple[Tensor, float]] = []
-    limit = search.beam * search.count
-    for place in range(search.length):
-        tokens = search.found[place]
-        grown = torch.cat(
-            [prefixes.repeat_interleave(len(tokens), dim=0), tokens.repeat(len(prefixes))[:, None]], dim=1
-        )
-        if not len(grown):
-            break
-        filling = 0 if search.short else search.length - place - 1
-        whole = nn.functional.pad(grown, (0, filling), value=search.filler)
-        distances = search.distances(whole, place)
-        inside = (distances <= 1).nonzero()[:, 0]
-        parent = inside // len(tokens)
-        alive = torch.zeros(len(prefixes), dtype=torch.bool, device=device)
-        alive[parent] = True
-        ended += [(prefixes[i], float(sums[i] / max(place, 1))) for i in (~alive).nonzero()[:, 0].tolist()]
-        order = inside[distances[inside].argsort(stable=True)[:limit]].sort().values
-        prefixes, sums = grown[order], sums[order // len(tokens)] + distances[order]
-    ended += [(row, float(total / search.length)) for row, total in zip(prefixes, sums, strict=True)]
-    ended = sorted((e for e in ended if len(e[0])), key=lambda e: (-len(e[0]), e[1]))[: search.count]
-    sequences = torch.full((len(ended), search.length), search.filler, dtype=torch.int64, device=device)
-    for row, (tokens, _) in zip(sequences, ended, strict=True):
-        row[: len(tokens)] = tokens
-    return sequences, torch.tensor([mean for _, mean in ended], dtype=torch.float64)
+    whole = len(found)
+    if tokens.padding is None or any(bool((each == tokens.padding).any()) for each in found):
+        return [whole]
+    if tokens.end is None:
+        return [place + 1 for place in range(whole) if len(found[place])]
+    ends = [place + 1 for place in range(whole) if bool((found[place] == tokens.end).any())]
+    return ends if whole in ends or not len(found[-1]) else [*ends, whole]

@@ -22,14 +22,16 @@ class Receiver:
 
     Attributes:
         name: of the first of them.
+        width: of the input.
         weights: names of their weights.
-        transposed: whether a weight is (inputs, outputs), as in GPT-2's own layers.
+        transposed: those of them that are (inputs, outputs), as in GPT-2's own layers.
         attention: they are query, key and value of an attention.
     """
 
     name: str
+    width: int
     weights: tuple[str, ...]
-    transposed: bool
+    transposed: frozenset[str]
     attention: bool
 
 
@@ -85,6 +87,8 @@ class Span:
 def span_of(gradient: Mapping[str, Tensor], receiver: Receiver, tokens: int, steps: int = 1) -> Span | None:
     """Return the span of a receiver's inputs; None where the singular values show no end of it.
 
+    That is so, too, where the weights have hardly more rows than the span has dimensions: those of adapters are few.
+
     Each weight's gradient is brought to norm 1 first, because rounding is in proportion to it.
 
     Args:
@@ -96,7 +100,7 @@ def span_of(gradient: Mapping[str, Tensor], receiver: Receiver, tokens: int, ste
     parts = []
     for name in receiver.weights:
         part = gradient[name].to(torch.float64)
-        part = part.T if receiver.transposed else part
+        part = part.T if name in receiver.transposed else part
         size = float(part.norm())
         if size > 0:
             parts.append(part / size)
@@ -107,7 +111,8 @@ def span_of(gradient: Mapping[str, Tensor], receiver: Receiver, tokens: int, ste
     last = min(tokens, len(values) - 1)
     ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
     rank = int(ratios.argmax()) + 1
-    if float(ratios[rank - 1]) < _LEAST_GAP:
+    cut = len(values) < whole.shape[1] and rank >= len(values) - 1
+    if cut or float(ratios[rank - 1]) < _LEAST_GAP:
         return None
     return Span(rows[:rank].T.contiguous(), values[rank] / values[:rank], _ROUNDING if steps == 1 else _DRIFT)
 
@@ -119,33 +124,38 @@ class _Reached(Exception):
 def receivers(module: nn.Module, tokens: Tensor) -> list[Receiver]:
     """Return the fully connected layers that take a vector a token, in the order in which a pass calls them.
 
-    Those of one input stand together; three, or one of three times its width, are an attention's.
+    Those of one input stand together, adapters of low rank (LoRA) with the layers that they are added to; three, or one
+    of three times its width, are an attention's.
 
     Args:
         module: in evaluation mode.
         tokens: (n, length), n above 1.
     """
-    seen: list[tuple[str, nn.Module, Any]] = []
+    seen: list[tuple[str, nn.Module, Any, Any]] = []
     with ExitStack() as stack, torch.no_grad():
         for name, part in module.named_modules():
             if isinstance(part, nn.MultiheadAttention) or _matrix(part) is not None:
-                stack.callback(part.register_forward_pre_hook(_noting(seen, name), with_kwargs=True).remove)
+                stack.callback(part.register_forward_hook(_noting(seen, name), with_kwargs=True).remove)
         module(tokens)
-    groups: list[tuple[Any, list[tuple[str, nn.Module]]]] = []
+    given_on = {
+        id(given) for _, _, given, _ in seen
+    }  # as it is: a layer whose output is one of these is half of an adapter
+    groups: list[tuple[Any, list[tuple[str, nn.Module, bool]]]] = []
     shape = tokens.shape
-    for name, part, given in seen:
+    for name, part, given, output in seen:
         if not isinstance(given, Tensor) or given.shape[:2] != shape or given.ndim != 3:
             continue
-        if groups and groups[-1][0] is given:
-            groups[-1][1].append((name, part))
+        same = next((members for other, members in groups if other is given), None)
+        if same is None:
+            groups.append((given, [(name, part, id(output) in given_on)]))
         else:
-            groups.append((given, [(name, part)]))
+            same.append((name, part, id(output) in given_on))
     return [_receiver(given.shape[2], members) for given, members in groups]
 
 
-def _noting(seen: list[tuple[str, nn.Module, Any]], name: str) -> Callable[..., None]:
-    def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append((name, part, args[0] if args else next(iter(kwargs.values()), None)))
+def _noting(seen: list[tuple[str, nn.Module, Any, Any]], name: str) -> Callable[..., None]:
+    def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        seen.append((name, part, args[0] if args else next(iter(kwargs.values()), None), output))
 
     return hook
 
@@ -158,16 +168,38 @@ def _matrix(part: nn.Module) -> Tensor | None:
     return weight
 
 
-def _receiver(width: int, members: Sequence[tuple[str, nn.Module]]) -> Receiver:
-    name, first = members[0]
-    if isinstance(first, nn.MultiheadAttention):
-        return Receiver(name, (f"{name}.in_proj_weight",), False, True)
-    weight = _matrix(first)
-    assert weight is not None
-    transposed = not isinstance(first, nn.Linear) and weight.shape[0] == width and type(first).__name__ == "Conv1D"
-    outputs = weight.shape[1 if transposed else 0]
-    attention = len(members) >= 3 or (len(members) == 1 and outputs == 3 * width)
-    return Receiver(name, tuple(f"{member}.weight" for member, _ in members), transposed, attention)
+def _receiver(width: int, members: Sequence[tuple[str, nn.Module, bool]]) -> Receiver:
+    """Return the receiver of layers: of each its name, itself, and whether it is the first half of an adapter."""
+    weights, transposed, whole, fused = [], set[str](), 0, False
+    for name, part, half in members:
+        if isinstance(part, nn.MultiheadAttention):
+            weights.append(f"{name}.in_proj_weight")
+            fused = True
+            continue
+        weight = _matrix(part)
+        assert weight is not None
+        weights.append(f"{name}.weight")
+        turned = not isinstance(part, nn.Linear) and weight.shape[0] == width and type(part).__name__ == "Conv1D"
+        transposed |= {weights[-1]} if turned else set()
+        whole += not half
+        fused |= not half and weight.shape[1 if turned else 0] == 3 * width
+    attention = whole >= 3 or (fused and whole <= 1)
+    return Receiver(members[0][0], width, tuple(weights), frozenset(transposed), attention)
+
+
+def sees(module: nn.Module, receiver: Receiver, tokens: Tensor, place: int, other: int) -> bool:
+    """Return whether what a receiver gets of a token depends on another token.
+
+    Args:
+        module: in evaluation mode.
+        receiver: of the module.
+        tokens: (2, length) of two sequences that differ at the place ``other`` alone.
+        place: at which the receiver's input is compared.
+        other: place of the other token.
+    """
+    assert bool((tokens[0] != tokens[1])[other])
+    inputs = inputs_of(module, receiver, tokens)
+    return not torch.allclose(inputs[0, place], inputs[1, place], rtol=1e-6, atol=1e-6)
 
 
 def takes(module: nn.Module, tokens: Tensor) -> bool:

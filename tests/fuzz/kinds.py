@@ -1,0 +1,89 @@
+"""What is fuzzed of tables and text: frames, tokens, what is told of a recording's task, a transcript's vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from fedaudit.data import Dataset, from_frame
+from fedaudit.federation.recorded_truth import FOLDER, load_recorded_truth
+from fedaudit.federation.transcript import Transcript
+from fedaudit.federation.truth import Truth, check_belongs, save_recording
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
+from fedaudit.scenario import scenario_from
+from tests.fuzz.base import Finding, Target
+from tests.fuzz.strategies import Draw, changed, odd
+
+
+def of_frame(drawn: tuple[list[Any], list[Any], list[Any]]) -> None:
+    """Make a data set of a frame of odd cells, five times over so that classes have examples to spare."""
+    first, second, target = (part * 5 for part in drawn)
+    made = from_frame({"a": first, "b": second, "out": target}, "out")
+    for split in (made.train, made.test):
+        if not bool(torch.isfinite(split.inputs).all()):
+            raise Finding("a cell that isn't finite was taken")
+
+
+def of_tokens(arrays: Draw) -> dict[str, Target]:
+    """Return the target of arrays that are said to be text."""
+    short = st.lists(st.lists(st.integers(-1, 12), min_size=3, max_size=3), min_size=1, max_size=9).map(np.array)
+    drawn = st.tuples(short | arrays, st.none() | arrays, st.integers(-1, 20), st.none() | st.integers(-2, 20))
+    return {"tokens": Target(drawn, _tokens)}
+
+
+def _tokens(drawn: tuple[Any, Any, int, int | None]) -> None:
+    inputs, targets, vocabulary, padding = drawn
+    made = Dataset.from_tokens(inputs, targets, vocabulary=vocabulary, padding=padding)
+    if int(made.train.inputs.max()) >= vocabulary or int(made.train.inputs.min()) < 0:
+        raise Finding("a token that isn't of the vocabulary was taken")
+
+
+TASK = ("mean", "std", "input_shape", "columns", "tokens", "loss", "outputs", "kind", "x")
+
+
+def _columns() -> Draw:
+    numbers, words = st.integers(-1, 70), st.text(max_size=3)
+    column: dict[str, Draw] = {"name": words, "kind": st.sampled_from(["numeric", "categorical", "odd"])}
+    column |= {"positions": st.lists(numbers, max_size=3), "categories": st.lists(words, max_size=3)}
+    optional: dict[str, Draw] = {"x": words, "mean": st.floats(), "codes": st.lists(st.floats(), max_size=3)}
+    fields = {"vocabulary": numbers, "padding": numbers, "end": numbers, "causal": st.booleans()}
+    return st.lists(st.fixed_dictionaries(column, optional=optional), max_size=3) | st.fixed_dictionaries(
+        {}, optional=fields
+    )
+
+
+def of_task(folder: Path) -> Target:
+    """Return the target of a recording's task that is told, as by ``fedaudit attack --task``."""
+    from tests import recording_cases
+
+    def run(values: dict[str, Any]) -> None:
+        if not folder.exists():
+            recording_cases.federation(folder, rounds=1, clients=1)
+        read = Transcript.load(folder, recording_cases.Net(), task=values)
+        load_recorded_truth(folder / FOLDER, read, {})
+
+    return Target(st.dictionaries(st.sampled_from(TASK), odd | _columns(), max_size=3), run)
+
+
+def of_text(folder: Path) -> Target:
+    """Return the target of a transcript of text: what its index says of vocabulary, padding and task."""
+    small = {"data": {"name": "notes-causal"}, "model": {"name": "decoder", "width": 8}, "attacks": ["dager"]}
+    small["federations"] = [{"name": "f", "clients": 1, "examples": 2, "batch_size": 2}]
+    (recording,) = record(resolve(scenario_from(small)))
+    if not folder.exists():
+        save_recording(recording.transcript, recording.truth, folder)
+    index = json.loads((folder / "index.json").read_text())
+    del index["digest"]  # or any change would be refused unread
+
+    def run(values: Any) -> None:
+        (folder / "index.json").write_text(json.dumps(values))
+        transcript = Transcript.load(folder)
+        check_belongs(Truth.load(folder / "truth.safetensors"), transcript, folder)
+
+    return Target(changed(index), run)
