@@ -18,6 +18,7 @@ from fedaudit.attacks.active.bins import edges
 from fedaudit.federation.simulator import Recording, simulate
 from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.prepare import resolve
+from fedaudit.report.advice import advice, command
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -185,6 +186,8 @@ def test_a_transcript_of_an_altered_model_is_attacked_as_it_lies_on_disk(tmp_pat
     audit = fedaudit.attack(tmp_path / "seen", ["imprint"], out=tmp_path / "out", progress=False, controls=False)
     assert not isinstance(audit, list)
     assert audit.result.adversary.adversary == "malicious-server"
+    assert advice(audit.result)[0].change.startswith("fedaudit check-model")
+    assert command(audit.result, advice(audit.result)[0].change) == advice(audit.result)[0].change
     assert audit.result.adversary.acts
     assert [summary.attack for summary in audit.result.summaries] == ["imprint"]
     assert audit.result.summaries[0].verdict == "recovered"

@@ -38,7 +38,7 @@ def advice(result: AuditResult) -> list[Advice]:
 
 def command(result: AuditResult, change: str) -> str:
     """Return the command that tries a change, or the change alone where a user's own parts can't be named in one."""
-    if not result.repeat.startswith(_COMMAND):
+    if not result.repeat.startswith(_COMMAND) or change.startswith("fedaudit "):
         return change
     return f"fedaudit audit scenario.yaml {change} --out NEW{result.repeat.removeprefix(_COMMAND)}"
 
@@ -48,6 +48,14 @@ def _against(result: AuditResult) -> list[Advice]:
     kinds = {s.kind for s in leaks}
     lines = []
     recorded = any(f.recording for f in result.federations)
+    if result.adversary.adversary == "malicious-server":
+        lines.append(
+            Advice(
+                "Check every model before you train on it.",
+                "A client can see what it was sent. Under Adversary and setting stands which checks notice this.",
+                "fedaudit check-model RECEIVED --scenario scenario.yaml --client 0",
+            )
+        )
     if is_vertical(result):
         lines += _in_vertical(result, leaks)
     elif recorded:
