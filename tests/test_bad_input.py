@@ -68,7 +68,11 @@ SETTINGS = [
     ("federation name up", ["federations.sgd.name=../x"], "the name '../x' can't be used"),
     ("federation name with slash", ["federations.sgd.name=a/b"], "the name 'a/b' can't be used"),
     ("federation name with space", ["federations.sgd.name=a b"], "the name 'a b' can't be used"),
-    ("unknown algorithm", ["federations.sgd.algorithm=fedvg"], "it should be 'fedsgd', 'fedavg' or 'fedprox'"),
+    (
+        "unknown algorithm",
+        ["federations.sgd.algorithm=fedvg"],
+        "it should be 'fedsgd', 'fedavg', 'fedprox' or 'vertical'",
+    ),
     ("unknown partition", ["federations.sgd.partition.scheme=dirichelt"], "did you mean 'dirichlet'?"),
     ("option of another partition", ["federations.sgd.partition.alpha=1"], "'iid' takes no options; leave 'alpha' out"),
     (

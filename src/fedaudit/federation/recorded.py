@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedaudit.examples import TokenInfo, example_kind
 from fedaudit.examples.columns import Column
+from fedaudit.federation.recorded_task import outputs_of, preprocessing
 from fedaudit.federation.rounds import REMEDY, Digest, Files, Round, expected, read_file
 from fedaudit.training import BCE, Loss, TrainingConfig, loss_function
 from fedaudit.update import TaskInfo, Update
@@ -260,7 +261,7 @@ def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[
         )
     if not example_kind(kind).fits(shape):
         raise BadInput(f"the inputs have the shape {shape}, which {example_kind(kind).plural} don't have")
-    if task.columns and kind != "table":
+    if task.columns and (task.tokens or len(shape) != 1):
         raise BadInput(f"only tables have columns; these examples are of the kind '{kind}'")
     if task.tokens and task.kind not in (None, "tokens"):
         raise BadInput(f"a vocabulary belongs to tokens; these examples are of the kind '{task.kind}'")
@@ -278,7 +279,7 @@ def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[
     channels = example_kind(kind).channels(shape)
     mean, std = task.mean, task.std
     if mean is None or std is None:
-        mean, std = _preprocessing(task, kind, channels, notes)
+        mean, std = preprocessing(task.least, task.most, kind, channels, notes)
     info = TaskInfo(
         model="custom",
         width=None,
@@ -296,56 +297,6 @@ def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[
         tokens=task.tokens,
     )
     return info, loss or loss_function(name, info.label_smoothing, info.class_weights)
-
-
-def _preprocessing(
-    task: RecordedTask, kind: str, channels: int, notes: list[str]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation: estimated from the range of what the model saw, where it has bounds.
-
-    Of many images some pixel is black and some is white, in each channel: x = (p − mean) / std lies in
-    [−mean / std, (1 − mean) / std].
-    """
-    identity = (0.0,) * channels, (1.0,) * channels
-    if example_kind(kind).bounds is None:
-        return identity
-    if task.least is None or task.most is None or len(task.least) != channels or len(task.most) != channels:
-        notes.append("how inputs are normalised was not recorded: they are taken to lie in [0, 1]; give --mean, --std")
-        return identity
-    if min(task.least) >= 0 and max(task.most) <= 1:
-        return identity
-    std = tuple(1 / max(high - low, 1e-6) for low, high in zip(task.least, task.most, strict=True))
-    mean = tuple(-low * s for low, s in zip(task.least, std, strict=True))
-    words = ", ".join(f"{m:.3g} ± {s:.3g}" for m, s in zip(mean, std, strict=True))
-    notes.append(f"how inputs are normalised was estimated from their range ({words}); give --mean and --std if known")
-    return mean, std
-
-
-def outputs_of(module: nn.Module, shape: tuple[int, ...], tokens: TokenInfo | None = None) -> int:
-    """Return how many outputs ``module`` has for one input of ``shape``, of a causal task for one token.
-
-    Raises:
-        BadInput: it can't take such an input.
-    """
-    before = [(part, part.training) for part in module.modules()]
-    try:
-        module.eval()
-        with torch.no_grad():
-            found = module(torch.zeros(1, *shape, dtype=torch.int64 if tokens else torch.float32))
-    except Exception as error:
-        raise BadInput(f"the model can't take an input of shape {shape}: {type(error).__name__}: {error}") from None
-    finally:
-        for part, training in before:
-            part.training = training
-    if tokens and tokens.causal and isinstance(found, Tensor) and found.shape == (1, tokens.vocabulary, *shape):
-        return tokens.vocabulary
-    if not isinstance(found, Tensor) or found.ndim != 2:
-        got = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise BadInput(
-            f"the model's output is {got}; fedaudit needs (n, classes) logits, or (n, 1); where each next "
-            "token is predicted, (n, vocabulary, length)"
-        )
-    return int(found.shape[1])
 
 
 class _Reader:

@@ -23,11 +23,11 @@ from fedaudit.federation.recorded import (
     RecordedTask,
     RoundEntry,
     TotalEntry,
-    outputs_of,
     read_header,
     read_rounds,
     round_file,
 )
+from fedaudit.federation.recorded_task import outputs_of
 from fedaudit.federation.recorded_truth import CANDIDATES, FOLDER, save_examples, truth_file
 from fedaudit.federation.rounds import check_new
 from fedaudit.federation.secure_sum import training_of_sum

@@ -71,15 +71,15 @@ class SourceInference(Attack):
         Raises:
             NotApplicable: with the reason and the remedy.
         """
-        super().check(observation)
-        whole(observation)
-        observation.need_messages()
         messages = observation.messages
         if any(message.update.members for message in messages):
             raise NotApplicable(
                 f"{self.name} compares what single clients returned, and only sums of several clients' updates are "
                 "known (secure aggregation); audit with threat.sees=updates"
             )
+        super().check(observation)
+        whole(observation)
+        observation.need_messages()
         if len({message.client for message in messages}) < 2:
             raise NotApplicable(f"{self.name} names one client of several, and updates of one only are known")
         for message in messages:
