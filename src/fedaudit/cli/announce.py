@@ -27,7 +27,8 @@ def audit_in_words(written: dict[str, Any], *, what_if: bool = False) -> str:
     federations, attacks = _items(written, "federations"), _items(written, "attacks")
     updates = _updates(written, federations)
     rounds = sum(_number(one, "rounds", 1) for one in federations)
-    size = f", {_count(rounds, 'round')}, {_count(updates, 'update')} to attack" if updates else ""
+    size = f", {_count(rounds, 'round')}" if rounds else ""
+    size += f", {_count(updates, 'update')} to attack" if updates else ""
     defences = " without defence and under those that fit" if what_if else _defences(written)
     return (
         f"{_name(written)}: auditing {_list('federation', _names(federations))}{defences}{size}, "
@@ -77,14 +78,14 @@ def _defences(written: dict[str, Any]) -> str:
 
 
 def _updates(written: dict[str, Any], federations: Sequence[dict[str, Any]]) -> int:
-    """Return how many updates the attacks receive at most."""
+    """Return how many updates the attacks receive at most; parties of a vertical federation send none."""
     settings = written.get("evaluation")
     settings = settings if isinstance(settings, dict) else {}
     chosen = settings.get("federations")
     defences = written.get("defences")
     updates = 0
     for one in federations:
-        if isinstance(chosen, list) and one.get("name") not in chosen:
+        if one.get("algorithm") == "vertical" or (isinstance(chosen, list) and one.get("name") not in chosen):
             continue
         record = one.get("record")
         rounds = len(record) if isinstance(record, list) else _number(one, "rounds", 1)
