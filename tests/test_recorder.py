@@ -20,6 +20,7 @@ import fedaudit
 from fedaudit import Recorder, Transcript
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.federation.secure_sum import sums_only
+from fedaudit.recording.capture import Capture
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from tests.integrity_cases import unsealed
 from tests.recording_cases import MEAN, STD, Net, audited, federation, held, train
@@ -410,3 +411,16 @@ def test_victims_are_looked_for_among_all_that_was_recorded_or_given(tmp_path: P
                 recorder.update("a", model.state_dict(), captured)
     result = audited(tmp_path / "r", module=Net(), rounds=[0])
     assert {i.candidates for f in result.findings for i in f.images} == {4 + 4 + 50}
+
+
+def test_a_state_that_is_known_is_not_copied() -> None:
+    model = Net()
+    known = {name: value.clone() for name, value in model.state_dict().items()}
+    first = next(iter(known))
+    with torch.no_grad():
+        model.state_dict()[first].add_(1)  # not what was sent
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    with Capture(known=known) as seen:
+        train(model, held(0))
+    assert {name for name, value in seen.start.items() if value is known[name]} == set(known) - {first}
+    assert all(value.equal(wanted[name]) for name, value in seen.start.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Self
 
 import torch
@@ -71,6 +71,7 @@ class Capture:
     Args:
         module: whose training, or that of a copy of it, to watch; None: the first module with parameters that is called
             with gradients on and that an optimiser then steps.
+        known: tensors by name that nobody changes; where the state begins with one, it isn't copied.
 
     Attributes:
         module: that was watched; the inner one of ``DataParallel`` and ``torch.compile``. None: none was seen.
@@ -81,8 +82,9 @@ class Capture:
         notes: what else a reader should know, in words.
     """
 
-    def __init__(self, module: nn.Module | None = None) -> None:
+    def __init__(self, module: nn.Module | None = None, known: Mapping[str, Tensor] | None = None) -> None:
         self.module: nn.Module | None = None
+        self._known = known or {}
         self.notes: list[str] = []
         self._only = None if module is None else inner(module)
         self._watched: list[Watched] = []
@@ -321,9 +323,8 @@ class Capture:
         parameters = dict(module.named_parameters())
         if not any(p.requires_grad for p in parameters.values()):
             return None
-        watched = Watched(
-            module, state_of(module), parameters, versions(parameters), GradientWatch([*parameters.values()])
-        )
+        start, gradients = state_of(module, self._known), GradientWatch([*parameters.values()])
+        watched = Watched(module, start, parameters, versions(parameters), gradients)
         self._watched.append(watched)
         if self.module is None:
             self.module = module
@@ -334,7 +335,7 @@ class Capture:
             if watched is self._own:
                 self._note("weights were changed between steps by something else than the optimiser", "optimiser")
             else:  # they were loaded after a first look at the model
-                watched.start = state_of(watched.module)
+                watched.start = state_of(watched.module, self._known)
             watched.versions = now
         if isinstance(called, nn.parallel.DistributedDataParallel):
             self._note("gradients are averaged over processes, of which one was watched", "several-losses")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,10 +161,16 @@ def inner(module: nn.Module) -> nn.Module:
             return module
 
 
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of a module's state on the CPU."""
-    found = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
-    return {k: v.detach().to("cpu", copy=True) for k, v in found.items()}
+def state_of(module: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a module's state on the CPU: what is ``known`` and nobody changes, as it is, of all else a copy."""
+    found = {k: v.detach() for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    return {
+        k: known[k] if k in known and _same(v.cpu(), known[k]) else v.to("cpu", copy=True) for k, v in found.items()
+    }
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.equal(other)
 
 
 def alike(module: nn.Module, other: nn.Module) -> bool:

@@ -227,7 +227,7 @@ class Recorder:
             return nullcontext(None)
         from fedaudit.recording.capture import Capture
 
-        return Capture(module or self.module)
+        return Capture(module or self.module, self._weights)
 
     def update(
         self,
@@ -278,7 +278,7 @@ class Recorder:
         self._save(message.file, tensors_of(state), entry)
         start = tensors_of(sent) if sent is not None else captured.start if captured is not None else {}
         if any(
-            key in self._weights and not value.cpu().equal(self._weights[key].to(value.dtype))
+            value is not (known := self._weights.get(key, value)) and not value.cpu().equal(known.to(value.dtype))
             for key, value in start.items()
         ):
             message.sent = f"{stem}-sent.safetensors"
