@@ -239,8 +239,9 @@ def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
 
 
 PARENT = """\
-import sys, time, tempfile
+import signal, sys, time, tempfile
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
 from fedaudit.utils.processes import run_tasks
 def busy(path):
     import os
