@@ -185,7 +185,7 @@ def test_of_secure_aggregation_the_total_is_recorded(tmp_path):
     run(tmp_path / "a", recorder, strategy=SECAGG.lstrip("\n "), client=client)
     assert recorder.names() == ["begin_round", "total", "end_round"] * 2
     ((state,), options), _ = recorder.all("total")
-    assert options == {"clients": 3, "num_examples": 6}
+    assert options == {"clients": 3, "num_examples": 6, "training": ()}
     torch.testing.assert_close(state["1.bias"], recorder.all("begin_round")[0][0][0]["1.bias"] + 2)
 
 

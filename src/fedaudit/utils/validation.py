@@ -61,11 +61,12 @@ def of_use(value: float) -> float:
 
 
 def not_tiny(value: float) -> float:
-    """Return ``value`` unless it is so near 0 that single precision can't tell.
+    """Return ``value`` unless it is so near 0, or so far from it, that single precision can't tell.
 
     Raises:
         ValueError: it is.
     """
+    of_use(value)  # of several such validators on one field pydantic 2.9 keeps the last
     if 0 < value < SMALLEST:
         raise ValueError(f"{value:g} is too near 0 to compute with: {SMALLEST:g} is the least above it")
     return value
