@@ -295,6 +295,12 @@ def test_canaries_that_are_too_few_conclude_nothing():
     assert "use more canaries" in summary.advice[0]
 
 
+def test_canaries_that_are_too_few_conclude_nothing_without_a_promise_either():
+    summary = audited("none", {"canaries": 4}).summaries[0]
+    assert summary.verdict == "inconclusive"
+    assert summary.advice == ["use more canaries: 4 canaries could show an ε of 0 at most"]
+
+
 def test_without_a_promise_anything_shown_is_a_leak():
     result = audited("none", {"canaries": 200})
     assert result.findings[0].epsilon.claimed is None

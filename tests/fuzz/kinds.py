@@ -1,8 +1,9 @@
-"""What is fuzzed of tables and text: frames, tokens, what is told of a recording's task, a transcript's vocabulary."""
+"""What is fuzzed of tables, text and canaries: frames, tokens, a recording's task, a vocabulary, readings."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from fedaudit import attack
 from fedaudit.data import Dataset, from_frame
+from fedaudit.federation.canaries import OBSERVERS, Canaries
+from fedaudit.federation.canary_files import CANARIES, CanariesEntry
+from fedaudit.federation.recorded_canaries import save_coins
 from fedaudit.federation.recorded_truth import FOLDER, load_recorded_truth
 from fedaudit.federation.transcript import Transcript
 from fedaudit.federation.truth import Truth, check_belongs, save_recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import scenario_from
+from fedaudit.utils.integrity import save_sealed
 from tests.fuzz.base import Finding, Target
 from tests.fuzz.strategies import Draw, changed, odd
 
@@ -87,3 +93,33 @@ def of_text(folder: Path) -> Target:
         check_belongs(Truth.load(folder / "truth.safetensors"), transcript, folder)
 
     return Target(changed(index), run)
+
+
+def of_canaries(folder: Path) -> Target:
+    """Return the target of an audit of ε on a recording, with what it says of canaries changed and sealed again."""
+    from tests import recording_cases
+
+    count = 8
+    values = st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e300, -1e300, float("nan"), float("inf")])
+    rows = st.lists(st.lists(values, min_size=count, max_size=count), max_size=3)
+    kinds = st.sampled_from([torch.float64] * 5 + [torch.float32, torch.int64])
+    readings = st.dictionaries(st.sampled_from([*OBSERVERS] * 4 + ["x"]), st.tuples(rows, kinds), max_size=3)
+    sound = Canaries("client", "add-remove", {"models": torch.rand(2, count, dtype=torch.float64)})
+    sound = replace(sound, noise={"models": 1.0}, rates={"models": 0.5}, covered=("models",), claimed=8.0)
+    entry = json.loads(CanariesEntry.of(sound).model_dump_json())
+    if not folder.exists():
+        recording_cases.federation(folder, rounds=1, clients=1)
+    id = Transcript.load(folder, recording_cases.Net()).recording
+    assert id is not None
+    entries = st.just(entry) | changed(entry, st.sampled_from([0, 1, 0.0, 1.0, 1e-300, 1e300, 257, 10**9, None, "sum"]))
+
+    def run(drawn: tuple[Any, dict[str, Any], list[bool]]) -> None:
+        about, read, coins = drawn
+        tensors = sound.readings | {
+            name: torch.tensor(rows, dtype=torch.float64).to(kind) for name, (rows, kind) in read.items()
+        }
+        save_sealed(folder / CANARIES, tensors, {"recording": id, "canaries": json.dumps(about)}, CANARIES)
+        save_coins(folder, id, torch.tensor(coins))
+        attack(folder, ["epsilon"], module=recording_cases.Net(), progress=False)
+
+    return Target(st.tuples(entries, readings, st.lists(st.booleans(), min_size=count, max_size=count)), run)

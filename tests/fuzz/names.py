@@ -12,6 +12,7 @@ NAMES = [
         "index",
         "transcript",
         "recording",
+        "canaries",
         "arrays",
         "columns",
         "frame",

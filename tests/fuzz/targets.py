@@ -43,7 +43,7 @@ from tests.conftest import SCENARIO
 from tests.fuzz.base import Finding as Finding
 from tests.fuzz.base import Target as Target
 from tests.fuzz.formats import Format, formats, picture
-from tests.fuzz.kinds import of_frame, of_task, of_text, of_tokens
+from tests.fuzz.kinds import of_canaries, of_frame, of_task, of_text, of_tokens
 from tests.fuzz.strategies import ODD, Draw, by_schema, by_settings, changed, mutated, odd
 from tests.test_studies import TINY
 
@@ -69,6 +69,7 @@ def targets(folder: Path) -> dict[str, Target]:
         **_of_transcripts(folder / "recorded"),
         "text": of_text(folder / "text"),
         **_of_recordings(folder / "recording"),
+        "canaries": of_canaries(folder / "canaries"),
     }
     files = folder / "formats"
     files.mkdir(exist_ok=True)

@@ -278,7 +278,8 @@ def _recorder(result: dict[str, Any]) -> Sheet:
             [
                 *(row["model"], f"{row['parameters']:,}", str(row["clients"]), str(row["steps"])),
                 *(_number(statistics.median(row[key]), ".2f") for key in ("without", "with")),
-                *(_number(row[key], ".3f") for key in ("ratio", "cpu_ratio")),
+                _number(row["ratio"], ".3f") + _between(row["interval"]),
+                _number(row["cpu_ratio"], ".3f"),
             ]
             for row in result["rows"]
         ],
@@ -288,8 +289,13 @@ def _recorder(result: dict[str, Any]) -> Sheet:
             f"at most {_number(long['peak_mib'], '.0f')} MiB of memory beside the models "
             f"({_number(long['peak_mib_first_round'], '.0f')} in the first round)."
         ],
-        reading="Seconds are medians; a ratio is the median over the pairs, of wall time and of CPU time.",
+        reading="Seconds are medians; a ratio is the median over the pairs, of wall time (in brackets a 95 % interval, by "
+        "the sign test) and of CPU time.",
     )
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 def _canaries(result: dict[str, Any]) -> Sheet:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import binom
 from torch import Tensor, nn
 
 from fedaudit.models import build_model, set_training_mode
@@ -32,14 +33,14 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
     one image each. The files of a round are deleted once it is over, so that neither disk nor memory must hold all.
 
     Args:
-        quick: one client and two pairs of rounds instead of two and seven; the long recording is two rounds instead
-            of 100.
+        quick: two pairs of rounds instead of 15; the long recording is two rounds instead of 100.
         display: shows progress.
 
     Returns:
-        rows with the seconds of each round, and the long recording's bytes and memory.
+        rows with the seconds of each round, the median ratio with a 95 % interval, and the long recording's bytes and
+        memory.
     """
-    pairs, clients, rounds = (2, 1, 2) if quick else (7, 2, 100)
+    pairs, clients, rounds = (2, 1, 2) if quick else (15, 1, 100)
     report = (display or Quiet()).stage("recorded rounds", len(_MODELS) * pairs + rounds)
     rows = []
     with one_thread(), temporary_folder() as folder:
@@ -67,7 +68,8 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
                     "clients": clients,
                     "steps": steps,
                     **spent,
-                    **{key: _ratio(spent, key) for key in ("ratio", "cpu_ratio")},
+                    **{key: statistics.median(_ratios(spent, key)) for key in ("ratio", "cpu_ratio")},
+                    "interval": _interval(_ratios(spent, "ratio")),
                 }
             )
         before = len(_MODELS) * pairs
@@ -75,11 +77,17 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
     return {"batch": _BATCH, "pairs": pairs, "rows": rows, "long": volume}
 
 
-def _ratio(spent: dict[str, list[float]], key: str) -> float:
-    """Return the median over the pairs of rounds: on a machine that others use, too, pairs differ less than rounds."""
+def _ratios(spent: dict[str, list[float]], key: str) -> list[float]:
+    """Return the ratio of each pair of rounds: on a machine that others use, too, pairs differ less than rounds."""
     before = key.removesuffix("ratio")
-    pairs = zip(spent[f"{before}without"], spent[f"{before}with"], strict=True)
-    return statistics.median(b / a for a, b in pairs)
+    return [b / a for a, b in zip(spent[f"{before}without"], spent[f"{before}with"], strict=True)]
+
+
+def _interval(ratios: list[float]) -> tuple[float, float] | None:
+    """Return the order statistics that hold the median in 95 of 100 cases at least (sign test); None of too few."""
+    n, ranked = len(ratios), sorted(ratios)
+    fits = [k for k in range(n // 2) if 2 * binom.cdf(k, n, 0.5) <= 0.05]
+    return (ranked[fits[-1]], ranked[n - 1 - fits[-1]]) if fits else None
 
 
 def _examples(n: int) -> tuple[Tensor, Tensor]:

@@ -155,10 +155,8 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
         advice = "use more canaries: the demonstrated ε is above the claimed one, but not surely enough"
         return Judgement("inconclusive", text, evidence, advice=advice)
     if found.attainable <= (found.claimed or 0.0):
-        advice = (
-            f"use more canaries: {of} could show an ε of {found.attainable:.3g} at most, and {found.claimed:.3g} is "
-            "claimed"
-        )
+        against = "" if found.claimed is None else f", and {found.claimed:.3g} is claimed"
+        advice = f"use more canaries: {of} could show an ε of {found.attainable:.3g} at most{against}"
         return Judgement("inconclusive", text, evidence, advice=advice)
     return Judgement("not demonstrated", text, evidence)
 

@@ -16,7 +16,7 @@ from fedaudit.utils.errors import CorruptTranscript
 CANARIES = "canaries.safetensors"
 
 _Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Share = Annotated[float, Field(ge=0, le=1)]
+_Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class CanariesEntry(BaseModel):
