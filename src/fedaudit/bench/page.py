@@ -289,8 +289,8 @@ def _recorder(result: dict[str, Any]) -> Sheet:
             f"at most {_number(long['peak_mib'], '.0f')} MiB of memory beside the models "
             f"({_number(long['peak_mib_first_round'], '.0f')} in the first round)."
         ],
-        reading="Seconds are medians; a ratio is the median over the pairs, of wall time (in brackets a 95 % interval, by "
-        "the sign test) and of CPU time.",
+        reading="Seconds are medians; a ratio is the median over the pairs, of wall time (in brackets its 95 % "
+        "interval, by the sign test) and of CPU time.",
     )
 
 
