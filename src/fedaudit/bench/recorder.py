@@ -33,14 +33,15 @@ def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, A
     one image each. The files of a round are deleted once it is over, so that neither disk nor memory must hold all.
 
     Args:
-        quick: two pairs of rounds instead of 15; the long recording is two rounds instead of 100.
+        quick: one client and two pairs of rounds instead of two and 15; the long recording is two rounds instead of
+            100.
         display: shows progress.
 
     Returns:
         rows with the seconds of each round, the median ratio with a 95 % interval, and the long recording's bytes and
         memory.
     """
-    pairs, clients, rounds = (2, 1, 2) if quick else (15, 1, 100)
+    pairs, clients, rounds = (2, 1, 2) if quick else (15, 2, 100)
     report = (display or Quiet()).stage("recorded rounds", len(_MODELS) * pairs + rounds)
     rows = []
     with one_thread(), temporary_folder() as folder:

@@ -10,7 +10,7 @@ from fedaudit.utils.errors import BadInput, unknown_name
 if TYPE_CHECKING:
     from fedaudit.data import Dataset
 
-EMBEDDED = ("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic")
+EMBEDDED = ("photos", "digits", "digits-parity", "breast-cancer", "diabetes", "leaf-synthetic", "notes", "notes-causal")
 ALGORITHMS = ("fedsgd", "fedavg", "fedprox")
 MALICIOUS = "malicious-client"
 ADVERSARIES = {
@@ -51,6 +51,8 @@ class Choice:
 
 def models_for(dataset: Dataset) -> tuple[str, ...]:
     """Return the models that are offered for the data, the usual one first; any other that takes them may be named."""
+    if dataset.tokens is not None:
+        return ("decoder", "decoder-lora") if dataset.tokens.causal else ("decoder", "encoder", "decoder-lora")
     if dataset.task == "regression":
         return ("linear", "mlp")
     if len(dataset.input_shape) == 1:
@@ -73,11 +75,11 @@ def complete(choice: Choice, dataset: Dataset) -> Choice:
     if choice.algorithm is not None and choice.algorithm not in ALGORITHMS:
         raise BadInput(f"--algorithm: {unknown_name('algorithm', choice.algorithm, list(ALGORITHMS))}")
     question = question_of(choice, dataset)
-    usual = {"inversion": 4, "drawing": 5}.get(question, 5)
+    usual = {"inversion": 4, "words": 2}.get(question, 5)
     return replace(
         choice,
         model=choice.model or usual_model(choice.adversary, dataset),
-        algorithm=choice.algorithm or ("fedsgd" if question == "inversion" else "fedavg"),
+        algorithm=choice.algorithm or ("fedsgd" if question in ("inversion", "words") else "fedavg"),
         clients=choice.clients or usual,
     )
 
@@ -87,17 +89,26 @@ def usual_model(adversary: str, dataset: Dataset) -> str:
     question = question_of(Choice(adversary=adversary), dataset)
     if question == "drawing":
         return "strided-cnn"
-    if question == "members" and dataset.task == "classification":
+    if question == "members" and dataset.task == "classification" and dataset.tokens is None:
         return "mlp"
     return models_for(dataset)[0]
 
 
 def question_of(choice: Choice, dataset: Dataset) -> str:
-    """Return what is attacked: by default images are rebuilt, and of tables members or a hidden attribute are told.
+    """Return what is attacked: images are rebuilt, text is read, and of tables members or a hidden attribute are told.
 
     Returns:
-        ``inversion``, ``members``, ``attribute`` or ``drawing``.
+        ``inversion``, ``words``, ``members``, ``attribute`` or ``drawing``.
+
+    Raises:
+        BadInput: nothing can be asked of text there.
     """
+    if dataset.tokens is not None:
+        if choice.adversary in (MALICIOUS, "client"):
+            raise BadInput(
+                f"--adversary {choice.adversary}: text is read in what clients send; take server or eavesdropper"
+            )
+        return "words"
     images = len(dataset.input_shape) == 3 and dataset.task == "classification"
     if choice.adversary == MALICIOUS:
         return "drawing" if images else "members"
@@ -115,7 +126,7 @@ def scenario_text(choice: Choice, dataset: Dataset, *, effort: float = 1.0) -> s
         effort: iterations of attacks on images, or else rounds, as a share of the usual ones.
     """
     question = question_of(choice, dataset)
-    split = "test" if question == "inversion" else "train"
+    split = "test" if question in ("inversion", "words") else "train"
     held = len(dataset.test if split == "test" else dataset.train)
     clients = choice.clients or 1
     if clients > held:
@@ -125,6 +136,7 @@ def scenario_text(choice: Choice, dataset: Dataset, *, effort: float = 1.0) -> s
     federation = _federation(choice, dataset, question, held, effort)
     asks = {
         "inversion": "rebuild training images from what clients send",
+        "words": "read training text in what clients send",
         "members": "tell whose records the federation trained on",
         "attribute": f"tell the attribute '{_hidden(dataset)}' of records that the federation trained on",
         "drawing": "draw what the others' images of a class look like",
@@ -171,6 +183,7 @@ _WHO = {
 }
 _DEFENCE = {
     "inversion": "{name: top-k, ratio: 0.1}",
+    "words": "{name: top-k, ratio: 0.1}",
     "members": "{name: dp, clip: 1.0, noise: 1.0, epsilon: null}",
     "attribute": "{name: dp, clip: 1.0, noise: 1.0, epsilon: null}",
     "drawing": "{name: top-k, ratio: 0.1}",
@@ -233,6 +246,8 @@ def _model(choice: Choice, question: str) -> dict[str, Any]:
     values: dict[str, Any] = {"name": name}
     if name == "mlp":
         values["width"] = 64
+    if question == "words":
+        values["width"] = 128
     if name == "convnet-small":
         values["width"] = 32 if question == "inversion" else 16
     if name == "lenet" and question == "inversion":
@@ -248,11 +263,13 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int, effo
     values: dict[str, Any] = {"name": choice.algorithm, "algorithm": choice.algorithm, "clients": clients}
     if clients > _A_ROUND:
         values["clients_per_round"] = _A_ROUND
-    if question == "inversion":
-        each = 1 if sends_gradients else 4
-        values |= {"rounds": 1, "examples": max(clients, min(clients * each, held)), "draw": "first", "batch_size": 1}
+    if question in ("inversion", "words"):
+        text = question == "words"
+        each = 4 if text or not sends_gradients else 1
+        values |= {"rounds": 1, "examples": max(clients, min(clients * each, held))}
+        values |= {"batch_size": 4} if text else {"draw": "first", "batch_size": 1}
         local = {"local_steps": 4}
-        rate = 0.01 if sends_gradients else 0.001
+        rate = 0.01 if sends_gradients or text else 0.001
         known.pop("rounds", None)
     else:
         most = held if question == "drawing" else held // 3
@@ -288,7 +305,7 @@ def _malicious(question: str, dataset: Dataset, rounds: int) -> dict[str, Any]:
 def _threat(choice: Choice, dataset: Dataset, question: str, federation: dict[str, Any]) -> dict[str, Any]:
     adversary = "client" if choice.adversary == MALICIOUS else choice.adversary
     values: dict[str, Any] = {"adversary": adversary}
-    if question == "inversion":
+    if question in ("inversion", "words"):
         return {**values, "knows_labels": False}
     if question == "drawing":
         return values
@@ -312,6 +329,8 @@ def _attacks(choice: Choice, dataset: Dataset, question: str, effort: float) -> 
     if question == "inversion":
         iterations = max(20, int(effort * (600 if choice.algorithm == "fedsgd" else 300)))
         return [f"  - {{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic")]
+    if question == "words":
+        return ["  - dager", "  - which-tokens"]
     if question == "drawing":
         return ["  - gan"]
     if question == "attribute":
@@ -323,7 +342,7 @@ def _attacks(choice: Choice, dataset: Dataset, question: str, effort: float) -> 
 
 
 def _evaluation(question: str, federation: dict[str, Any]) -> dict[str, Any]:
-    if question == "inversion":
+    if question in ("inversion", "words"):
         most = _ATTACKED if federation["algorithm"] == "fedsgd" else _ATTACKED // 2
         return {"updates": most, "controls": True}
     return {"accuracy_every": max(1, federation["rounds"] // 4), "controls": True}

@@ -460,8 +460,7 @@ class Recorder:
         try:
             memory, digest = pieces(tensors), hashlib.sha256()
             with (self.folder / file).open("wb") as opened:
-                for piece in memory:
-                    write(opened, piece, digest)
+                write(opened, memory, digest)
             if self._header.digest:
                 entry.files[file] = digest.hexdigest()
         except (OSError, ValueError) as error:

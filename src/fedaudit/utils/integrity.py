@@ -93,8 +93,7 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
     draft = path.with_suffix(".part")
     with draft.open("wb") as file:
         file.write(header)
-        for piece in memory:
-            write(file, piece, digest)
+        write(file, memory, digest)
         file.seek(found.start(2))
         file.write(digest.hexdigest().encode())
     draft.replace(path)

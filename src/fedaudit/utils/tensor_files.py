@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import torch
@@ -26,16 +27,17 @@ _TYPES = {
 _CHUNK = 1 << 18  # a write of many megabytes at once takes several times as long
 
 
-def write(file: IO[bytes], piece: bytes | memoryview, digest: Any) -> None:
-    """Write one of :func:`pieces` and update a digest of :mod:`hashlib` with it, while the processor's cache has it.
+def write(file: IO[bytes], memory: Iterable[bytes | memoryview], digest: Any) -> None:
+    """Write :func:`pieces` and update a digest of :mod:`hashlib` with them beside it, which takes as long.
 
     Raises:
         OSError: it can't be written.
     """
-    for place in range(0, len(piece), _CHUNK):
-        part = piece[place : place + _CHUNK]
-        file.write(part)
-        digest.update(part)
+    with ThreadPoolExecutor(1) as beside:
+        for piece in memory:
+            beside.submit(digest.update, piece)
+            for place in range(0, len(piece), _CHUNK):
+                file.write(piece[place : place + _CHUNK])
 
 
 def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
