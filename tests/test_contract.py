@@ -63,6 +63,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "threat": {"adversary": "malicious-server"},
     },
     "spear": {"model": {"name": "mlp"}},
+    "cocktail": {"model": {"name": "mlp"}},
     "exact-linear": {"model": {"name": "mlp"}},
     **{
         name: {"data": {"name": "breast-cancer"}, "model": {"name": "mlp"}}

@@ -2,7 +2,7 @@
 
 # they all fill the registry
 from fedaudit.attacks.active import imprint  # noqa: F401
-from fedaudit.attacks.analytic import exact_linear, r_gap, spear  # noqa: F401
+from fedaudit.attacks.analytic import cocktail, exact_linear, r_gap, spear  # noqa: F401
 from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
 from fedaudit.attacks.epsilon import EpsilonFinding
 from fedaudit.attacks.findings import (

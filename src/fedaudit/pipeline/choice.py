@@ -24,6 +24,7 @@ from fedaudit.utils.validation import NamedSpec
 
 _MOST_STEPS = 16  # that are worth simulating; AGIC's one batch takes any number
 _MOST_IMAGES = 128  # or rows, in one update; beyond, only which labels they have is asked
+_SEARCHED = 24  # images in one update among which a search for exact zeros still finds all
 _DENSE = ("logistic", "mlp", "fcn-3", "fcn-3-dropout")  # models that begin with a fully connected layer
 _QUICK = {"iterations": 1000}  # what a first audit takes; the attacks' own default is ten times as many
 _FEWER = {"restarts": 10}  # likewise, of rows of a table: a third of its own
@@ -105,7 +106,12 @@ TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
     ("source-inference", {}, lambda c: c.members and c.sees and c.several and not c.sums),
     ("exact-linear", {}, lambda c: _exact(c) and c.images and c.examples == 1),
     ("exact-linear-rows", {}, lambda c: _exact(c) and c.table and c.examples == 1),
-    ("spear", {}, lambda c: _exact(c) and c.images and c.rectified and c.examples > 1),
+    ("spear", {}, lambda c: _exact(c) and c.images and c.rectified and 1 < c.examples <= _SEARCHED),
+    (
+        "cocktail",
+        {},
+        lambda c: _exact(c) and c.images and (c.examples > _SEARCHED or (not c.rectified and c.examples > 1)),
+    ),
     ("spear-rows", {}, lambda c: _exact(c) and c.table and c.rectified and c.examples > 1),
     ("invg", _QUICK, lambda c: _inverts(c) and (c.gradient or (c.training and c.steps <= _MOST_STEPS))),
     ("agic", _QUICK, lambda c: _inverts(c)),

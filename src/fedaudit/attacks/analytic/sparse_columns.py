@@ -176,6 +176,14 @@ def search_beside(parts: LowRank, known: Directions, one: int, starts: int, gene
     return _certain(parts, known, found + known.values[:, one, None] * multiple)
 
 
+def refine(parts: LowRank, directions: Tensor) -> Directions:
+    """Return the certain directions near ``directions`` (r, k)."""
+    if not directions.shape[1]:
+        return none_yet(parts)
+    white = _narrowed(_directed(parts.scores / parts.singular), directions * parts.singular[:, None], _WIDTHS)
+    return _certain(parts, none_yet(parts), white / parts.singular[:, None])
+
+
 def _descended(scores: Tensor, starts: int, generator: torch.Generator) -> Tensor:
     """Return different directions (r, k) in which ``scores`` (m, r) have small sums of sizes, k up to ``starts``."""
     spectrum, vectors = torch.linalg.eigh(scores.T @ scores)

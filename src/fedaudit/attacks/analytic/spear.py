@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -21,7 +21,6 @@ from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
 from fedaudit.attacks.analytic.sparse_columns import (
     Directions,
-    Factors,
     LowRank,
     certify,
     chosen,
@@ -46,6 +45,24 @@ _CERTIFIED = _STEP / 8
 _SLACK = 1e-4  # relative size of what may be on either side of the ReLU
 _FLIPPED = 0.05  # of an example's neurons, the most that may change sides during several local steps
 _OWN = 0.02  # relative distance up to which an example's own gradient is its column of L
+
+
+class Opened(NamedTuple):
+    """An update as the product that it is.
+
+    Attributes:
+        module: the model, as clients trained it.
+        observation: of the update.
+        layer: the model's first.
+        parts: its gradient.
+        several: local steps are summed in it.
+    """
+
+    module: nn.Module
+    observation: Observation
+    layer: FirstLayer
+    parts: LowRank
+    several: bool
 
 
 @register
@@ -81,6 +98,8 @@ class Spear(Attack):
         "fewer examples in an update than the layer has outputs, and than an example has numbers",
     )
 
+    rectified: ClassVar[bool] = True  # whether a ReLU must follow
+
     rounds: Count = 400
 
     def check(self, observation: Observation) -> None:
@@ -102,7 +121,7 @@ class Spear(Attack):
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         module = as_trained(observation.module, task_info, message.weights)
         layer = first_layer(module, task_info.input_shape)
-        if not layer.relu:
+        if self.rectified and not layer.relu:
             raise NotApplicable(
                 f"{self.name} needs a ReLU right after '{layer.name}', the first layer: its zeros tell examples apart; "
                 "run an attack that optimises (invg, agic)"
@@ -122,49 +141,77 @@ class Spear(Attack):
         message = observation.single()
         parts = low_rank(product, most, generator)
         several = message.update.training is not None and message.update.training.local_steps > 1
-        found, good = none_yet(parts), torch.zeros(0, dtype=torch.bool)
-        best: tuple[Tensor, Tensor, Factors] | None = None
-        beside = whole = 0
-        for done in range(self.rounds if parts.rank else 0):
-            if done % _CYCLE == 0 or not len(found):
-                new = search(parts, found, _STARTS, generator)
-            else:
-                new = search_beside(parts, found, beside % len(found), _STARTS_BESIDE, generator)
+        opened = Opened(module, observation, layer, parts, several)
+        found, sources = self._begin(opened, generator) if parts.rank else (none_yet(parts), None)
+        good = torch.zeros(0, dtype=torch.bool)
+        best: Recovered | None = None
+        before = beside = whole = 0
+        for done in range(self.rounds if parts.rank and layer.relu else 0):
+            if not len(found) or (done and done % _CYCLE == 0):
+                found = found.and_(search(parts, found, _STARTS, generator))
+            elif done:
+                found = found.and_(search_beside(parts, found, beside % len(found), _STARTS_BESIDE, generator))
                 beside += 1
-            before = len(found)
-            found = found.and_(new)
             if before < len(found) == parts.rank - 1:
-                found = found.and_(_last(module, observation, layer, parts, found, several))
+                found = found.and_(_last(opened, found))
+            new, before = len(found) > before, len(found)
             progress(min(len(found), parts.rank), parts.rank)
             good = torch.cat([good, torch.zeros(len(found) - len(good), dtype=torch.bool)])
             if best is not None and done - whole >= _PATIENCE:
                 break
-            if len(found) < parts.rank or len(found) == before:
+            if len(found) < parts.rank or not new:
                 continue
             own = chosen(parts, found, good)
             if len(own) < parts.rank:
                 continue
-            result = factors(parts, own)
-            certified, labels = _judged(module, observation, layer, parts, own, result, several)
-            if best is None or int(certified.sum()) > int(best[0].sum()):
-                best, whole = (certified, labels, result), done
-            if bool(certified.all()) or len(found) > 3 * parts.rank:
+            result = _judged(opened, own)
+            if best is None or int(result.certified.sum()) > int(best.certified.sum()):
+                best, whole = result, done
+            if bool(result.certified.all()) or len(found) > 3 * parts.rank:
                 break
-        return self._returned(observation, _recovered(layer, parts, found, best, most, generator, observation))
+        if best is None:
+            best = self._guess(opened, found, sources, generator)
+        return self._returned(observation, _placed(layer, parts.rank, best, most))
+
+    def _begin(self, opened: Opened, generator: torch.Generator) -> tuple[Directions, Tensor | None]:  # noqa: ARG002
+        """Return what is known before the search: certain directions, and likely ones of all examples, if any."""
+        return none_yet(opened.parts), None
+
+    def _guess(
+        self,
+        opened: Opened,
+        found: Directions,
+        sources: Tensor | None,  # noqa: ARG002
+        generator: torch.Generator,
+    ) -> Recovered:
+        """Return what is returned where not all directions are certain: those that are, and random ones."""
+        parts = opened.parts
+        note = (
+            f"only {len(found)} of {parts.rank} examples' directions were found, and an example needs all of them: "
+            "nothing is certified, and what is returned is a guess"
+        )
+        if parts.rank:
+            fill = torch.randn(parts.rank, parts.rank, dtype=torch.float64, generator=generator)
+            values = torch.cat([found.values, fill], dim=1)[:, : parts.rank]
+            rows = torch.linalg.solve(values, parts.right)
+            inputs = torch.as_tensor((rows / rows[:, -1:])[:, :-1].nan_to_num().clamp(-10, 10))
+        else:
+            inputs = parts.right.new_zeros(1, parts.right.shape[1] - 1)
+        none = torch.zeros(len(inputs), dtype=torch.int64)
+        return Recovered(inputs, none, none.bool(), (note,))
 
     def _returned(self, observation: Observation, found: Recovered) -> Finding:
         return as_images(observation, found, self.name)
 
 
-def _last(
-    module: nn.Module, observation: Observation, layer: FirstLayer, parts: LowRank, found: Directions, several: bool
-) -> Directions:
+def _last(opened: Opened, found: Directions) -> Directions:
     """Return the last direction, where all others are known; none where it isn't certain.
 
     A row of P⁻¹ is orthogonal to all other columns of P. So the last example is known before its direction is, and the
     neurons that it doesn't activate are the direction's zeros. Where these are too few, the direction is the one whose
     column is the example's own gradient, with the one label that fits.
     """
+    layer, parts = opened.layer, opened.parts
     row = torch.linalg.svd(found.values.T)[2][-1] @ parts.right
     inputs, weight, bias = row[:-1] / row[-1], layer.module.weight.detach(), layer.module.bias.detach()
     slack = _SLACK * (weight.norm(dim=1) * inputs.norm() + bias.abs())
@@ -174,9 +221,9 @@ def _last(
         last = certify(parts, torch.linalg.eigh(own.T @ own)[1][:, :1])
         if bool(last.certain.all()):
             return last
-    if several or not comparable(module, observation) or not bool(torch.isfinite(inputs).all()):
+    if opened.several or not comparable(opened.module, opened.observation) or not bool(torch.isfinite(inputs).all()):
         return none_yet(parts)
-    columns = own_gradients(module, observation, layer, inputs[None])[:, 0, parts.live].T
+    columns = own_gradients(opened.module, opened.observation, layer, inputs[None])[:, 0, parts.live].T
     directions = torch.linalg.lstsq(parts.scores, columns).solution
     unlike = (parts.scores @ directions - columns).norm(dim=0)
     best = int(unlike.argmin())
@@ -194,16 +241,10 @@ def _distinct_examples(message: Message) -> int:
     return message.update.num_examples
 
 
-def _judged(
-    module: nn.Module,
-    observation: Observation,
-    layer: FirstLayer,
-    parts: LowRank,
-    found: Directions,
-    result: Factors,
-    several: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return which of the recovered examples are certified (r,), and their labels (r,)."""
+def _judged(opened: Opened, found: Directions) -> Recovered:
+    """Return the examples that r independent directions give, each certified or not."""
+    module, observation, layer, parts, several = opened
+    result = factors(parts, found)
     inputs, weight = result.right[:, :-1], layer.module.weight.detach()
     assert layer.module.bias is not None
     before = inputs @ weight.T + layer.module.bias.detach()
@@ -220,51 +261,21 @@ def _judged(
     labels, distance = own_labels(module, observation, layer, inputs, columns)
     if not several and comparable(module, observation):
         sure &= distance <= _OWN
-    return sure, labels
+    count = f"{int(sure.sum())} of {len(inputs)} examples"
+    note = f"certified without the truth: {count}; estimated error {float(result.error.median()) * scale:.1g}"
+    return Recovered(inputs, labels, sure, (note,))
 
 
-def _recovered(
-    layer: FirstLayer,
-    parts: LowRank,
-    found: Directions,
-    best: tuple[Tensor, Tensor, Factors] | None,
-    most: int,
-    generator: torch.Generator,
-    observation: Observation,
-) -> Recovered:
-    """Return what came of it, in the order of the data's numbers: a guess where a direction is missing."""
-    notes = []
-    if best is not None:
-        certified, labels, result = best
-        inputs = result.right[:, :-1]
-        error = float(result.error.median()) * max(observation.task_info.std)
-        count = f"{int(certified.sum())} of {len(inputs)} examples"
-        notes.append(f"certified without the truth: {count}; estimated error {error:.1g}")
-    else:
-        notes.append(
-            f"only {len(found)} of {parts.rank} examples' directions were found, and an example needs all of them: "
-            "nothing is certified, and what is returned is a guess"
+def _placed(layer: FirstLayer, rank: int, found: Recovered, most: int) -> Recovered:
+    """Return what was found in the order of the data's numbers, and what the rank says of the update."""
+    notes = found.notes
+    if rank < most:
+        notes += (
+            f"the update's rank is {rank}, of {most} examples: some are equal, activate nothing or drown in noise",
         )
-        inputs = _guess(parts, found, generator)
-        labels = torch.zeros(len(inputs), dtype=torch.int64)
-        certified = torch.zeros(len(inputs), dtype=torch.bool)
-    if parts.rank < most:
-        notes.append(
-            f"the update's rank is {parts.rank}, of {most} examples: some are equal, activate nothing or drown in noise"
-        )
-    examples = torch.zeros_like(inputs)
-    examples[:, layer.places] = inputs
-    return Recovered(examples, labels, certified, tuple(notes))
-
-
-def _guess(parts: LowRank, found: Directions, generator: torch.Generator) -> Tensor:
-    """Return (r, inputs) of the directions that were found and random ones for the rest."""
-    if not parts.rank:
-        return parts.right.new_zeros(1, parts.right.shape[1] - 1)
-    fill = torch.randn(parts.rank, parts.rank, dtype=torch.float64, generator=generator)
-    values = torch.cat([found.values, fill], dim=1)[:, : parts.rank]
-    inputs = torch.linalg.solve(values, parts.right)
-    return torch.as_tensor((inputs / inputs[:, -1:])[:, :-1].nan_to_num().clamp(-10, 10))
+    examples = torch.zeros_like(found.inputs)
+    examples[:, layer.places] = found.inputs
+    return found._replace(inputs=examples, notes=notes)
 
 
 @register

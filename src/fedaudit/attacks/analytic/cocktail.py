@@ -1,0 +1,155 @@
+"""Cocktail party attack: large batches behind a fully connected layer, told apart as independent sources."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from fedaudit.attacks.analytic.first_layer import FirstLayer, own_labels
+from fedaudit.attacks.analytic.recovered import Recovered
+from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_yet, refine
+from fedaudit.attacks.analytic.spear import Opened, Spear
+from fedaudit.attacks.analytic.unmixing import unmix
+from fedaudit.attacks.base import ATTACK_CONFIG, register
+from fedaudit.update import TaskInfo
+from fedaudit.utils.validation import Count
+
+_ALIKE = 0.9  # |cosine| from which a direction of a source is the certain one beside it
+_SURELY = 0.8  # share of the neurons below zero that are taken to be so: an image is known with errors
+_OUTSIDE = 0.02  # share of an image's pixels that may lie outside of their range
+
+
+@register
+@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class Cocktail(Spear):
+    """Cocktail party attack (Kariyappa et al., ICML 2023): images told apart in a sum as voices are in a room.
+
+    The gradient of a first fully connected layer holds as many independent combinations of the inputs as the batch has
+    examples. Independent component analysis looks for those combinations that look like single images, whatever the
+    activation is, and in batches that no search for exact zeros gets through.
+
+    Departures. The paper maximises negentropy of the pixels, less total variation and mutual information, by Adam over
+    thousands of steps; here ICA is done on the differences of neighbouring pixels, which are sparse and nearly
+    independent (:func:`.unmix`): seconds on a CPU. A source's scale and sign are those that the gradient of the bias
+    gives, or where that leads out of the pixels' range, the largest that stay in it. Where a ReLU follows the layer, a
+    source nearly tells which neurons its example doesn't activate: from there on it is SPEAR, which makes the batch
+    exact and certifies it (:class:`.Spear`).
+
+    Args:
+        rounds: of SPEAR's search, at most, for what ICA hasn't told apart.
+    """
+
+    name: ClassVar[str] = "cocktail"
+    summary: ClassVar[str] = "large batches, told apart as independent sources, behind a fully connected layer"
+    paper: ClassVar[str] = "Kariyappa et al. 2023 (Cocktail party attack)"
+    needs: ClassVar[tuple[str, ...]] = (
+        "images and a classifier",
+        "a model that begins with a fully connected layer with a bias",
+        "fewer examples in an update than the layer has outputs, and than an example has numbers",
+    )
+    rectified: ClassVar[bool] = False
+
+    rounds: Count = 40
+
+    def _begin(self, opened: Opened, generator: torch.Generator) -> tuple[Directions, Tensor | None]:
+        """Return the certain directions to which the sources lead, and the directions of all sources (r, r).
+
+        The combinations that are orthogonal to the certain directions are mixed of the other examples alone, so these
+        are told apart again among themselves, and better, as long as that leads to further certain directions.
+        """
+        parts = opened.parts
+        found, sources = none_yet(parts), None
+        rest = torch.eye(parts.rank, dtype=torch.float64)
+        while len(rest):
+            rows = unmix(_images(opened, rest @ parts.right), generator) @ rest
+            if sources is None:
+                sources = nn.functional.normalize(torch.linalg.inv(rows), dim=0)
+                found = refine(parts, sources if opened.layer.relu else sources[:, :0])
+                new = len(found)
+            else:
+                before = len(found)
+                found = found.and_(refine(parts, _silent(opened, rows)))
+                new = len(found) - before
+            if not new or len(found) >= parts.rank:
+                break
+            rest = torch.linalg.svd(found.values.T)[2][len(found) :]
+        return found, sources
+
+    def _guess(
+        self, opened: Opened, found: Directions, sources: Tensor | None, generator: torch.Generator
+    ) -> Recovered:
+        """Return the sources as they are, but for the directions that are certain."""
+        if sources is None:
+            return super()._guess(opened, found, sources, generator)
+        module, observation, layer, parts, _ = opened
+        values = _with_certain(parts, found, sources)
+        inputs = _scaled(torch.linalg.solve(values, parts.right), layer, observation.task_info)
+        columns = torch.zeros(len(inputs), layer.module.out_features, dtype=torch.float64)
+        columns[:, parts.live] = (parts.scores @ values).T
+        labels, _ = own_labels(module, observation, layer, inputs, columns)
+        notes = ["told apart as independent sources: likely images, not exact ones"]
+        if layer.relu:
+            notes.append(f"certain directions of {len(found)} of {parts.rank} examples, and an exact one needs all")
+        return Recovered(inputs, labels, torch.zeros(len(inputs), dtype=torch.bool), tuple(notes))
+
+
+def _images(opened: Opened, rows: Tensor) -> Tensor:
+    """Return rows (k, n + 1) of the layer's inputs and a one as images (k, c, h, w)."""
+    images = torch.zeros(len(rows), rows.shape[1] - 1, dtype=rows.dtype)
+    images[:, opened.layer.places] = rows[:, :-1]
+    return images.view(-1, *opened.observation.task_info.input_shape)
+
+
+def _silent(opened: Opened, rows: Tensor) -> Tensor:
+    """Return the directions (r, k) whose scores are least for the neurons that images (k, r) activate least."""
+    layer, parts = opened.layer, opened.parts
+    inputs = _scaled(rows @ parts.right, layer, opened.observation.task_info)
+    before = (inputs @ layer.module.weight.detach().T + layer.module.bias.detach())[:, parts.live]
+    scores = parts.scores / parts.noise[:, None]
+    directions = []
+    for values in before:
+        zero = scores[values <= values[values < 0].quantile(_SURELY)] if bool((values < 0).any()) else scores[:0]
+        if len(zero) >= parts.rank:
+            directions.append(torch.linalg.eigh(zero.T @ zero)[1][:, 0])
+    return torch.stack(directions, dim=1) if directions else parts.scores.new_zeros(parts.rank, 0)
+
+
+def _with_certain(parts: LowRank, found: Directions, sources: Tensor) -> Tensor:
+    """Return ``sources`` (r, r), with those that are like a certain direction replaced by it, each by one at most."""
+    whitened = [nn.functional.normalize(q * parts.singular[:, None], dim=0) for q in (found.values, sources)]
+    alike = (whitened[0].T @ whitened[1]).abs()
+    values = sources.clone()
+    for _ in range(min(alike.shape)):
+        one, other = divmod(int(alike.argmax()), alike.shape[1])
+        if float(alike[one, other]) < _ALIKE:
+            break
+        values[:, other] = found.values[:, one]
+        alike[one], alike[:, other] = 0, 0
+    return values
+
+
+def _scaled(rows: Tensor, layer: FirstLayer, task_info: TaskInfo) -> Tensor:
+    """Return the layer's inputs (r, n) of ``rows`` (r, n + 1), each a multiple of them and of one.
+
+    By the last number, which is the multiple; it is a single, noisy one, so where it leads out of the pixels' range,
+    the largest multiple that stays within it is taken, of either sign.
+    """
+    shape = task_info.input_shape
+    zero = task_info.denormalise(torch.zeros(1, *shape, dtype=rows.dtype)).flatten(1)[:, layer.places]
+    one = task_info.denormalise(torch.ones(1, *shape, dtype=rows.dtype)).flatten(1)[:, layer.places] - zero
+    told = (rows / rows[:, -1:])[:, :-1]
+    pixels = zero + one * told
+    fits = ((pixels < -0.5 / 255) | (pixels > 1 + 0.5 / 255)).double().mean(dim=1) <= _OUTSIDE  # NaN fits
+    fits &= torch.isfinite(told).all(dim=1)
+    best, size = told, torch.zeros(len(rows), 1, dtype=rows.dtype)
+    for sign in (1.0, -1.0):
+        steps = sign * one * rows[:, :-1]
+        room = torch.where(steps > 0, 1 - zero, zero) / steps.abs().clamp(min=1e-300)
+        most = room.quantile(_OUTSIDE, dim=1, keepdim=True)
+        larger = most > size
+        size = torch.where(larger, most, size)
+        best = torch.where(larger, sign * most * rows[:, :-1], best)
+    return torch.where(fits[:, None], told, best)
