@@ -8,7 +8,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.first_layer import FirstLayer, own_labels
+from fedaudit.attacks.analytic.first_layer import FirstLayer, comparable, own_labels
 from fedaudit.attacks.analytic.recovered import Recovered
 from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_yet, refine
 from fedaudit.attacks.analytic.spear import Opened, Spear
@@ -19,6 +19,7 @@ from fedaudit.utils.validation import Count
 
 _ALIKE = 0.9  # |cosine| from which a direction of a source is the certain one beside it
 _SURELY = 0.8  # share of the neurons below zero that are taken to be so: an image is known with errors
+_STEP = 0.5 / 255  # half a grey level
 _OUTSIDE = 0.02  # share of an image's pixels that may lie outside of their range
 
 
@@ -34,8 +35,8 @@ class Cocktail(Spear):
     Departures. The paper maximises negentropy of the pixels, less total variation and mutual information, by Adam over
     thousands of steps; here ICA is done on the differences of neighbouring pixels, which are sparse and nearly
     independent (:func:`.unmix`): seconds on a CPU. A source's scale and sign are those that the gradient of the bias
-    gives, or where that leads out of the pixels' range, the largest that stay in it. Where a ReLU follows the layer, a
-    source nearly tells which neurons its example doesn't activate: from there on it is SPEAR, which makes the batch
+    gives, or where that leads out of the pixels' range, the largest scale that stays in it, and the sign of which the
+    model's own gradient is like the source's. Where a ReLU follows the layer, a source nearly tells which neurons its example doesn't activate: from there on it is SPEAR, which makes the batch
     exact and certifies it (:class:`.Spear`).
 
     Args:
@@ -86,10 +87,19 @@ class Cocktail(Spear):
             return super()._guess(opened, found, sources, generator)
         module, observation, layer, parts, _ = opened
         values = _with_certain(parts, found, sources)
-        inputs = _scaled(torch.linalg.solve(values, parts.right), layer, observation.task_info)
-        columns = torch.zeros(len(inputs), layer.module.out_features, dtype=torch.float64)
+        rows = torch.linalg.solve(values, parts.right)
+        columns = torch.zeros(len(rows), layer.module.out_features, dtype=torch.float64)
         columns[:, parts.live] = (parts.scores @ values).T
-        labels, _ = own_labels(module, observation, layer, inputs, columns)
+        inputs = _scaled(rows, layer, observation.task_info)
+        signs = (inputs * rows[:, :-1]).sum(dim=1, keepdim=True).sign()
+        labels, distance = own_labels(module, observation, layer, inputs, signs * columns)
+        if comparable(module, observation):  # an image and its negative differ in what the model makes of them
+            other = _widest(rows, 1.0, layer, observation.task_info)
+            other = torch.where(signs > 0, _widest(rows, -1.0, layer, observation.task_info), other)
+            label, far = own_labels(module, observation, layer, other, -signs * columns)
+            nearer = far < distance
+            labels = torch.where(nearer, label, labels)
+            inputs = torch.where(nearer[:, None], other, inputs)
         notes = ["told apart as independent sources: likely images, not exact ones"]
         if layer.relu:
             notes.append(f"certain directions of {len(found)} of {parts.rank} examples, and an exact one needs all")
@@ -137,19 +147,27 @@ def _scaled(rows: Tensor, layer: FirstLayer, task_info: TaskInfo) -> Tensor:
     By the last number, which is the multiple; it is a single, noisy one, so where it leads out of the pixels' range,
     the largest multiple that stays within it is taken, of either sign.
     """
-    shape = task_info.input_shape
-    zero = task_info.denormalise(torch.zeros(1, *shape, dtype=rows.dtype)).flatten(1)[:, layer.places]
-    one = task_info.denormalise(torch.ones(1, *shape, dtype=rows.dtype)).flatten(1)[:, layer.places] - zero
     told = (rows / rows[:, -1:])[:, :-1]
+    zero, one = _range(layer, task_info)
     pixels = zero + one * told
-    fits = ((pixels < -0.5 / 255) | (pixels > 1 + 0.5 / 255)).double().mean(dim=1) <= _OUTSIDE  # NaN fits
-    fits &= torch.isfinite(told).all(dim=1)
-    best, size = told, torch.zeros(len(rows), 1, dtype=rows.dtype)
-    for sign in (1.0, -1.0):
-        steps = sign * one * rows[:, :-1]
-        room = torch.where(steps > 0, 1 - zero, zero) / steps.abs().clamp(min=1e-300)
-        most = room.quantile(_OUTSIDE, dim=1, keepdim=True)
-        larger = most > size
-        size = torch.where(larger, most, size)
-        best = torch.where(larger, sign * most * rows[:, :-1], best)
-    return torch.where(fits[:, None], told, best)
+    outside = (pixels < -_STEP) | (pixels > 1 + _STEP) | ~torch.isfinite(told)
+    up, down = (_widest(rows, sign, layer, task_info) for sign in (1.0, -1.0))
+    widest = torch.where(up.norm(dim=1, keepdim=True) >= down.norm(dim=1, keepdim=True), up, down)
+    return torch.where(outside.double().mean(dim=1, keepdim=True) <= _OUTSIDE, told, widest)
+
+
+def _widest(rows: Tensor, sign: float, layer: FirstLayer, task_info: TaskInfo) -> Tensor:
+    """Return the largest multiples (r, n) of ``rows`` (r, n + 1), of one sign, that stay within the pixels' range."""
+    zero, one = _range(layer, task_info)
+    steps = sign * one * rows[:, :-1]
+    room = torch.where(steps > 0, 1 - zero, zero) / steps.abs().clamp(min=1e-300)
+    return sign * room.quantile(_OUTSIDE, dim=1, keepdim=True) * rows[:, :-1]
+
+
+def _range(layer: FirstLayer, task_info: TaskInfo) -> tuple[Tensor, Tensor]:
+    """Return the pixel (1, n) that an input of 0 stands for, and how much brighter that of 1 is."""
+    black, white = (
+        task_info.denormalise(torch.full((1, *task_info.input_shape), value, dtype=torch.float64)).flatten(1)
+        for value in (0.0, 1.0)
+    )
+    return black[:, layer.places], (white - black)[:, layer.places]
