@@ -36,8 +36,8 @@ class Cocktail(Spear):
     thousands of steps; here ICA is done on the differences of neighbouring pixels, which are sparse and nearly
     independent (:func:`.unmix`): seconds on a CPU. A source's scale and sign are those that the gradient of the bias
     gives, or where that leads out of the pixels' range, the largest scale that stays in it, and the sign of which the
-    model's own gradient is like the source's. Where a ReLU follows the layer, a source nearly tells which neurons its example doesn't activate: from there on it is SPEAR, which makes the batch
-    exact and certifies it (:class:`.Spear`).
+    model's own gradient is like the source's. Where a ReLU follows the layer, a source nearly tells which neurons its
+    example doesn't activate: from there on it is SPEAR, which makes the batch exact and certifies it (:class:`.Spear`).
 
     Args:
         rounds: of SPEAR's search, at most, for what ICA hasn't told apart.
