@@ -1,4 +1,4 @@
-"""How often the verdict is right: 42 set-ups that are known to leak or known to be safe.
+"""How often the verdict is right: 48 set-ups that are known to leak or known to be safe.
 
     python -m tests.right_verdicts [--source FOLDER] [--out FOLDER] [--only PART]
 
