@@ -1,4 +1,4 @@
-"""How often the verdict is right: 42 set-ups that are known to leak or known to be safe.
+"""How often the verdict is right: 48 set-ups that are known to leak or known to be safe.
 
     python -m tests.right_verdicts [--source FOLDER] [--out FOLDER] [--only PART]
 
@@ -90,6 +90,19 @@ def _members(
     }
 
 
+def _property(labels: str = "alike", defences: Any = None, clients: int = 16, **shares: float) -> dict[str, Any]:
+    spread = {"scheme": "attribute", "attribute": "large=5 to 9", "labels": labels, **shares}
+    federation = {"name": "f", "algorithm": "fedavg", "clients": clients, "rounds": 2, "examples": 480}
+    return {
+        "data": {"name": "digits-parity", "split": "train"},
+        "model": {"name": "mlp", "width": 32},
+        "federations": [{**federation, "batch_size": 10, "local_epochs": 1, "learning_rate": 0.1, "partition": spread}],
+        "defences": defences or {},
+        "threat": {"client_property": "large=5 to 9", "knows_public_data": True, "public_examples": 300},
+        "attacks": [{"name": "property-inference", "updates": 40}],
+    }
+
+
 def _attribute(rounds: int, rate: float, defences: Any = None) -> dict[str, Any]:
     federation = {"name": "f", "algorithm": "fedavg", "clients": 5, "rounds": rounds, "examples": 300}
     return {
@@ -157,6 +170,8 @@ LEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _members(60, 120, attack="source-inference", examples=60, epochs=3),
         {},
     ),
+    "a property of clients": (_property(), {}),
+    "a property of 70 %, labels go with it": (_property("natural", share=0.7, otherwise=0.3), {}),
     "an attribute of an overfitted model": (_attribute_of_patients(100, 0.05, examples=60, epochs=10), {}),
 }
 SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -183,6 +198,14 @@ SAFE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "members, tiny steps, gradient-norm": (_members(1, 100, 1e-6, None, "gradient-norm"), {}),
     "whose records are, noise": (
         _members(10, 200, 0.01, {"sanitiser": {**_NOISE["sanitiser"], "noise": 100.0}}, "source-inference"),
+        {},
+    ),
+    "a property of clients, noise": (
+        _property(defences={"sanitiser": {**_NOISE["sanitiser"], "noise": 100.0}}),
+        {},
+    ),
+    "a property of clients, noise, labels go with it": (
+        _property("natural", {"sanitiser": {**_NOISE["sanitiser"], "noise": 100.0}}),
         {},
     ),
     "an attribute, noise": (_attribute(1, 1e-6, {"sanitiser": {**_NOISE["sanitiser"], "noise": 10.0}}), {}),

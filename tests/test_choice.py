@@ -21,6 +21,7 @@ STEPS: dict[str, Any] = {"algorithm": "fedavg", "local_steps": 2}
 RECORDS: dict[str, Any] = {"records": 20}
 HIDDEN: dict[str, Any] = {"records": 20, "hidden_attribute": "sex"}
 PUBLIC: dict[str, Any] = {"knows_public_data": True, "public_examples": 20}
+ASKED: dict[str, Any] = {"client_property": "large=5 to 9", **PUBLIC}
 TRAIN = {"name": "diabetes", "split": "train"}
 
 
@@ -59,6 +60,11 @@ def chosen(values: dict[str, Any]) -> list[str]:
         (scenario(TRAIN), ["tableak"]),
         (scenario(TRAIN, {**STEPS, "rounds": 3}), ["tableak", "local-model-exact", "local-model"]),
         (scenario(**RECORDS), ["loss-threshold", "gradient-norm", "source-inference"]),
+        (scenario("digits-parity", **ASKED), ["property-inference"]),
+        (
+            scenario("digits-parity", **RECORDS, **ASKED),
+            ["loss-threshold", "gradient-norm", "shadow-models", "source-inference", "property-inference"],
+        ),
         (scenario(**RECORDS, sees="sum"), ["loss-threshold", "gradient-norm"]),
         (scenario(federation={"clients": 1}, **RECORDS), ["loss-threshold", "gradient-norm"]),
         (scenario(**RECORDS, adversary="client"), ["loss-threshold", "gradient-norm"]),

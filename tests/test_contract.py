@@ -26,7 +26,7 @@ from fedaudit.utils.registry import SETTINGS
 # The shortest run of any attack.
 ITERATIONS = ("iterations", "pre_iterations", "fit_iterations")
 FEW = ("canaries", "group", "latent_iterations", "generator_iterations", "shadows", "epochs", "restarts")
-QUICK = dict.fromkeys(ITERATIONS, 3) | dict.fromkeys(FEW, 2) | {"hidden": 8}
+QUICK = dict.fromkeys(ITERATIONS, 3) | dict.fromkeys(FEW, 2) | {"hidden": 8, "updates": 10}
 
 FEDAVG: dict[str, Any] = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1,
@@ -38,6 +38,12 @@ HIDDEN = {
     **RECORDS,
     "data": {"name": "digits-parity", "split": "train"},
     "threat": {**PUBLIC, "hidden_attribute": "large"},
+}
+PROPERTY = {
+    "data": {"name": "digits-parity", "split": "train"},
+    "model": {"name": "mlp", "width": 8},
+    "federations": [{**FEDAVG, "rounds": 1}],
+    "threat": {"client_property": "large=5 to 9", "knows_public_data": True, "public_examples": 60},
 }
 FULL = {
     "name": "f", "algorithm": "fedavg", "clients": 3, "clients_per_round": 1, "rounds": 60, "batch_size": 500,
@@ -81,6 +87,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "local-model": LOCAL,
     "local-model-exact": {**LOCAL, "federations": [FULL]},
     **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "source-inference"), RECORDS),
+    "property-inference": PROPERTY,
     "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
     "attribute-features": HIDDEN,
     "tableak": {"data": {"name": "diabetes"}, "model": {"name": "mlp"}},

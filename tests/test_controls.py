@@ -332,6 +332,6 @@ def test_contradicted_facts_make_an_audit_inconclusive(wrong):
 
 def test_every_finding_type_says_what_its_control_is():
     ATTACKS.names()
-    controls = {"example", "records", "sources", "client", "canaries", "vertical", None}
+    controls = {"example", "records", "sources", "property", "client", "canaries", "vertical", None}
     assert {t.control for t in FINDING_TYPES.values()} <= controls
     assert FINDING_TYPES["images"].control == FINDING_TYPES["labels"].control == "example"

@@ -265,8 +265,11 @@ def test_the_natural_partition_keeps_what_is_somebody_s_and_deals_the_rest(named
 
 
 def test_every_partition_is_listed_with_its_options() -> None:
-    assert PARTITIONS.names() == ["iid", "dirichlet", "classes-per-client", "shards", "label-to-clients", "natural"]
+    named = ["iid", "dirichlet", "classes-per-client", "shards", "label-to-clients", "natural", "attribute"]
+    assert PARTITIONS.names() == named
+    marks = torch.arange(len(Y)) % 2 == 0
     for entry in PARTITIONS:
         assert entry.summary
-        parts = partition(entry.name, Y, 2, seeded(), groups=torch.full((12,), -1), **entry.info["options"])
+        options = {name: value for name, value in entry.info["options"].items() if name != "attribute"}
+        parts = partition(entry.name, Y, 2, seeded(), groups=torch.full((12,), -1), marks=marks, **options)
         assert len(parts) == 2

@@ -18,7 +18,7 @@ from fedaudit.federation.vertical_record import VerticalRecord
 from fedaudit.training import Loss
 from fedaudit.update import TaskInfo, Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.validation import Count
+from fedaudit.utils.validation import Count, Share, Title
 
 Adversary = Literal["server", "malicious-server", "eavesdropper", "client"]
 # What one run of an attack receives: one update, all messages of one client, or all that the adversary sees.
@@ -63,14 +63,24 @@ class ThreatModel(BaseModel):
     hidden_attribute: str | None = Field(
         default=None, description="attribute of the data set that the records lack, and that the adversary is after"
     )
+    client_property: Title | None = Field(
+        default=None,
+        description="property of clients that the adversary is after: an attribute of the data set and its value, as "
+        "sex=Female; of its public examples it knows it",
+    )
+    property_share: Share = Field(
+        default=0.5, description="a client has that property where at least this share of its examples does"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> ThreatModel:
         if self.records is not None and self.records % 2:
             raise ValueError(f"records is {self.records}; half of them are clients' examples: give an even number")
-        used = self.records or self.adversary == "malicious-server"
+        used = self.records or self.client_property or self.adversary == "malicious-server"
         if self.public_examples is not None and not (self.knows_public_data and used):
-            raise ValueError("public_examples needs knows_public_data: true, and records to use them on")
+            raise ValueError(
+                "public_examples needs knows_public_data: true, and records or a client_property to use them on"
+            )
         if self.hidden_attribute is not None and not self.records:
             raise ValueError("hidden_attribute needs records that lack it; set records to 300, for example")
         return self
@@ -106,6 +116,9 @@ class ThreatModel(BaseModel):
                 known[f"the records' attribute '{self.hidden_attribute}'"] = False
         else:
             known["the clients' data, or any of them"] = False
+        if self.client_property:
+            known[f"which of its public examples have '{self.client_property}'"] = self.knows_public_data
+            known[f"which clients have it: for {100 * self.property_share:g} % of their examples or more"] = False
         public = f"{self.public_examples} public examples" if self.public_examples else "public data"
         known[f"{public} of the same kind, or a generative model of it"] = self.knows_public_data
         return [k for k, v in known.items() if v], [k for k, v in known.items() if not v]
@@ -239,13 +252,16 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
             messages.append(Message(record.index, update.client, record.sent_to(update.client), seen))
     if threat.adversary == "client":
         messages = []
-    records = transcript.records if threat.records is not None else None
+    records = transcript.records if threat.records or threat.client_property else None
+    if records is not None and threat.client_property is None:
+        records = dataclasses.replace(records, public_property=records.public_property[:0])
     if records is not None and threat.public_examples is None:
         records = dataclasses.replace(
             records,
             public_inputs=records.public_inputs[:0],
             public_labels=records.public_labels[:0],
             public_values=records.public_values[:0],
+            public_property=records.public_property[:0],
         )
     return Observation(
         federation=transcript.name,

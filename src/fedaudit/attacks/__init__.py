@@ -21,6 +21,7 @@ from fedaudit.attacks.local_model import methods as _local_model  # noqa: F401
 from fedaudit.attacks.records import agrevader, membership  # noqa: F401
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.membership_finding import MembershipFinding
+from fedaudit.attacks.records.property import PropertyFinding
 from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.text import dager, which_tokens  # noqa: F401
 from fedaudit.attacks.vertical import cafe  # noqa: F401
@@ -38,6 +39,7 @@ __all__ = [
     "LabelScoreFinding",
     "LocalModelFinding",
     "MembershipFinding",
+    "PropertyFinding",
     "RowFinding",
     "SequenceFinding",
     "SourceFinding",

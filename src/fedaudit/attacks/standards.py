@@ -72,6 +72,7 @@ BY_KIND: dict[str, tuple[str, ...]] = {
     "example-labels": ("NISTAML.032", "AML.T0024.001", "attribute-inference"),
     "label-scores": ("NISTAML.032", "AML.T0024.001", "attribute-inference"),
     "attribute": ("NISTAML.032", "AML.T0024.001", "attribute-inference"),
+    "property": ("NISTAML.034", "AML.T0024.001", "attribute-inference"),
     "membership": ("NISTAML.033", "AML.T0024.000", "membership-inference"),
     "source": ("NISTAML.033", "AML.T0024.000", "membership-inference"),
     "epsilon": ("NISTAML.033", "AML.T0024.000", "membership-inference"),

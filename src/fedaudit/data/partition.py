@@ -28,6 +28,7 @@ def partition(
     *,
     groups: Tensor | None = None,
     lacking: Mapping[int, Collection[int]] | None = None,
+    marks: Tensor | None = None,
     **options: Any,
 ) -> list[Tensor]:
     """Share examples out among clients.
@@ -39,7 +40,8 @@ def partition(
         generator: the source of all randomness.
         groups: int64 (n,) whose example each is, where the data set says so; for ``natural``.
         lacking: client to labels that it shouldn't have; for ``label-to-clients``, the others don't look at it.
-        options: those of the scheme: ``alpha``, ``k``, ``shards_per_client`` or ``m``.
+        marks: bool (n,) which examples have the property by which ``attribute`` shares them out.
+        options: those of the scheme: ``alpha``, ``k``, ``shards_per_client``, ``m``, or those of ``attribute``.
 
     Returns:
         for every client the int64 row numbers of its examples, in random order. No row is given to two clients.
@@ -49,7 +51,7 @@ def partition(
     """
     share_out = PARTITIONS[scheme].value
     takes = inspect.signature(share_out).parameters
-    known = [name for name in takes if name not in ("targets", "clients", "generator", "groups", "lacking")]
+    known = [name for name in takes if name not in ("targets", "clients", "generator", "groups", "lacking", "marks")]
     for option in options:
         if option not in known:
             allowed = unknown_name("option", option, known) if known else f"it has no option '{option}'"
@@ -57,6 +59,8 @@ def partition(
     _whole(scheme, "clients", clients, len(targets), "examples")
     if "lacking" in takes:
         options["lacking"] = lacking
+    if "marks" in takes:
+        options["marks"] = marks
     if "groups" in takes:
         options["groups"] = groups
     elif (targets.is_floating_point() or targets.ndim == 2) and scheme != "iid":
@@ -237,6 +241,68 @@ def natural(
     if others:
         parts |= dict(zip(others, _deal(free, len(others), generator), strict=True))
     return [parts[client] for client in range(clients)]
+
+
+@PARTITIONS.register(
+    "attribute",
+    "half of the clients, drawn at random, hold a share of examples with an attribute, the others another share",
+    options={"attribute": None, "share": 1.0, "otherwise": 0.0, "labels": "alike"},
+)
+def by_attribute(
+    targets: Tensor,
+    clients: int,
+    generator: Generator,
+    marks: Tensor | None = None,
+    share: float = 1.0,
+    otherwise: float = 0.0,
+    labels: str = "alike",
+) -> list[Tensor]:
+    """Give half of the clients a share of marked examples, and the others another share; all hold equally many.
+
+    Args:
+        targets: int64 (n,) labels.
+        clients: how many; half of them, rounded down, have the property.
+        generator: the source of all randomness.
+        marks: bool (n,) which examples are marked.
+        share: of marked examples where the property is had.
+        otherwise: of marked examples elsewhere.
+        labels: ``alike``: every client has as many examples of each class, and marked ones make up the same share of
+            each; ``natural``: classes fall as they come with marked and other examples. What doesn't fit is left out.
+
+    Raises:
+        BadInput: there are too few examples of a sort, or one client only.
+    """
+    if marks is None or clients < 2:
+        raise BadInput("partition 'attribute': it takes an attribute of the data set, and 2 clients or more")
+    having = clients // 2
+    shares = [share] * having + [otherwise] * (clients - having)
+    shares = [shares[i] for i in torch.randperm(clients, generator=generator).tolist()]
+    strata = torch.zeros_like(targets) if labels == "natural" else targets
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for label in strata.unique():
+        cells = [torch.nonzero((strata == label) & (marks == bool(mark)))[:, 0] for mark in range(2)]
+        cells = [rows[torch.randperm(len(rows), generator=generator)] for rows in cells]
+        size = len(targets) // clients
+        while size and any(sum(_cut(s, size)[mark] for s in shares) > len(cells[mark]) for mark in range(2)):
+            size -= 1
+        for mark, rows in enumerate(cells):
+            counts = [_cut(s, size)[mark] for s in shares]
+            pieces = rows[: sum(counts)].split(counts)
+            for part, piece in zip(parts, pieces, strict=True):
+                part.append(piece)
+    whole = [torch.cat(part) for part in parts]
+    if not len(whole[0]):
+        raise BadInput(
+            f"partition 'attribute': {int(marks.sum())} of {len(marks)} examples have the attribute, too few of one "
+            f"sort for {clients} clients; take fewer clients or more examples"
+        )
+    return whole
+
+
+def _cut(share: float, size: int) -> tuple[int, int]:
+    """Return how many of ``size`` examples are unmarked, and marked."""
+    marked = round(share * size)
+    return size - marked, marked
 
 
 def _by_class(targets: Tensor) -> list[Tensor]:

@@ -9,6 +9,7 @@ from fedaudit.evaluation import (  # noqa: F401
     labels,
     local_models,
     membership,
+    properties,
     rows,
     sequences,
     sources,

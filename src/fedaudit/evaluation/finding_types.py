@@ -79,9 +79,10 @@ class FindingType:
         question: what the attack is after: "tell whether a record was used"; ``{things}`` stands for the examples.
         control: the case that an attack of this type must win: ``example``, one known example, undefended, one step;
             ``records``, a model that has learnt the members by heart; ``sources``, clients' models, each of which has
-            learnt its own members by heart; ``client``, a known client's updates of very different models;
-            ``canaries``, as many in a round without noise; ``vertical``, known examples of a vertical federation.
-            None: there is none but the same federation without its defences.
+            learnt its own members by heart; ``property``, known clients with nothing but it and with nothing of it;
+            ``client``, a known client's updates of very different models; ``canaries``, as many in a round without
+            noise; ``vertical``, known examples of a vertical federation. None: there is none but the same federation
+            without its defences.
         trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
     """
 

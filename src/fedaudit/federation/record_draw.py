@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedaudit.data.attributes import property_of
 from fedaudit.data.dataset import Attribute, Dataset, Split
 from fedaudit.federation.records import NOBODY, UNUSED, Records
 from fedaudit.federation.spec import FederationSpec
@@ -33,6 +34,7 @@ class RecordDraw:
         matched: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
         values: (n,) which value of the hidden attribute each record has; empty where none is hidden.
         public: examples that a malicious server holds, where the adversary has no records; None: none.
+        asked: attribute and value of the property of clients that the adversary is after; None: none.
     """
 
     held_out: Split
@@ -42,6 +44,20 @@ class RecordDraw:
     matched: Tensor = field(default_factory=_nothing)
     values: Tensor = field(default_factory=_nothing)
     public: Split | None = None
+    asked: tuple[str, int] | None = None
+
+    def shares(self, held: Sequence[Split], used: Sequence[Tensor]) -> Tensor:
+        """Return (k,) the share with the property of what each client's updates used; -1 of those that sent none.
+
+        Args:
+            held: what each client holds.
+            used: masks of it.
+        """
+        if self.asked is None:
+            return torch.zeros(0, dtype=torch.float64)
+        name, value = self.asked
+        own = [(data.attributes[name] == value)[mask].double() for data, mask in zip(held, used, strict=True)]
+        return torch.tensor([float(marks.mean()) if len(marks) else -1.0 for marks in own], dtype=torch.float64)
 
     def owned(self, used: Sequence[Tensor]) -> Tensor:
         """Return ``owners`` with ``UNUSED`` for what no update used; ``used`` has a mask for every client."""
@@ -62,6 +78,7 @@ def draw_records(
     records: int = 0,
     public: int = 0,
     hidden: str | None = None,
+    wanted: str | None = None,
     pretrained: bool = False,
     measured: bool = False,
 ) -> RecordDraw:
@@ -78,6 +95,7 @@ def draw_records(
         records: how many; half of them are clients' examples.
         public: further examples of the same kind that the adversary holds.
         hidden: the attribute that the records lack, if any.
+        wanted: the property of clients that the adversary is after, if any, as ``sex=Female``.
         pretrained: the model was trained on the whole train split before: none of that is an example that nobody
             trained on.
         measured: whether accuracy will be.
@@ -92,10 +110,18 @@ def draw_records(
         known = ", ".join(data.attributes) or "none"
         raise BadInput(f"the data set '{data.name}' has no attribute '{hidden}' to hide; it has: {known}")
     try:
-        if records:
+        asked = None if wanted is None else property_of(data, wanted)
+        if asked is not None and not public:
+            raise BadInput(
+                "threat.client_property needs examples of which the adversary knows it; set threat.knows_public_data: "
+                "true and threat.public_examples, to 500 for example"
+            )
+        if records or asked:
             rng = seeds.generator(seed, spec.name, "records")
             attribute = None if hidden is None else (hidden, data.attributes[hidden])
-            drawn = draw(records, public, client_data, spec.honest, rest, held_out, generator=rng, hidden=attribute)
+            drawn = draw(
+                records, public, client_data, spec.honest, rest, held_out, generator=rng, hidden=attribute, asked=asked
+            )
         else:
             drawn = RecordDraw(held_out if len(held_out) else _unheld(rest, client_data, set()))
             if public:
@@ -132,6 +158,7 @@ def draw(
     *,
     generator: torch.Generator,
     hidden: tuple[str, Attribute] | None = None,
+    asked: tuple[str, int] | None = None,
 ) -> RecordDraw:
     """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
 
@@ -150,6 +177,7 @@ def draw(
         held_out: the other split.
         generator: of all draws.
         hidden: an attribute and its name: it is taken out of the records, not out of public examples.
+        asked: attribute and value of a property, which is told of the public examples.
 
     Raises:
         BadInput: there are too few examples.
@@ -189,7 +217,7 @@ def draw(
     place = torch.argsort(shuffle)
     lengths = torch.tensor([len(data) for data in client_data[:honest]])
     owners = torch.repeat_interleave(torch.arange(honest), lengths)[members]
-    positions = torch.tensor(members) - (lengths.cumsum(0) - lengths)[owners]
+    positions = torch.tensor(members, dtype=torch.int64) - (lengths.cumsum(0) - lengths)[owners]
     none = torch.full((half,), NOBODY)
     pairs = torch.arange(2 * half).roll(half)  # the i-th member goes with the i-th of the others
     given = Records(
@@ -207,6 +235,8 @@ def draw(
         given.inputs[:, columns] = 0.0
         codes = attribute.codes if len(columns) else torch.zeros(len(attribute.values), 0)
         given = replace(given, codes=codes, columns=columns, public_values=known[further])
+    if asked is not None:
+        given = replace(given, public_property=free.attributes[asked[0]][further] == asked[1])
     return RecordDraw(
         left,
         given,
@@ -214,6 +244,7 @@ def draw(
         positions=torch.cat([positions, none])[shuffle],
         matched=place[pairs[shuffle]],
         values=values,
+        asked=asked,
     )
 
 

@@ -24,6 +24,8 @@ class Records:
             hidden, c where it isn't one of the inputs.
         columns: (c,) of the inputs.
         public_values: (m,) which value the public examples have; empty where none is hidden.
+        public_property: (m,) bool: which of the public examples have the property of clients that the adversary is
+            after; empty where it is after none.
     """
 
     inputs: Tensor
@@ -33,9 +35,14 @@ class Records:
     codes: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     columns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     public_values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    public_property: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
     def __repr__(self) -> str:
         return f"Records({len(self)} records, {len(self.public_inputs)} public examples)"
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def stored(self) -> dict[str, Tensor]:
+        """Return what is written to a file; what later versions added only where there is any."""
+        return {n: t for n, t in vars(self).items() if n != "public_property" or len(t)}

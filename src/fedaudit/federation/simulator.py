@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.data import Dataset
+from fedaudit.data.attributes import property_of
 from fedaudit.data.dataset import Split
 from fedaudit.data.partition import partition
 from fedaudit.defences.privacy import refuse_batch_norm
@@ -239,6 +240,7 @@ def simulate(
         owners,
         drawn.matched,
         drawn.values,
+        drawn.shares([client.data for client in clients], [client.used for client in clients]),
         coins=canaries.coins if canaries else torch.zeros(0, dtype=torch.bool),
     )
     return Recording(transcript, truth, history)
@@ -292,7 +294,10 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
         if len(held) < spec.clients:
             raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
         rng = generator(seed, spec.name, "partition")
-        options = spec.partition.model_dump(exclude={"scheme"}, exclude_none=True)
+        options = spec.partition.model_dump(exclude={"scheme", "attribute"}, exclude_none=True)
+        if spec.partition.attribute is not None:
+            name, value = property_of(dataset, spec.partition.attribute)
+            options["marks"] = held.attributes[name] == value
         if spec.malicious:
             options["lacking"] = dict.fromkeys(range(spec.honest, spec.clients), spec.malicious.lacks)
         rows = partition(spec.partition.scheme, held.targets, spec.clients, rng, groups=held.groups, **options)

@@ -10,7 +10,19 @@ from fedaudit.data.partition import PARTITIONS
 from fedaudit.federation.server_behaviour import LocalPlan
 from fedaudit.federation.vertical_spec import VerticalSpec
 from fedaudit.utils.errors import unknown_name
-from fedaudit.utils.validation import Count, Fraction, Name, NamedSpec, NonNegative, Positive, Spec, Whole, from_name
+from fedaudit.utils.validation import (
+    Count,
+    Fraction,
+    Name,
+    NamedSpec,
+    NonNegative,
+    Positive,
+    Share,
+    Spec,
+    Title,
+    Whole,
+    from_name,
+)
 
 
 class PartitionSpec(Spec):
@@ -21,6 +33,15 @@ class PartitionSpec(Spec):
     k: Count | None = Field(default=None, description="classes-per-client: classes a client")
     shards_per_client: Count | None = Field(default=None, description="shards")
     m: Count | None = Field(default=None, description="label-to-clients: clients a label")
+    attribute: Title | None = Field(
+        default=None, description="attribute: what half of the clients have, an attribute of the data set and its value"
+    )
+    share: Share | None = Field(default=None, description="attribute: the share of such examples in that half")
+    otherwise: Share | None = Field(default=None, description="attribute: the share in the other half")
+    labels: Literal["alike", "natural"] | None = Field(
+        default=None,
+        description="attribute: as many examples of each class at every client, or classes as they come with it",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> PartitionSpec:
@@ -31,6 +52,8 @@ class PartitionSpec(Spec):
             if name not in takes:
                 allowed = f"only {', '.join(takes)}" if takes else "no options"
                 raise ValueError(f"the partition '{self.scheme}' takes {allowed}; leave '{name}' out")
+        if self.scheme == "attribute" and self.attribute is None:
+            raise ValueError("the partition 'attribute' needs an attribute and its value, as attribute: sex=Female")
         return self
 
 

@@ -161,7 +161,7 @@ class Transcript:
                 for name in sorted(update.tensors):
                     digest.update(name.encode())
                     digest.update(tensor_bytes(update.tensors[name]))
-        for tensor in vars(self.records).values() if self.records else ():
+        for tensor in self.records.stored().values() if self.records is not None else ():
             digest.update(tensor_bytes(tensor))
         for known in (self.canaries, self.vertical):
             if known:
@@ -192,8 +192,8 @@ class Transcript:
                 save_file(
                     {k: v.detach().cpu().contiguous() for k, v in self.adversary_log.items()}, folder / ADVERSARY_LOG
                 )
-            if self.records:
-                save_file({k: v.contiguous() for k, v in vars(self.records).items()}, folder / RECORDS)
+            if self.records is not None:
+                save_file({k: v.contiguous() for k, v in self.records.stored().items()}, folder / RECORDS)
             if self.canaries:
                 save_file({k: v.contiguous() for k, v in self.canaries.readings.items()}, folder / CANARIES)
             if self.vertical:
@@ -470,7 +470,7 @@ def _read_update(
 def _read_records(folder: Path, files: Files, task_info: TaskInfo) -> Records:
     tensors = read_file(folder, RECORDS, files)
     path = folder / RECORDS
-    if set(tensors) != {field.name for field in dataclasses.fields(Records)}:
+    if set(tensors) | {"public_property"} != {field.name for field in dataclasses.fields(Records)}:
         raise CorruptTranscript(f"{path}: {', '.join(sorted(tensors))[:80]} are no records")
     for part in ("", "public_"):
         inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
@@ -485,4 +485,7 @@ def _read_records(folder: Path, files: Files, task_info: TaskInfo) -> Records:
     wrong |= values.shape != (len(records.public_inputs) if k else 0,) or values.dtype != torch.int64
     if wrong or bool(((values < 0) | (values >= k)).any()):
         raise CorruptTranscript(f"{path}: what it says of the hidden attribute is broken")
+    marks = records.public_property
+    if marks.dtype != torch.bool or marks.shape not in ((0,), (len(records.public_inputs),)):
+        raise CorruptTranscript(f"{path}: what it says of the property is broken")
     return records

@@ -40,6 +40,8 @@ class Truth:
             client holds it and no update used it; empty where the adversary has none.
         matched: (n,) of each record the one of the other sort that was drawn to go with it.
         values: (n,) of each record the value of the attribute that it lacks; empty where it lacks none.
+        shares: (k,) float64 of each client the share of the examples in its updates that have the property which the
+            adversary is after, or -1 where it sent none; empty where it is after none.
         coins: (m,) bool: which of an audit's canaries were in; empty where there were none.
         seen: of a recording, (round, client) to inputs (n, ...) and targets (n, ...) as model and loss saw them, of
             which ``inputs`` and ``labels`` are made; empty of a simulation.
@@ -56,6 +58,7 @@ class Truth:
     owners: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     matched: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     values: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    shares: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     coins: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     randomness: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -94,8 +97,7 @@ class Truth:
         tensors = {"candidates": self.candidates, "candidate_labels": self.candidate_labels}
         if len(self.owners):
             tensors |= {"owners": self.owners, "twins": self.matched, "values": self.values}
-        if len(self.coins):
-            tensors["coins"] = self.coins
+        tensors |= {name: t for name, t in (("coins", self.coins), ("shares", self.shares)) if len(t)}
         for (r, c), value in self.inputs.items():
             tensors[f"inputs/{r}/{c}"] = value
             tensors[f"labels/{r}/{c}"] = self.labels[r, c]
@@ -127,7 +129,9 @@ class Truth:
                     labels[r, c] = tensors[f"labels/{r}/{c}"]
                     if f"rows/{r}/{c}" in tensors:
                         rows[r, c] = tensors[f"rows/{r}/{c}"]
-            known: dict[str, Any] = {name: tensors[name] for name in ("owners", "values", "coins") if name in tensors}
+            known: dict[str, Any] = {
+                name: tensors[name] for name in ("owners", "values", "shares", "coins") if name in tensors
+            }
             if note:
                 known["notes"] = (note,)
             if "twins" in tensors:  # the name in files
@@ -183,7 +187,7 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
         if count < 1:
             raise CorruptTranscript(f"{path}: {what}: there are none")
         check_examples(inputs, labels, task_info, count, f"{path}: {what}")
-    n = len(transcript.records) if transcript.records else 0
+    n = len(transcript.records) if transcript.records is not None else 0
     places = torch.arange(n)
     whole = all(known.shape == (n,) and known.dtype == torch.int64 for known in (truth.owners, truth.matched))
     if not whole or bool((truth.owners < UNUSED).any()) or not truth.matched.sort().values.equal(places):
@@ -191,7 +195,13 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     m = len(transcript.canaries) if transcript.canaries else 0
     if truth.coins.shape != (m,) or truth.coins.dtype != torch.bool:
         raise CorruptTranscript(f"{path}: what it says of the {m} canaries are none of theirs")
-    kinds = len(transcript.records.codes) if transcript.records else 0
+    asked = transcript.records is not None and len(transcript.records.public_property)
+    known = 1 + max((c for _, c in updates), default=-1) if asked else 0
+    shares = truth.shares
+    whole = shares.ndim == 1 and shares.dtype == torch.float64 and (len(shares) >= known if asked else not len(shares))
+    if not whole or not bool((((shares >= 0) & (shares <= 1)) | (shares == -1)).all()):
+        raise CorruptTranscript(f"{path}: what it says of the clients' property is none of theirs")
+    kinds = len(transcript.records.codes) if transcript.records is not None else 0
     values = truth.values
     if (
         values.shape != (n if kinds else 0,)

@@ -43,6 +43,7 @@ class Case:
         labels, training, public: what the threat model grants: labels, how clients train, public examples.
         records: the adversary holds records.
         hidden: it is after an attribute of theirs.
+        asked: it is after a property of clients.
         filled: which is one of the model's inputs.
         malicious: behaviour of the malicious clients, where the adversary is one of them.
         gradient: clients send gradients, not weights.
@@ -76,11 +77,12 @@ class Case:
     neurons: int = 0
     rectified: bool = False
     server: str | None = None
+    asked: bool = False
 
     @property
     def alone(self) -> bool:
         """Whether the adversary has nothing but the updates."""
-        return self.sees and not self.records
+        return self.sees and not self.records and not self.asked
 
     @property
     def members(self) -> bool:
@@ -104,6 +106,7 @@ TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
     ("gradient-norm", {}, lambda c: c.members),
     ("shadow-models", {}, lambda c: c.members and c.public and c.classes),
     ("source-inference", {}, lambda c: c.members and c.sees and c.several and not c.sums),
+    ("property-inference", {}, lambda c: c.asked and c.public and c.sees and c.several and not c.sums and c.told),
     ("exact-linear", {}, lambda c: _exact(c) and c.images and c.examples == 1),
     ("exact-linear-rows", {}, lambda c: _exact(c) and c.table and c.examples == 1),
     ("spear", {}, lambda c: _exact(c) and c.images and c.rectified and 1 < c.examples <= _SEARCHED),
@@ -190,6 +193,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             records=transcript.records is not None and threat.records is not None,
             hidden=threat.hidden_attribute is not None,
             filled=False,
+            asked=transcript.records is not None and threat.client_property is not None,
             malicious=None,
             gradient=transcript.update_kind == "gradient",
             examples=examples,
@@ -243,6 +247,7 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset) -> Case:
         records=threat.records is not None,
         hidden=threat.hidden_attribute is not None,
         filled=hidden is not None and bool(hidden.columns),
+        asked=threat.client_property is not None,
         malicious=spec.malicious.name if spec.malicious and threat.adversary == "client" else None,
         gradient=spec.algorithm == "fedsgd",
         examples=batch * steps * together,

@@ -175,6 +175,7 @@ def _mislead(truth: Truth, data: Dataset) -> None:
     members = truth.owners >= 0
     truth.owners.copy_(torch.where(members, torch.full_like(truth.owners, NOBODY), torch.zeros_like(truth.owners)))
     truth.values.copy_(truth.values.flip(0))
+    truth.shares.copy_(truth.shares.flip(0))
     for split in (data.train, data.test):
         split.targets.copy_(split.targets.roll(1, 0))
 

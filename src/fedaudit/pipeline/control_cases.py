@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedaudit.attacks.records.stand_ins import stock
 from fedaudit.data import load_dataset
 from fedaudit.federation.canaries import Directions
 from fedaudit.federation.local_training import gradient, local_randomness, train
@@ -20,6 +21,7 @@ from fedaudit.federation.truth import Truth
 from fedaudit.models import build_model, initialise, set_training_mode
 from fedaudit.training import TrainingConfig
 from fedaudit.update import TaskInfo, Update, UpdateKind
+from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator
 
@@ -28,6 +30,7 @@ _MORE_STEPS = 5000  # where an attribute is hidden: its value changes the loss l
 _BY_HEART = 0.01  # mean loss at which they are
 _BATCH = 32
 _HELD = 64  # examples of the known client
+_PAIRS = 12  # of known clients, one with a property and one without
 _OWNERS = 5  # clients that learn their own members by heart, at most: each costs a training
 
 
@@ -174,6 +177,50 @@ def _by_heart_case(
     inputs, labels = ({key: pair[i] for key, pair in held.items()} for i in range(2))
     known = replace(recording.truth, inputs=inputs, labels=labels, rows={}, owners=owners)
     return Case(Recording(own, known), "same", text)
+
+
+def with_and_without(recording: Recording) -> Case | None:
+    """Return a round of known clients of which half have nothing but the property, and half nothing of it.
+
+    They are made of half of the adversary's public examples, class for class alike, and send one gradient; the
+    adversary has the other half. None where it knows too few.
+    """
+    transcript = recording.transcript
+    records = transcript.records
+    if records is None or not len(records.public_property):
+        return None
+    rng = generator(0, "control", "with and without")
+    known, own = torch.randperm(len(records.public_property), generator=rng).chunk(2)
+    parts = [
+        replace(
+            records,
+            public_inputs=records.public_inputs[rows],
+            public_labels=records.public_labels[rows],
+            public_values=records.public_values[rows] if len(records.public_values) else records.public_values,
+            public_property=records.public_property[rows],
+        )
+        for rows in (known, own)
+    ]
+    try:
+        held, _ = (stock(part, transcript.task_info) for part in parts)
+    except NotApplicable:
+        return None
+    training = next((u.training for r in transcript.rounds for u in r.updates if u.training), None)
+    first = transcript.rounds[0].weights
+    updates: list[Update] = []
+    inputs, labels = {}, {}
+    for _ in range(_PAIRS):
+        for rows in held.pair(max(2, min(_HELD, len(known) // 4)), 1.0, 0.0, rng):
+            client = len(updates)
+            inputs[0, client], labels[0, client] = parts[0].public_inputs[rows], parts[0].public_labels[rows]
+            x, y = inputs[0, client], labels[0, client]
+            updates.append(_update(transcript, first, client, x, y, "gradient", training))
+    info, rounds = transcript.task_info, [Round(0, first, updates)]
+    made = Transcript("control-same", info, transcript.module, transcript.loss, rounds, {}, parts[1])
+    shares = torch.tensor([1.0, 0.0] * _PAIRS, dtype=torch.float64)
+    told = replace(recording.truth, inputs=inputs, labels=labels, rows={}, shares=shares)
+    text = f"{2 * _PAIRS} known clients, half with nothing but the property, undefended, one step"
+    return Case(Recording(made, told), "same", text)
 
 
 def one_client(recording: Recording) -> Case:

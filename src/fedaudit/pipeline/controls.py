@@ -26,6 +26,7 @@ from fedaudit.pipeline.control_cases import (
     one_client,
     one_example,
     reference,
+    with_and_without,
     without_noise,
 )
 from fedaudit.pipeline.trials import Trial, run_trials
@@ -41,6 +42,7 @@ _PROGRESS = 0.05
 _NO_CASE = {
     "canaries": "there are no canaries",
     "records": "there are no records to learn by heart",
+    "property": "too few examples are known with the property and without",
     "sources": "there are no records of two clients to learn by heart",
 }
 # Updates of one example each, where one could be luck: one label, or one row of few columns.
@@ -209,6 +211,8 @@ def _trials(
                 case = by_heart(recording)
             elif recipe == "sources":
                 case = each_by_heart(recording)
+            elif recipe == "property":
+                case = with_and_without(recording)
             elif recipe == "canaries":
                 case = without_noise(recording)
             elif recipe == "client":

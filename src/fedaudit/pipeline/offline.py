@@ -102,9 +102,9 @@ def attack_transcript(
     if not attacks:
         attacks, given = _attacks([{"name": s.name, **s.settings()} for s in choose_for(transcript, adversary)])
     names = [attack.name for attack in attacks]
-    if transcript.records:  # what the transcript grants, as far as it was asked for
+    if transcript.records is not None:  # what the transcript grants, as far as it was asked for
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
-        adversary = _threat({**threat, "records": len(transcript.records), "public_examples": public or None})
+        adversary = _threat({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
     if transcript.task_info.front is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
     if adversary.adversary != "client" and adversary.together == 1 and (sizes := _sums(transcript)):

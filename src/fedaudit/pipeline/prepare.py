@@ -328,6 +328,7 @@ def _federations(
             records=threat.records or 0,
             public=threat.public_examples or 0,
             hidden=threat.hidden_attribute,
+            wanted=threat.client_property,
             pretrained=scenario.model.training.epochs > 0,
             measured=measured is not None,
         )

@@ -79,6 +79,7 @@ Number = Annotated[float, BeforeValidator(no_boolean), Field(allow_inf_nan=False
 Positive = Annotated[Number, Field(gt=0), AfterValidator(not_tiny)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, lt=1)]
+Share = Annotated[Number, Field(ge=0, le=1)]
 
 
 def safe_name(name: str) -> str:

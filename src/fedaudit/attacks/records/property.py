@@ -1,0 +1,235 @@
+"""Property inference: which clients hold examples with a property that has nothing to do with the task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+from torch import Tensor
+
+from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.findings import Finding
+from fedaudit.attacks.records.stand_ins import Stock, flat, send, size_of, stock
+from fedaudit.threat import Message, Observation, Scope
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.validation import Count, Share
+
+_COORDINATES = 65_536  # of an update that a classifier sees; longer ones are sketched
+_PLANS = 3  # ways of training (numbers of steps and examples) that are told apart in a round
+_FLOOR = 0.1  # of the median spread: coordinates that move less than that are scaled as if they moved so much
+_TREES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropertyFinding(Finding, kind="property"):
+    """Of each client, how much its updates look like those of clients with the property.
+
+    Attributes:
+        clients: (k,) int64, their numbers, ascending.
+        scores: (k,) float64; the higher, the more likely the property, above 0 rather than not.
+    """
+
+    clients: Tensor
+    scores: Tensor
+
+
+@register
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class PropertyInference(Attack):
+    """A classifier of updates, learnt on those of stand-ins with the property and without (Melis et al. 2019).
+
+    As in the paper's passive attack (Algorithm 3) the adversary takes each round's global model, makes updates of
+    batches of its own examples with the property and without it, and trains a binary classifier on them, which scores
+    what the clients sent. A client's score is the mean over its updates. Departures: (1) a classifier for each round
+    and number of examples, centred and scaled by what it says of its own stand-ins, where the paper has one for all
+    rounds. (2) A stand-in with the property has as many examples of every class as one without: else labels alone would
+    tell them apart, and a client's labels would pass for the property. (3) The classifier is a ridge-regularised
+    logistic regression: what labels do to its score is linear, too, so that the evaluation can take it out. ``forest``
+    is a random forest; the authors' code has both, on absolute values of updates of unit length, which isn't linear.
+    (4) Updates of more than 65,536 elements are sketched: each element is added to one of so many sums, with a random
+    sign. (5) Stand-ins train as the client did, in as many steps.
+
+    Args:
+        updates: stand-ins with the property, and as many without, for each round and number of examples.
+        share: of a stand-in's examples that have the property, where it has it.
+        otherwise: the same, where it lacks it.
+        classifier: ``logistic`` or ``forest``.
+        rounds: ``all``; ``first``, each client's first update alone; ``last``, its last one.
+    """
+
+    name: ClassVar[str] = "property-inference"
+    summary: ClassVar[str] = "tells which clients' data have a property, by a classifier of updates"
+    paper: ClassVar[str] = "Melis et al. 2019 (Exploiting unintended feature leakage in collaborative learning)"
+    threat_model: ClassVar[str] = "server or eavesdropper, passive"
+    needs: ClassVar[tuple[str, ...]] = (
+        "examples of which the property is known (threat.client_property, threat.public_examples)",
+        "updates of two clients or more, each by itself, and how they train",
+    )
+    default_scope: ClassVar[Scope] = "federation"
+    recovers: ClassVar[str] = "properties of clients"
+    finds: ClassVar[type[Finding]] = PropertyFinding
+    on_sums: ClassVar[str] = "refused: a sum is no client's own"
+
+    updates: Annotated[Count, Field(ge=10, le=10_000)] = 100
+    share: Share = 1.0
+    otherwise: Share = 0.0
+    classifier: Literal["logistic", "forest"] = "logistic"
+    rounds: Literal["all", "first", "last"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.share <= self.otherwise:
+            raise BadInput(f"attack '{self.name}': share {self.share:g} must be above otherwise, {self.otherwise:g}")
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless there are examples with the property and without, and updates whose training can be repeated.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+        messages = observation.messages
+        if any(message.update.members for message in messages):
+            raise NotApplicable(
+                f"{self.name} asks what single clients hold, and only sums of several clients' updates are known "
+                "(secure aggregation); audit with threat.sees=updates"
+            )
+        super().check(observation)
+        observation.need_messages()
+        stock(observation.records, observation.task_info)
+        if len({message.client for message in messages}) < 2:
+            raise NotApplicable(f"{self.name} compares clients, and updates of one only are known")
+        for training in (message.update.training for message in messages if message.update.kind == "weights"):
+            if training is None:
+                raise NotApplicable("how the clients train isn't known, and stand-ins do as they do; set "
+                                    "threat.knows_training: true")  # fmt: skip
+            if not training.plain_sgd:
+                raise NotApplicable("clients don't train by plain SGD, and stand-ins can't do as they do: see "
+                                    "docs/reference/methods.md")  # fmt: skip
+
+    def _run(
+        self, observation: Observation, generator: torch.Generator, _device: str, progress: Progress
+    ) -> PropertyFinding:
+        held = stock(observation.records, observation.task_info)
+        groups = _grouped(self._chosen(observation.messages))
+        total, done = 2 * self.updates * len(groups), 0
+        scores: dict[int, list[float]] = {}
+        for model, messages in groups:
+            sketch = _Sketch(len(flat(model.update.tensors, model)), generator)
+            made: list[list[Tensor]] = [[], []]
+            for _ in range(self.updates):
+                pair = held.pair(size_of(model), self.share, self.otherwise, generator)
+                for kind, rows in enumerate(reversed(pair)):
+                    made[kind].append(sketch(send(observation, model, held, rows, generator)))
+                done += 2
+                progress(done, total)
+            seen = torch.stack([sketch(flat(message.update.tensors, message)) for message in messages])
+            own = self._scores(torch.stack([*made[0], *made[1]]), seen, generator)
+            for message, score in zip(messages, own.tolist(), strict=True):
+                scores.setdefault(message.client, []).append(score)
+        clients = sorted(scores)
+        return PropertyFinding(
+            clients=torch.tensor(clients, dtype=torch.int64),
+            scores=torch.tensor([sum(scores[c]) / len(scores[c]) for c in clients], dtype=torch.float64),
+            notes=_notes(held, self.updates),
+        )
+
+    def _chosen(self, messages: Sequence[Message]) -> list[Message]:
+        if self.rounds == "all":
+            return list(messages)
+        order = messages if self.rounds == "last" else tuple(reversed(messages))
+        return sorted({message.client: message for message in order}.values(), key=lambda m: (m.round, m.client))
+
+    def _scores(self, made: Tensor, seen: Tensor, generator: torch.Generator) -> Tensor:
+        """Return (k,) the scores of what was seen, in spreads of the stand-ins' own.
+
+        Args:
+            made: (2 * updates, d) of the stand-ins, the first half without the property.
+            seen: (k, d) of clients.
+            generator: of the forest.
+        """
+        centre, spread = made.mean(dim=0), made.std(dim=0)
+        floor = _FLOOR * float(spread[spread > 0].median()) if bool((spread > 0).any()) else 1.0
+        scale = spread.clamp_min(floor) * len(spread) ** 0.5
+        known, others = ((part - centre) / scale for part in (made, seen))
+        others = others.nan_to_num(nan=0.0, posinf=1e6, neginf=-1e6)
+        half = len(made) // 2
+        classes = (torch.arange(len(made)) >= half).numpy()
+        own, found = (_forest if self.classifier == "forest" else _logistic)(known, classes, others, generator)
+        middle = float((own[:half].mean() + own[half:].mean()) / 2)
+        return torch.as_tensor((found - middle) / max(float(own.std()), 1e-12))
+
+
+class _Sketch:
+    """Turns (n,) tensors into shorter ones that keep inner products on average (count sketch), if they are long."""
+
+    def __init__(self, size: int, generator: torch.Generator) -> None:
+        self.place, self.sign = None, None
+        if size > _COORDINATES:
+            self.place = torch.randint(_COORDINATES, (size,), generator=generator)
+            self.sign = torch.randint(2, (size,), generator=generator) * 2.0 - 1
+
+    def __call__(self, values: Tensor) -> Tensor:
+        values = values.detach().double()
+        if self.place is None or self.sign is None:
+            return values
+        return torch.zeros(_COORDINATES, dtype=torch.float64).index_add_(0, self.place, values * self.sign)
+
+
+def _logistic(known: Tensor, classes: Any, others: Tensor, _: torch.Generator) -> tuple[Any, Any]:
+    """Return the log-odds of stand-ins and of others, by a logistic regression with a ridge penalty.
+
+    It is computed from inner products alone: the weights lie in the span of the stand-ins.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    values, vectors = torch.linalg.eigh(known @ known.T)
+    keep = values > 1e-10 * values.max().clamp_min(1e-300)
+    basis = vectors[:, keep] / values[keep].sqrt()
+    made, found = (known @ known.T) @ basis, (others @ known.T) @ basis
+    if not made.shape[1]:
+        return np.zeros(len(known)), np.zeros(len(others))
+    classifier = LogisticRegression(C=1.0, max_iter=2000).fit(made.numpy(), classes)
+    return classifier.decision_function(made.numpy()), classifier.decision_function(found.numpy())
+
+
+def _forest(known: Tensor, classes: Any, others: Tensor, generator: torch.Generator) -> tuple[Any, Any]:
+    """Return the share of trees that vote for the property, of stand-ins by the trees that didn't learn from them."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    seed = int(torch.randint(2**31, (1,), generator=generator))
+    forest = RandomForestClassifier(_TREES, oob_score=True, random_state=seed, n_jobs=1).fit(known.numpy(), classes)
+    own = np.nan_to_num(forest.oob_decision_function_[:, 1], nan=0.5)
+    return own, forest.predict_proba(others.numpy())[:, 1]
+
+
+def _grouped(messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
+    """Return the messages that one classifier is for, with the one after which its stand-ins are modelled.
+
+    They are answers to the same weights, of the same training. Of more than three ways to train in a round, the one on
+    fewest examples, the middle one and the one on most are kept, and each message goes to the nearest.
+    """
+    rounds: dict[tuple[int, int, tuple[str, ...]], dict[Any, list[Message]]] = {}
+    for message in messages:
+        update = message.update
+        ways = rounds.setdefault((message.round, id(message.weights), tuple(sorted(update.tensors))), {})
+        ways.setdefault((size_of(message), update.num_examples, update.training), []).append(message)
+    groups = []
+    for ways in rounds.values():
+        order = sorted(ways, key=lambda way: way[:2])
+        picked = [order[round(i * (len(order) - 1) / (_PLANS - 1))] for i in range(_PLANS)]
+        kept = order if len(order) <= _PLANS else picked
+        nearest: dict[Any, list[Message]] = {way: [] for way in kept}
+        for way, own in ways.items():
+            nearest[way if way in nearest else min(kept, key=lambda k, w=way: abs(k[1] - w[1]))] += own  # type: ignore[misc]
+        groups += [(ways[way][0], own) for way, own in nearest.items()]
+    return groups
+
+
+def _notes(held: Stock, updates: int) -> tuple[str, ...]:
+    least = min(len(rows) for cell in held.cells for rows in cell)
+    many = f"{updates} stand-ins with the property and as many without, for each round and number of examples"
+    return (f"{many}, of {len(held.labels)} public examples; of the rarest sort of a class there are {least}",)
