@@ -88,6 +88,13 @@ def test_where_a_relu_follows_the_batch_is_exact_and_certified():
     assert sorted(found.labels.tolist()) == sorted(photos()[1][:24].tolist())
 
 
+@pytest.mark.slow
+def test_sources_that_are_left_are_told_apart_again_among_themselves():
+    found = cocktail(gradient(64, 290, nn.ReLU())[0], rounds=1)
+    assert found.certified is not None
+    assert bool(found.certified.all())
+
+
 def test_batches_that_spear_does_not_find_come_out():
     seen, images = gradient(48, 160, nn.ReLU())
     spear = make_attack("spear", {"rounds": 10})(seen, generator=generator(0))
