@@ -88,7 +88,6 @@ def test_where_a_relu_follows_the_batch_is_exact_and_certified():
     assert sorted(found.labels.tolist()) == sorted(photos()[1][:24].tolist())
 
 
-@pytest.mark.slow
 def test_sources_that_are_left_are_told_apart_again_among_themselves():
     found = cocktail(gradient(64, 290, nn.ReLU())[0], rounds=1)
     assert found.certified is not None
