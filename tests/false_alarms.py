@@ -42,14 +42,11 @@ MANIPULATED: dict[str, Any] = {
     "imprint, bounded": {"name": "imprint", "units": 128, "spread": 0.15},
     "imprint, cumulative": {"name": "imprint", "units": 128, "spread": 0.15, "sparse": False},
 }
-
-
-def silenced(state: dict[str, Tensor], _info: TaskInfo | None = None) -> dict[str, Tensor]:
-    """Return the model with all classes but one silenced, as fishing for that class does (Wen et al. 2022)."""
-    weight, bias = list(state)[-2:]
-    kept = torch.zeros(len(state[weight]), 1)
-    kept[3] = 1.0
-    return state | {weight: state[weight] * kept, bias: torch.where(kept[:, 0] > 0, -100.0, 0.0)}
+MALICIOUS = {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 200}
+FISHED: dict[str, Any] = {
+    "fishing for a class": {"name": "fishing", "target": 3},
+    "fishing by a feature": {"name": "fishing", "target": 3, "members": 20},
+}
 
 
 def trapped(state: dict[str, Tensor], info: TaskInfo, scale: float = 0.5) -> dict[str, Tensor]:
@@ -97,7 +94,7 @@ def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: 
             "data": {"name": "digits", "split": "train"},
             "model": {**MODELS[model], "training": trained},
             "federations": [spec],
-            "threat": {"adversary": "server" if server is None else "malicious-server"},
+            "threat": {"adversary": "server"} if server is None else dict(MALICIOUS),
             "attacks": ["labels"],
         }
     )
@@ -127,8 +124,8 @@ def measure(seed: int = 0) -> tuple[list[list[Check]], dict[str, list[list[Check
         ordinary += own
         largest = {name: max(c.value for checks in own for c in checks if c.name == name) for name in _names(own)}
         print(model, way, {name: round(value, 3) for name, value in largest.items()}, flush=True)
-    altered = {name: [c for m in MODELS for c in rounds(m, "even", s, 2, seed)] for name, s in MANIPULATED.items()}
-    altered["fishing for a class"] = [c for m in MODELS for c in rounds(m, "even", silenced, 2, seed)]
+    played = MANIPULATED | FISHED
+    altered = {name: [c for m in MODELS for c in rounds(m, "even", s, 2, seed)] for name, s in played.items()}
     altered["trap weights"] = [c for m in ("mlp", "fcn-3") for c in rounds(m, "even", trapped, 2, seed)]
     return ordinary, altered
 

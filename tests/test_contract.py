@@ -62,6 +62,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "imprint", "units": 16}}],
         "threat": {"adversary": "malicious-server"},
     },
+    "fishing": {
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "fishing", "target": 4}}],
+        "threat": {"adversary": "malicious-server"},
+    },
     "spear": {"model": {"name": "mlp"}},
     "exact-linear": {"model": {"name": "mlp"}},
     **{
@@ -97,7 +101,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 def test_every_attack_keeps_it(name: str, tmp_path: Path) -> None:
     known = make_attack(name).settings()
     settings: dict[str, Any] = {key: value for key, value in QUICK.items() if key in known}
-    if name == "epochs":
+    if name in ("epochs", "fishing"):
         settings["attack"] = {"name": "invg", "iterations": 3}
     if name == "gias":
         settings["generator_file"] = str(tmp_path / "digits.safetensors")

@@ -65,8 +65,8 @@ def check_received(
 
     - *architecture*: tensors that aren't those of the agreed network (a module put before it, Fowl et al. 2022).
     - *alike rows*: the largest share of a layer's rows that measure the same as another row of it (bins).
-    - *silent outputs*: the share of classes whose row of the last layer is nothing beside the longest (Wen et al. 2022
-      silence all but one).
+    - *silent outputs*: the share of classes whose row of the last layer is nothing beside the longest, or another
+      class's (Wen et al. 2022 silence all but one).
     - *loss*: on the client's examples, over that of naming every class with equal probability.
     - *lone neurons*: the largest share of a fully connected hidden layer's active neurons whose gradient is one
       example's alone (bins; trap weights, Boenisch et al. 2023), on at least 16 examples. In the spirit of D-SNR (Garov
@@ -95,8 +95,10 @@ def check_received(
     if matrices:
         last = next(reversed(matrices))
         lengths = matrices[last].norm(dim=1)
-        silent = float((lengths <= _NOTHING * lengths.max()).double().mean()) if len(lengths) > 2 else 0.0
-        text = f"{silent:.0%} of the rows of the last layer ('{last}') are nothing beside the longest"
+        nothing = lengths <= _NOTHING * lengths.max()
+        _, inverse, counts = matrices[last].unique(dim=0, return_inverse=True, return_counts=True)
+        silent = float((nothing | (counts[inverse] > 1)).double().mean()) if len(lengths) > 2 else 0.0
+        text = f"{silent:.0%} of the rows of the last layer ('{last}') are nothing beside the longest, or another's"
         checks.append(_made("silent outputs", silent, text))
     run = agreed if module is None else module
     fits = {n: t.shape for n, t in run.state_dict().items()} == {n: t.shape for n, t in state.items()}
