@@ -55,7 +55,7 @@ LIMITS: dict[str, float] = {
 
 def check_received(
     state: Mapping[str, Tensor],
-    agreed: nn.Module,
+    agreed: nn.Module | None,
     *,
     module: nn.Module | None = None,
     loss: Loss | None = None,
@@ -76,15 +76,18 @@ def check_received(
 
     Args:
         state: parameters and buffers by name, as received.
-        agreed: the architecture that the federation agreed on; its weights mean nothing.
+        agreed: the architecture that the federation agreed on; its weights mean nothing. None: it isn't at hand, and
+            only the weights are looked at.
         module: the architecture that was sent; default: the agreed one. Where the state doesn't fit it, only the
             weights are looked at.
         loss: mean over a batch.
         examples: the client's own, as the model sees them, and their targets.
     """
-    own = agreed.state_dict()
-    wrong = [n for n in {**state, **own} if n not in own or n not in state or own[n].shape != state[n].shape]
-    checks = [_made("architecture", len(wrong), f"not as agreed: {_named(wrong)}" if wrong else "as agreed")]
+    checks = []
+    if agreed is not None:
+        own = agreed.state_dict()
+        wrong = [n for n in {**state, **own} if n not in own or n not in state or own[n].shape != state[n].shape]
+        checks.append(_made("architecture", len(wrong), f"not as agreed: {_named(wrong)}" if wrong else "as agreed"))
     matrices = {
         name: tensor.detach().flatten(1).double().cpu()
         for name, tensor in state.items()
@@ -101,8 +104,9 @@ def check_received(
         text = f"{silent:.0%} of the rows of the last layer ('{last}') are nothing beside the longest, or another's"
         checks.append(_made("silent outputs", silent, text))
     run = agreed if module is None else module
-    fits = {n: t.shape for n, t in run.state_dict().items()} == {n: t.shape for n, t in state.items()}
-    if examples is not None and loss is not None and fits:
+    if run is None or examples is None or loss is None:
+        return checks
+    if {n: t.shape for n, t in run.state_dict().items()} == {n: t.shape for n, t in state.items()}:
         checks += _on_examples(run, state, loss, *examples)
     return checks
 
