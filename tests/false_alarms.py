@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedaudit.defences.received import LIMITS, Check, check_received
 from fedaudit.federation.simulator import simulate
 from fedaudit.models.front import Fronted
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import scenario_from
-from fedaudit.update import TaskInfo
 
 ROUNDS = 8
 MODELS: dict[str, dict[str, Any]] = {
@@ -42,6 +40,7 @@ MANIPULATED: dict[str, Any] = {
     "imprint, bounded": {"name": "imprint", "units": 128, "spread": 0.15},
     "imprint, cumulative": {"name": "imprint", "units": 128, "spread": 0.15, "sparse": False},
 }
+TRAPPED: dict[str, Any] = {"trap weights": {"name": "trap-weights", "scale": 0.5}}
 MALICIOUS = {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 200}
 FISHED: dict[str, Any] = {
     "fishing for a class": {"name": "fishing", "target": 3},
@@ -49,33 +48,15 @@ FISHED: dict[str, Any] = {
 }
 
 
-def trapped(state: dict[str, Tensor], info: TaskInfo, scale: float = 0.5) -> dict[str, Tensor]:
-    """Return the model with trap weights in its first layer (Boenisch et al. 2023, Algorithm 1).
-
-    Half of a row's weights, drawn at random, are negative, and the others positive and smaller by ``scale``. They are
-    for inputs from 0 to 1, so the bias takes back what the preprocessing of one channel takes away.
-    """
-    name = next(n for n, t in state.items() if t.ndim == 2)
-    draws = torch.Generator().manual_seed(0)
-    rows, columns = state[name].shape
-    size = torch.randn((rows, columns), generator=draws).abs()
-    order = torch.rand((rows, columns), generator=draws).argsort(dim=1)
-    weight = torch.where(order < columns // 2, -size, scale * size)
-    bias = weight.sum(dim=1) * info.mean[0] / info.std[0]
-    return state | {name: weight, name.replace("weight", "bias"): bias}
-
-
 def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: int = 0) -> Iterator[list[Check]]:
     """Yield what a client finds in the model that it receives, round by round, another client each time.
 
     Args:
         model, way: of the federation.
-        server: a malicious server's behaviour, or what changes the weights that were sent; None: it is honest.
+        server: a malicious server's behaviour; None: it is honest.
         count: rounds.
         seed: of the scenario.
     """
-    change = server if callable(server) else None
-    server = None if change else server
     trained = {"epochs": 5} if way == "pretrained" else {}
     spec = {
         "name": "f",
@@ -106,8 +87,7 @@ def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: 
         data = federation.client_data[record.index % len(federation.client_data)]
         inputs = transcript.task_info.normalise(data.inputs[:32])
         examples = (inputs, data.targets[:32])
-        state = change(record.weights, transcript.task_info) if change else record.weights
-        yield check_received(state, agreed, module=module, loss=transcript.loss, examples=examples)
+        yield check_received(record.weights, agreed, module=module, loss=transcript.loss, examples=examples)
 
 
 def area(ordinary: list[float], altered: list[float]) -> float:
@@ -126,7 +106,8 @@ def measure(seed: int = 0) -> tuple[list[list[Check]], dict[str, list[list[Check
         print(model, way, {name: round(value, 3) for name, value in largest.items()}, flush=True)
     played = MANIPULATED | FISHED
     altered = {name: [c for m in MODELS for c in rounds(m, "even", s, 2, seed)] for name, s in played.items()}
-    altered["trap weights"] = [c for m in ("mlp", "fcn-3") for c in rounds(m, "even", trapped, 2, seed)]
+    for name, s in TRAPPED.items():
+        altered[name] = [c for m in ("mlp", "fcn-3") for c in rounds(m, "even", s, 2, seed)]
     return ordinary, altered
 
 

@@ -17,7 +17,7 @@ from fedaudit.pipeline.run import run_audit
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import scenario_from
 from tests.conftest import Command
-from tests.false_alarms import FISHED, MANIPULATED, area, measure, rounds, trapped
+from tests.false_alarms import FISHED, MANIPULATED, TRAPPED, area, measure, rounds
 
 
 def network(width: int = 64) -> nn.Sequential:
@@ -121,7 +121,7 @@ def test_fishing_is_noticed_by_the_last_layer_and_the_loss(name):
 
 
 def test_trap_weights_are_noticed_by_neurons_that_hold_one_example():
-    for checks in rounds("mlp", "even", trapped, 1):
+    for checks in rounds("mlp", "even", TRAPPED["trap weights"], 1):
         assert {check.name for check in checks if check.alarm} >= {"lone neurons"}
 
 

@@ -66,6 +66,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "fishing", "target": 4}}],
         "threat": {"adversary": "malicious-server"},
     },
+    "trap-weights": {
+        "model": {"name": "mlp", "width": 64},
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": "trap-weights"}],
+        "threat": {"adversary": "malicious-server"},
+    },
     "spear": {"model": {"name": "mlp"}},
     "exact-linear": {"model": {"name": "mlp"}},
     **{
