@@ -54,7 +54,7 @@ class TrapWeightsServer(ServerBehaviour):
         Raises:
             BadInput: as above.
         """
-        if task_info.kind != "image" or task_info.num_classes is None:
+        if task_info.example_kind.bounds is None or task_info.num_classes is None:
             raise BadInput("trap-weights is for images and classifiers; leave server out")
         try:
             layer = first_layer(copy.deepcopy(model).cpu().double(), task_info.input_shape)
