@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedaudit.defences.received import LIMITS, Check, check_received
 from fedaudit.federation.simulator import simulate
 from fedaudit.models.front import Fronted
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import scenario_from
-from fedaudit.update import TaskInfo
 
 ROUNDS = 8
 MODELS: dict[str, dict[str, Any]] = {
@@ -42,30 +40,12 @@ MANIPULATED: dict[str, Any] = {
     "imprint, bounded": {"name": "imprint", "units": 128, "spread": 0.15},
     "imprint, cumulative": {"name": "imprint", "units": 128, "spread": 0.15, "sparse": False},
 }
-
-
-def silenced(state: dict[str, Tensor], _info: TaskInfo | None = None) -> dict[str, Tensor]:
-    """Return the model with all classes but one silenced, as fishing for that class does (Wen et al. 2022)."""
-    weight, bias = list(state)[-2:]
-    kept = torch.zeros(len(state[weight]), 1)
-    kept[3] = 1.0
-    return state | {weight: state[weight] * kept, bias: torch.where(kept[:, 0] > 0, -100.0, 0.0)}
-
-
-def trapped(state: dict[str, Tensor], info: TaskInfo, scale: float = 0.5) -> dict[str, Tensor]:
-    """Return the model with trap weights in its first layer (Boenisch et al. 2023, Algorithm 1).
-
-    Half of a row's weights, drawn at random, are negative, and the others positive and smaller by ``scale``. They are
-    for inputs from 0 to 1, so the bias takes back what the preprocessing of one channel takes away.
-    """
-    name = next(n for n, t in state.items() if t.ndim == 2)
-    draws = torch.Generator().manual_seed(0)
-    rows, columns = state[name].shape
-    size = torch.randn((rows, columns), generator=draws).abs()
-    order = torch.rand((rows, columns), generator=draws).argsort(dim=1)
-    weight = torch.where(order < columns // 2, -size, scale * size)
-    bias = weight.sum(dim=1) * info.mean[0] / info.std[0]
-    return state | {name: weight, name.replace("weight", "bias"): bias}
+TRAPPED: dict[str, Any] = {"trap weights": {"name": "trap-weights", "scale": 0.5}}
+MALICIOUS = {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 200}
+FISHED: dict[str, Any] = {
+    "fishing for a class": {"name": "fishing", "target": 3},
+    "fishing by a feature": {"name": "fishing", "target": 3, "members": 20},
+}
 
 
 def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: int = 0) -> Iterator[list[Check]]:
@@ -73,12 +53,10 @@ def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: 
 
     Args:
         model, way: of the federation.
-        server: a malicious server's behaviour, or what changes the weights that were sent; None: it is honest.
+        server: a malicious server's behaviour; None: it is honest.
         count: rounds.
         seed: of the scenario.
     """
-    change = server if callable(server) else None
-    server = None if change else server
     trained = {"epochs": 5} if way == "pretrained" else {}
     spec = {
         "name": "f",
@@ -97,7 +75,7 @@ def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: 
             "data": {"name": "digits", "split": "train"},
             "model": {**MODELS[model], "training": trained},
             "federations": [spec],
-            "threat": {"adversary": "server" if server is None else "malicious-server"},
+            "threat": {"adversary": "server"} if server is None else dict(MALICIOUS),
             "attacks": ["labels"],
         }
     )
@@ -109,8 +87,7 @@ def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: 
         data = federation.client_data[record.index % len(federation.client_data)]
         inputs = transcript.task_info.normalise(data.inputs[:32])
         examples = (inputs, data.targets[:32])
-        state = change(record.weights, transcript.task_info) if change else record.weights
-        yield check_received(state, agreed, module=module, loss=transcript.loss, examples=examples)
+        yield check_received(record.weights, agreed, module=module, loss=transcript.loss, examples=examples)
 
 
 def area(ordinary: list[float], altered: list[float]) -> float:
@@ -127,9 +104,10 @@ def measure(seed: int = 0) -> tuple[list[list[Check]], dict[str, list[list[Check
         ordinary += own
         largest = {name: max(c.value for checks in own for c in checks if c.name == name) for name in _names(own)}
         print(model, way, {name: round(value, 3) for name, value in largest.items()}, flush=True)
-    altered = {name: [c for m in MODELS for c in rounds(m, "even", s, 2, seed)] for name, s in MANIPULATED.items()}
-    altered["fishing for a class"] = [c for m in MODELS for c in rounds(m, "even", silenced, 2, seed)]
-    altered["trap weights"] = [c for m in ("mlp", "fcn-3") for c in rounds(m, "even", trapped, 2, seed)]
+    played = MANIPULATED | FISHED
+    altered = {name: [c for m in MODELS for c in rounds(m, "even", s, 2, seed)] for name, s in played.items()}
+    for name, s in TRAPPED.items():
+        altered[name] = [c for m in ("mlp", "fcn-3") for c in rounds(m, "even", s, 2, seed)]
     return ordinary, altered
 
 

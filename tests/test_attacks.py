@@ -100,7 +100,7 @@ def run(name: str, seen: Observation, *, start: torch.Generator | None = None, *
 
 
 # In files of their own: test_spear.py, test_cocktail.py, test_exact_linear.py, test_active_server.py, test_vertical.py
-ELSEWHERE = {"spear", "cocktail", "exact-linear", "imprint", "cafe"}
+ELSEWHERE = {"spear", "cocktail", "exact-linear", "imprint", "fishing", "trap-weights", "cafe"}
 
 
 def test_every_attack_has_its_row():

@@ -17,7 +17,7 @@ from fedaudit.pipeline.run import run_audit
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario import scenario_from
 from tests.conftest import Command
-from tests.false_alarms import MANIPULATED, area, measure, rounds, silenced, trapped
+from tests.false_alarms import FISHED, MANIPULATED, TRAPPED, area, measure, rounds
 
 
 def network(width: int = 64) -> nn.Sequential:
@@ -72,10 +72,12 @@ def test_rows_that_measure_the_same_are_noticed():
 
 
 def test_silenced_classes_and_a_wrong_head_are_noticed():
-    checks = found(silenced(network().state_dict()), network())
-    assert checks["silent outputs"].value == pytest.approx(0.9)
-    assert "silent outputs" in alarms(checks)
     state = network().state_dict()
+    for row in (torch.zeros(64), torch.ones(64)):  # nothing, or one another's
+        same = torch.cat([row.expand(9, -1), state["3.weight"][:1]])
+        checks = found({**state, "3.weight": same}, network())
+        assert checks["silent outputs"].value == pytest.approx(0.9)
+        assert "silent outputs" in alarms(checks)
     state["3.bias"] = torch.tensor([-100.0] + [0.0] * 9)
     checks = found(state, network())
     expected = cross_entropy(run(state, examples()[0]), examples()[1]) / torch.tensor(10.0).log()
@@ -112,8 +114,14 @@ def test_what_malicious_servers_send_is_noticed(name):
         assert {"architecture", "alike rows"} <= {check.name for check in checks if check.alarm}
 
 
+@pytest.mark.parametrize("name", FISHED)
+def test_fishing_is_noticed_by_the_last_layer_and_the_loss(name):
+    for checks in rounds("mlp", "even", FISHED[name], 1):
+        assert {"silent outputs", "loss"} <= {check.name for check in checks if check.alarm}
+
+
 def test_trap_weights_are_noticed_by_neurons_that_hold_one_example():
-    for checks in rounds("mlp", "even", trapped, 1):
+    for checks in rounds("mlp", "even", TRAPPED["trap weights"], 1):
         assert {check.name for check in checks if check.alarm} >= {"lone neurons"}
 
 

@@ -68,6 +68,15 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "imprint", "units": 16}}],
         "threat": {"adversary": "malicious-server"},
     },
+    "fishing": {
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "fishing", "target": 4}}],
+        "threat": {"adversary": "malicious-server"},
+    },
+    "trap-weights": {
+        "model": {"name": "mlp", "width": 64},
+        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": "trap-weights"}],
+        "threat": {"adversary": "malicious-server"},
+    },
     "spear": {"model": {"name": "mlp"}},
     "cocktail": {"model": {"name": "mlp"}},
     "exact-linear": {"model": {"name": "mlp"}},
@@ -105,7 +114,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 def test_every_attack_keeps_it(name: str, tmp_path: Path) -> None:
     known = make_attack(name).settings()
     settings: dict[str, Any] = {key: value for key, value in QUICK.items() if key in known}
-    if name == "epochs":
+    if name in ("epochs", "fishing"):
         settings["attack"] = {"name": "invg", "iterations": 3}
     if name == "gias":
         settings["generator_file"] = str(tmp_path / "digits.safetensors")

@@ -191,9 +191,31 @@ def test_tables_are_guarded_too(tmp_path, logged):
     assert sum("within the limits" in line for line in logged) == 6, logged
 
 
+@pytest.mark.parametrize("policy", ["warn", "refuse", "ignore"])
+def test_a_received_model_that_looks_manipulated_is_told_of_or_not_trained_on(tmp_path, logged, policy):
+    from flwr.app import ArrayRecord
+
+    inner = Guard(**LABELS, on_received=policy)
+
+    def guard(message, context, call):
+        if context.node_id == NODES[1]:
+            state = message.content["arrays"].to_torch_state_dict()
+            last = [name for name, tensor in state.items() if tensor.ndim == 2][-1]
+            state[last][1:] = 0.0
+            message.content["arrays"] = ArrayRecord(state)
+        return inner(message, context, call)
+
+    replies, *_ = run(tmp_path / "a", guard)
+    stopped = {key[1] for key, reply in replies.items() if reply.has_error()}
+    assert stopped == ({NODES[1]} if policy == "refuse" else set())
+    told = [line for line in logged if "suspicious: silent outputs" in line]
+    assert len(told) == (0 if policy == "ignore" else 2)
+    assert all(f"node {NODES[1]}, round" in line for line in told)
+
+
 def test_wrong_settings_are_refused(tmp_path):
     wrong: Any
-    for wrong in ({"on_fail": "stop"}, {"unaudited": "stop"}, {"every": 0}, {"largest": 0}):
+    for wrong in ({"on_fail": "stop"}, {"unaudited": "stop"}, {"on_received": "stop"}, {"every": 0}, {"largest": 0}):
         with pytest.raises(BadInput):
             Guard(**wrong)
     for i, wrong in enumerate(({"fail_on": "leak"}, {"fail_above": {"psnrr": 1}}, {"attacks": ["invgg"]})):

@@ -341,6 +341,27 @@ def test_the_guard_blocks_what_it_could_rebuild_and_changes_nothing(kind, tmp_pa
     assert (tmp_path / "reports" / "job-1" / "site-1-round-0" / "report.html").is_file()
 
 
+def test_a_received_model_that_looks_manipulated_is_told_of_or_blocked(caplog):
+    caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
+    before, _ = trained(1)
+    name = [n for n, tensor in before.items() if tensor.ndim == 2][-1]
+    altered = {**before, name: before[name].clone()}
+    altered[name][1:] = 0.0
+    for policy in ("warn", "refuse", "ignore"):
+        received, _ = pair(kind=GuardFilter, on_received=policy)
+        came = shareable(before)
+        assert received.process(came, context()) is came
+        assert not caplog.text
+        goes = shareable(altered)
+        if policy == "refuse":
+            with pytest.raises(ContentBlockedException, match="didn't let this model in"):
+                received.process(goes, context())
+        else:
+            assert received.process(goes, context()) is goes
+        assert ("suspicious: silent outputs" in caplog.text) == (policy != "ignore")
+        caplog.clear()
+
+
 def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
     received, leaving = pair(kind=GuardFilter, largest=3)
@@ -370,7 +391,7 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
         strict.process(shareable({name: tensor + 1 for name, tensor in after.items()}), context())
     assert "doesn't follow from the training that was watched" in caplog.text
     wrong_words: list[dict[str, Any]] = [{"attacks": ["invgg"]}, {"fail_on": "revealed"}, {"fail_above": {"x": 1}}]
-    wrong_words += [{"on_fail": "stop"}, {"unaudited": "no"}, {"every": 0}, {"largest": 0}]
+    wrong_words += [{"on_received": "stop"}, {"on_fail": "stop"}, {"unaudited": "no"}, {"every": 0}, {"largest": 0}]
     for wrong in wrong_words:
         with pytest.raises(BadInput):
             GuardFilter(**wrong)

@@ -163,6 +163,10 @@ class Attack(Plugin, ABC):
         """Return the files that the settings name: a finding depends on what is in them."""
         return []
 
+    def only_class(self, observation: Observation) -> int | None:  # noqa: ARG002
+        """Return the one class whose examples it can recover from such updates; None: of any."""
+        return None
+
     def public_examples(self) -> Tensor | None:
         """Return fingerprints (n,) of the public examples that the adversary's knowledge was made from, if any.
 

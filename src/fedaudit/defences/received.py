@@ -55,7 +55,7 @@ LIMITS: dict[str, float] = {
 
 def check_received(
     state: Mapping[str, Tensor],
-    agreed: nn.Module,
+    agreed: nn.Module | None,
     *,
     module: nn.Module | None = None,
     loss: Loss | None = None,
@@ -65,8 +65,8 @@ def check_received(
 
     - *architecture*: tensors that aren't those of the agreed network (a module put before it, Fowl et al. 2022).
     - *alike rows*: the largest share of a layer's rows that measure the same as another row of it (bins).
-    - *silent outputs*: the share of classes whose row of the last layer is nothing beside the longest (Wen et al. 2022
-      silence all but one).
+    - *silent outputs*: the share of classes whose row of the last layer is nothing beside the longest, or another
+      class's (Wen et al. 2022 silence all but one).
     - *loss*: on the client's examples, over that of naming every class with equal probability.
     - *lone neurons*: the largest share of a fully connected hidden layer's active neurons whose gradient is one
       example's alone (bins; trap weights, Boenisch et al. 2023), on at least 16 examples. In the spirit of D-SNR (Garov
@@ -76,15 +76,18 @@ def check_received(
 
     Args:
         state: parameters and buffers by name, as received.
-        agreed: the architecture that the federation agreed on; its weights mean nothing.
+        agreed: the architecture that the federation agreed on; its weights mean nothing. None: it isn't at hand, and
+            only the weights are looked at.
         module: the architecture that was sent; default: the agreed one. Where the state doesn't fit it, only the
             weights are looked at.
         loss: mean over a batch.
         examples: the client's own, as the model sees them, and their targets.
     """
-    own = agreed.state_dict()
-    wrong = [n for n in {**state, **own} if n not in own or n not in state or own[n].shape != state[n].shape]
-    checks = [_made("architecture", len(wrong), f"not as agreed: {_named(wrong)}" if wrong else "as agreed")]
+    checks = []
+    if agreed is not None:
+        own = agreed.state_dict()
+        wrong = [n for n in {**state, **own} if n not in own or n not in state or own[n].shape != state[n].shape]
+        checks.append(_made("architecture", len(wrong), f"not as agreed: {_named(wrong)}" if wrong else "as agreed"))
     matrices = {
         name: tensor.detach().flatten(1).double().cpu()
         for name, tensor in state.items()
@@ -95,12 +98,15 @@ def check_received(
     if matrices:
         last = next(reversed(matrices))
         lengths = matrices[last].norm(dim=1)
-        silent = float((lengths <= _NOTHING * lengths.max()).double().mean()) if len(lengths) > 2 else 0.0
-        text = f"{silent:.0%} of the rows of the last layer ('{last}') are nothing beside the longest"
+        nothing = lengths <= _NOTHING * lengths.max()
+        _, inverse, counts = matrices[last].unique(dim=0, return_inverse=True, return_counts=True)
+        silent = float((nothing | (counts[inverse] > 1)).double().mean()) if len(lengths) > 2 else 0.0
+        text = f"{silent:.0%} of the rows of the last layer ('{last}') are nothing beside the longest, or another's"
         checks.append(_made("silent outputs", silent, text))
     run = agreed if module is None else module
-    fits = {n: t.shape for n, t in run.state_dict().items()} == {n: t.shape for n, t in state.items()}
-    if examples is not None and loss is not None and fits:
+    if run is None or examples is None or loss is None:
+        return checks
+    if {n: t.shape for n, t in run.state_dict().items()} == {n: t.shape for n, t in state.items()}:
         checks += _on_examples(run, state, loss, *examples)
     return checks
 

@@ -98,6 +98,8 @@ class Case:
 # Attack, settings, when it fits.
 TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
     ("imprint", {}, lambda c: c.server == "imprint" and c.images and c.classes),
+    ("fishing", {"attack": {"name": "agic", **_QUICK}}, lambda c: c.server == "fishing" and c.images and c.classes),
+    ("trap-weights", {}, lambda c: c.server == "trap-weights" and c.images and c.classes),
     ("gan", {}, lambda c: c.malicious == "gan"),
     ("agrevader", {}, lambda c: c.malicious == "agrevader" and c.members),
     ("attribute-loss", {}, lambda c: c.hidden and c.filled),

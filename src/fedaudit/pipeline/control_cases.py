@@ -51,7 +51,7 @@ class Case:
     seconds: float = 0.0
 
 
-def one_example(recording: Recording, kind: UpdateKind, count: int = 1) -> Case:
+def one_example(recording: Recording, kind: UpdateKind, count: int = 1, label: int | None = None) -> Case:
     """Return updates over one known example each: undefended, one step, from the audited model as clients run it.
 
     The examples are the candidates that are most like their mean, apart from the victims: typical ones. Where
@@ -61,12 +61,13 @@ def one_example(recording: Recording, kind: UpdateKind, count: int = 1) -> Case:
         recording: of the federation whose model of the first recorded round is used.
         kind: of the updates.
         count: of the updates; each is a client's.
+        label: the examples' class; None: any.
 
     Raises:
         BadInput: the model can't be trained on so few.
     """
     transcript, truth = recording.transcript, recording.truth
-    inputs, labels = typical(truth, count + 1)
+    inputs, labels = typical(truth, count + 1, label)
     first = transcript.rounds[0]
     known = next((u.training for u in first.updates if u.training), None)
     text = f"{'one known example' if count == 1 else f'{count} known examples, one an update'}, undefended, one step"
@@ -355,11 +356,16 @@ def _takes_one(transcript: Transcript, inputs: Tensor) -> bool:
     return True
 
 
-def typical(truth: Truth, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` candidates of middling distance to the mean of all, victims apart, and their labels."""
+def typical(truth: Truth, count: int, label: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` candidates of middling distance to the mean of all, victims apart, and their labels.
+
+    Only those of the class ``label`` count, where one is given and there are so many.
+    """
     victims = {tensor_digest(example) for batch in truth.inputs.values() for example in batch}
     rows = [i for i, example in enumerate(truth.candidates) if tensor_digest(example) not in victims]
     rows = rows if len(rows) >= count else list(range(len(truth.candidates)))
+    own = [i for i in rows if label is not None and int(truth.candidate_labels[i]) == label]
+    rows = own if len(own) >= count else rows
     others = truth.candidates[rows].flatten(1).double()
     order = (others - others.mean(dim=0)).square().sum(dim=1).argsort().tolist()
     middle = max(0, len(order) // 2 - count // 2)

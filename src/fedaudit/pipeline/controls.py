@@ -218,7 +218,8 @@ def _trials(
             elif recipe == "client":
                 case = one_client(recording)
             elif model == "same":
-                case = one_example(recording, "gradient" if kind == "gradient" else "weights", count)
+                label = attack.only_class(observe(recording.transcript, threat))
+                case = one_example(recording, "gradient" if kind == "gradient" else "weights", count, label)
             else:
                 case = reference("gradient" if kind == "gradient" else "weights")
             if case is None:

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from torch import Tensor, nn
 
 from fedaudit.adapters.flower.messages import check_names, is_training, log, server_round, state_in
+from fedaudit.adapters.received import REFUSED as NOT_LET_IN
+from fedaudit.adapters.received import Policy, check_policy, let_in
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
@@ -38,6 +41,9 @@ class Guard:
     seen, the reply holds several models, an error of the guard's own) it says so and lets it leave, unless
     ``unaudited`` is ``"refuse"``; one over more than ``largest`` examples always leaves.
 
+    Before every training it inspects the model that came in, as ``fedaudit check-model`` does, and logs what looks
+    manipulated; where ``on_received`` is ``"refuse"`` such a model isn't trained on, and the reply is an error.
+
     Args:
         attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
         fail_on: the verdict that an update must not reach, nor a worse one.
@@ -49,6 +55,9 @@ class Guard:
         mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
         loss: registered name, where the training's own isn't recognised.
         out: folder on the site for a report on every update; default: none is kept.
+        on_received: ``"warn"``, ``"refuse"`` or ``"ignore"`` received models that look manipulated.
+        agreed: the network that the federation agreed on; default: of a received model only the weights are looked at.
+        examples: the site's own, as the model sees them, and their classes: received models are tried on them, too.
 
     Raises:
         BadInput: a setting can't be used; of attacks and limits that is found out with the first training message.
@@ -68,7 +77,11 @@ class Guard:
         std: Sequence[float] | None = None,
         loss: str | None = None,
         out: Path | str | None = None,
+        on_received: Policy = "warn",
+        agreed: nn.Module | None = None,
+        examples: tuple[Tensor, Tensor] | None = None,
     ) -> None:
+        check_policy(on_received)
         if on_fail not in ("warn", "refuse"):
             raise BadInput(f"on_fail is {on_fail!r}; give 'warn' or 'refuse'")
         if unaudited not in ("pass", "refuse"):
@@ -88,11 +101,14 @@ class Guard:
         }
         self._checked = False
         self.out = None if out is None else Path(out)
+        self.on_received, self.agreed, self.examples = on_received, agreed, examples
 
     def __call__(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Have the client train, and audit what it is about to send."""
         if not is_training(msg):
             return call_next(msg, context)
+        if _quietly(self._let_in, msg, context) is False:
+            return Message(Error(_MOD_FAILED, NOT_LET_IN), reply_to=msg)
         before = _quietly(self._count, context)
         if before is not None and before % self.every:
             return call_next(msg, context)
@@ -107,6 +123,15 @@ class Guard:
             refused = self.unaudited
             log.warning("fedaudit guard: node %d: %s", context.node_id, "it doesn't leave" if refused else "it leaves")
         return Message(Error(_MOD_FAILED, REFUSED), reply_to=msg) if refused else reply
+
+    def _let_in(self, msg: Message, context: Context) -> bool:
+        records = msg.content.array_records
+        count = len(next(iter(records.values()))) if len(records) == 1 else 0
+        unnamed = [str(place) for place in range(count)]  # names tell these checks nothing but the architecture
+        names = list(self.agreed.state_dict()) if self.agreed is not None else unnamed
+        state = state_in(msg.content, names)
+        who = f"node {context.node_id}, round {server_round(msg)}"
+        return let_in(state, self.on_received, log, who, agreed=self.agreed, examples=self.examples)
 
     def _check(self) -> None:
         from fedaudit.attacks import make_attack  # what attacks need takes seconds to import

@@ -29,6 +29,8 @@ from fedaudit.adapters.nvflare.site import (
     taken,
     words,
 )
+from fedaudit.adapters.received import REFUSED as NOT_LET_IN
+from fedaudit.adapters.received import check_policy, let_in
 from fedaudit.attacks import make_attack
 from fedaudit.evaluation import Limits
 from fedaudit.federation.local_training import local_randomness
@@ -63,6 +65,9 @@ class GuardFilter(Filter):  # type: ignore[misc]
     fits, an error of the guard's own) it leaves, unless ``unaudited`` is ``"refuse"``, for a site that wants to be
     sure. Metrics and statistics always leave, and so does an update over more than ``largest`` examples.
 
+    It also inspects the weights of every model that comes in, as ``fedaudit check-model`` does, and logs what looks
+    manipulated; where ``on_received`` is ``"refuse"`` such a model is blocked before anything is trained on it.
+
     Args:
         attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
         fail_on: the verdict that an update must not reach, nor a worse one.
@@ -75,6 +80,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
         mean, std: of the preprocessing, per channel.
         loss: registered name, where the training's own isn't recognised.
         out: folder on the site for a report on every update; None: none is kept.
+        on_received: ``"warn"``, ``"refuse"`` or ``"ignore"`` received models that look manipulated.
 
     Raises:
         BadInput: a setting can't be used.
@@ -93,8 +99,10 @@ class GuardFilter(Filter):  # type: ignore[misc]
         std: Sequence[float] | None = None,
         loss: str | None = None,
         out: str | None = None,
+        on_received: str = "warn",
     ) -> None:
         super().__init__()
+        check_policy(on_received)
         if on_fail not in ("warn", "refuse"):
             raise BadInput(f"on_fail is {on_fail!r}; give 'warn' or 'refuse'")
         if unaudited not in ("pass", "refuse"):
@@ -116,19 +124,22 @@ class GuardFilter(Filter):  # type: ignore[misc]
         self.std = None if std is None else list(std)
         self.loss = loss
         self.out = None if out is None else str(out)
+        self.on_received = on_received
         self._updates: dict[tuple[str, str], int] = {}
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return ``shareable`` as it is.
 
         Raises:
-            ContentBlockedException: it mustn't leave.
+            ContentBlockedException: it mustn't leave, or mustn't come in.
         """
         if is_data(self):
             try:
                 _memory.keep(shareable, fl_ctx)
             except Exception as error:
                 log.warning("fedaudit guard: what came in can't be read: %s", words(error))
+            if not self._let_in(shareable, fl_ctx):
+                raise ContentBlockedException(NOT_LET_IN)
             return shareable
         if shareable.get_return_code() != ReturnCode.OK or _harmless(shareable):
             return shareable
@@ -145,6 +156,15 @@ class GuardFilter(Filter):  # type: ignore[misc]
         if refused:
             raise ContentBlockedException(REFUSED)
         return shareable
+
+    def _let_in(self, shareable: Shareable, context: FLContext) -> bool:
+        try:
+            dxo = model_in(shareable)
+            who = f"{site_of(context)}, round {round_of(shareable, context)}"
+            return dxo is None or let_in(state_of(dxo), self.on_received, log, who)
+        except Exception as error:
+            log.warning("fedaudit guard: what came in isn't checked: %s", words(error))
+            return True
 
     def _count(self, context: FLContext) -> int:
         """Return how many updates of the job came before this one: what a server says its round is proves nothing."""
