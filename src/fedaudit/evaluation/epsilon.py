@@ -470,7 +470,7 @@ def _sorted(scores: ArrayLike, which: str) -> Scores:
     if np.ndim(scores) != 1 or not len(values):
         raise BadInput(f"the scores of the canaries that were {which}: give a list of at least one number")
     if not np.isfinite(values).all():
-        raise BadInput(f"the scores of the canaries that were {which}: {(~np.isfinite(values)).sum()} aren't finite")
+        raise BadInput(f"the scores of the canaries that were {which}: {(~np.isfinite(values)).sum()} are no numbers or infinite")
     return values
 
 
