@@ -469,8 +469,8 @@ def _sorted(scores: ArrayLike, which: str) -> Scores:
     values = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
     if np.ndim(scores) != 1 or not len(values):
         raise BadInput(f"the scores of the canaries that were {which}: give a list of at least one number")
-    if not np.isfinite(values).all():
-        raise BadInput(f"the scores of the canaries that were {which}: {(~np.isfinite(values)).sum()} are no numbers or infinite")
+    if odd := int((~np.isfinite(values)).sum()):
+        raise BadInput(f"the scores of the canaries that were {which}: {odd} are no numbers or infinite")
     return values
 
 
