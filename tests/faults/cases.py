@@ -29,6 +29,7 @@ TIMES = {
     "memory",
     "training",
     "sanitising",
+    "sanitising_share",
     "time",
     "id",
     "started",
