@@ -7,10 +7,12 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fedaudit
+from fedaudit import adapters
 from fedaudit.utils.errors import BadInput
 
 SOURCE = Path(fedaudit.__file__).parent
@@ -30,6 +32,23 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch, command, tmp_
     done = command("audit", "--flower", tmp_path)
     assert done.code == 2
     assert done.error == "fedaudit: error: Flower isn't installed: pip install 'fedaudit[flower]'\n"
+
+
+@pytest.mark.parametrize(("given", "mean"), [((), None), (("--mean", "0.5", "--std", "0.25"), (0.5,))])
+def test_the_command_hands_over_what_it_was_given(monkeypatch, command, tmp_path, given, mean):
+    seen = {}
+
+    def audit_flower(app, **options):
+        seen.update(options, app=app)
+        raise BadInput("far enough")
+
+    room = SimpleNamespace(audit_flower=audit_flower, parse_config=lambda words: list(words))
+    monkeypatch.setattr(adapters, "flower", room, raising=False)
+    monkeypatch.setitem(sys.modules, "fedaudit.adapters.flower", room)
+    done = command("audit", "--flower", tmp_path, "--nodes", "3", "--run-config", "a=1", "--attack", "labels", *given)
+    assert done.error.splitlines()[-1] == "fedaudit: error: far enough"
+    assert (seen["app"], seen["nodes"], seen["config"], seen["attacks"]) == (tmp_path, 3, ["a=1"], ["labels"])
+    assert (seen["mean"], seen["std"]) == (mean, (0.25,) if mean else None)
 
 
 def test_without_nvflare_one_line_says_what_to_install(monkeypatch):

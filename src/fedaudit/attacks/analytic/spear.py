@@ -186,10 +186,12 @@ class Spear(Attack):
     ) -> Recovered:
         """Return what is returned where not all directions are certain: those that are, and random ones."""
         parts = opened.parts
-        note = (
-            f"only {len(found)} of {parts.rank} examples' directions were found, and an example needs all of them: "
-            "nothing is certified, and what is returned is a guess"
+        why = (
+            f"only {len(found)} of {parts.rank} examples' directions were found, and an example needs all of them"
+            if parts.rank
+            else "no example's part was found in the update"
         )
+        note = f"{why}: nothing is certified, and what is returned is a guess"
         if parts.rank:
             fill = torch.randn(parts.rank, parts.rank, dtype=torch.float64, generator=generator)
             values = torch.cat([found.values, fill], dim=1)[:, : parts.rank]
