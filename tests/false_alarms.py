@@ -39,6 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
 MANIPULATED: dict[str, Any] = {
     "imprint, bounded": {"name": "imprint", "units": 128, "spread": 0.15},
     "imprint, cumulative": {"name": "imprint", "units": 128, "spread": 0.15, "sparse": False},
+    "loki": {"name": "loki", "units": 128, "spread": 0.15},
 }
 TRAPPED: dict[str, Any] = {"trap weights": {"name": "trap-weights", "scale": 0.5}}
 MALICIOUS = {"adversary": "malicious-server", "knows_public_data": True, "public_examples": 200}
@@ -84,10 +85,11 @@ def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: 
     module = transcript.module
     agreed = module.body if isinstance(module, Fronted) else module
     for record in transcript.rounds:
-        data = federation.client_data[record.index % len(federation.client_data)]
+        client = record.index % len(federation.client_data)
+        data, state = federation.client_data[client], record.sent_to(client)
         inputs = transcript.task_info.normalise(data.inputs[:32])
         examples = (inputs, data.targets[:32])
-        yield check_received(record.weights, agreed, module=module, loss=transcript.loss, examples=examples)
+        yield check_received(state, agreed, module=module, loss=transcript.loss, examples=examples)
 
 
 def area(ordinary: list[float], altered: list[float]) -> float:

@@ -22,6 +22,7 @@ from fedaudit.report.advice import advice, command
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.threat import ThreatModel, observe
 from fedaudit.utils.errors import BadInput, NotApplicable
+from tests.server_cases import best_psnr, played
 
 SERVER: dict[str, Any] = {"name": "imprint", "units": 96, "spread": 0.15}
 SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 48, "batch_size": 48}
@@ -33,11 +34,6 @@ def scenario(spec: dict[str, Any], server: Any = SERVER, **rest: Any) -> Scenari
     threat = {"adversary": "malicious-server"} | rest.pop("threat", {})
     values = {"data": {"name": "digits"}, "model": {"name": "convnet-small", "width": 4}, "attacks": ["imprint"]}
     return scenario_from({**values, "federations": [{"name": "f", "server": server, **spec}], "threat": threat, **rest})
-
-
-def played(made: Scenario) -> Recording:
-    (federation,) = resolve(made).federations
-    return simulate(federation)
 
 
 def alone(pixels: Tensor, transcript: Transcript, units: int) -> Tensor:
@@ -53,11 +49,6 @@ def alone(pixels: Tensor, transcript: Transcript, units: int) -> Tensor:
     inside = (values[:, None] > low) & (values[:, None] < top)
     assert inside.shape == (len(pixels), units)
     return inside.any(dim=1) & (inside[:, inside.sum(dim=0) == 1].any(dim=1))
-
-
-def best_psnr(true: Tensor, found: Tensor) -> Tensor:
-    errors = torch.cdist(true.flatten(1).double(), found.flatten(1).double()).square() / true[0].numel()
-    return -10 * errors.min(dim=1).values.clamp(min=1e-12).log10()
 
 
 def found_by(made: Scenario) -> tuple[Recording, Tensor, Tensor, Tensor]:

@@ -99,8 +99,8 @@ def run(name: str, seen: Observation, *, start: torch.Generator | None = None, *
     return make_attack(name, {**few, **settings})(seen, generator=start or generator(0, "attack"))
 
 
-# In files of their own: test_spear.py, test_cocktail.py, test_exact_linear.py, test_active_server.py, test_vertical.py
-ELSEWHERE = {"spear", "cocktail", "exact-linear", "imprint", "fishing", "trap-weights", "cafe"}
+# In files of their own: test_spear.py, test_cocktail.py, test_exact_linear.py, test_active_server.py, test_loki.py, …
+ELSEWHERE = {"spear", "cocktail", "exact-linear", "imprint", "fishing", "trap-weights", "loki", "cafe"}
 
 
 def test_every_attack_has_its_row():

@@ -48,7 +48,7 @@ def test_an_ordinary_model_raises_none():
 
 def test_without_examples_only_weights_are_looked_at():
     names = [c.name for c in fedaudit.check_model(network().state_dict(), network())]
-    assert names == ["architecture", "alike rows", "silent outputs"]
+    assert names == ["architecture", "alike rows", "bare kernels", "silent outputs"]
     assert "lone neurons" not in found(network().state_dict(), network(), FEWEST - 1)
 
 
@@ -69,6 +69,22 @@ def test_rows_that_measure_the_same_are_noticed():
         checks = found({**state, "1.weight": same}, network())
         assert checks["alike rows"].value == pytest.approx(share, abs=0.04)
         assert "alike rows" in alarms(checks) or not expected
+
+
+def test_kernels_that_are_nothing_or_copy_one_input_are_counted():
+    agreed = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten())
+    state = {name: tensor.clone() for name, tensor in agreed.state_dict().items()}
+    shares = []
+    for kernel in range(8):
+        checks = {check.name: check for check in fedaudit.check_model(state, agreed)}
+        shares.append(checks["bare kernels"].value)
+        assert checks["bare kernels"].alarm == (kernel > 4)
+        state["0.weight"][kernel] = 0.0
+        if kernel % 2:
+            state["0.weight"][kernel, 1, 1, 1] = 2.0
+    assert shares == [kernel / 8 for kernel in range(8)]
+    nothing = {**state, "0.weight": torch.zeros(8, 3, 3, 3)}  # a layer that begins at nothing passes nothing on
+    assert not any(check.alarm for check in fedaudit.check_model(nothing, agreed) if check.name == "bare kernels")
 
 
 def test_silenced_classes_and_a_wrong_head_are_noticed():
@@ -111,7 +127,9 @@ def test_a_value_that_is_not_finite_is_an_alarm():
 @pytest.mark.parametrize("name", MANIPULATED)
 def test_what_malicious_servers_send_is_noticed(name):
     for checks in rounds("mlp", "even", MANIPULATED[name], 1):
-        assert {"architecture", "alike rows"} <= {check.name for check in checks if check.alarm}
+        alarmed = {check.name for check in checks if check.alarm}
+        assert {"architecture", "alike rows"} <= alarmed
+        assert ("bare kernels" in alarmed) == (name == "loki")
 
 
 @pytest.mark.parametrize("name", FISHED)

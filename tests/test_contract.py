@@ -68,6 +68,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "imprint", "units": 16}}],
         "threat": {"adversary": "malicious-server"},
     },
+    "loki": {
+        "federations": [{"name": "f", "clients": 2, "examples": 8, "server": {"name": "loki", "units": 16}}],
+        "threat": {"adversary": "malicious-server", "sees": "sum"},
+    },
     "fishing": {
         "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "fishing", "target": 4}}],
         "threat": {"adversary": "malicious-server"},

@@ -11,11 +11,11 @@ from torch.func import functional_call
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.active.fishing import Fishing
-from fedaudit.federation.simulator import Recording, simulate
+from fedaudit.federation.simulator import Recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.threat import observe
 from fedaudit.utils.errors import BadInput, NotApplicable
+from tests.server_cases import examples, played, seen_in
 
 SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 12, "batch_size": 12}
 AVG: dict[str, Any] = {"algorithm": "fedavg", "clients": 1, "examples": 12, "batch_size": 12, "local_steps": 1}
@@ -38,16 +38,6 @@ def scenario(spec: dict[str, Any], threat: dict[str, Any] | None = None, seed: i
             "attacks": ["fishing"],
         }
     )
-
-
-def played(made: Scenario) -> Recording:
-    (federation,) = resolve(made).federations
-    return simulate(federation)
-
-
-def examples(recording: Recording) -> tuple[Tensor, Tensor]:
-    inputs, labels = recording.truth.inputs.values(), recording.truth.labels.values()
-    return torch.cat(list(inputs)), torch.cat(list(labels))
 
 
 def occurring(spec: dict[str, Any], times: int) -> int:
@@ -94,7 +84,7 @@ def test_a_class_of_one_example_leaves_its_gradient_and_no_other(spec, weight):
     for name in own:
         if not name.startswith("fc"):
             assert torch.allclose(update.tensors[name] / rate * len(labels), own[name], rtol=1e-2, atol=atol), name
-    (seen,) = observe(recording.transcript, made.threat).split()
+    (seen,) = seen_in(made, recording)
     attack = make_attack("fishing", QUICK)
     assert isinstance(attack, Fishing)
     fished = attack.fished(seen)[0].single()  # with the last layer's gradient, which other examples are in
@@ -114,7 +104,7 @@ def test_a_class_of_one_example_leaves_its_gradient_and_no_other(spec, weight):
 def test_several_of_a_class_are_counted_and_inverted_together():
     target = occurring(SGD, 2)
     made = scenario(SGD, target=target)
-    (seen,) = observe(played(made).transcript, made.threat).split()
+    (seen,) = seen_in(made, played(made))
     found = make_attack("fishing", {"attack": {"name": "invg", "iterations": 2}})(seen, generator=torch.Generator())
     assert found.notes[0].startswith("2 of 12 examples")
     assert isinstance(found, ImageFinding)
@@ -150,7 +140,7 @@ def test_what_is_sent_differs_in_the_last_layer_alone():
     honest = played(scenario_from({**made.model_dump(), "federations": [{"name": "f", **SGD}], "threat": {}}))
     before, after = (r.transcript.rounds[0].weights for r in (honest, played(made)))
     assert [name for name in before if not before[name].equal(after[name])] == ["fc.weight", "fc.bias"]
-    (seen,) = observe(honest.transcript, made.threat).split()
+    (seen,) = seen_in(made, honest)
     with pytest.raises(NotApplicable, match="server: fishing"):
         make_attack("fishing").check(seen)
 
@@ -158,7 +148,7 @@ def test_what_is_sent_differs_in_the_last_layer_alone():
 def test_a_batch_without_the_class_is_refused():
     few = {**SGD, "examples": 6, "batch_size": 6}
     made = scenario(few, target=occurring(few, 0))
-    (seen,) = observe(played(made).transcript, made.threat).split()
+    (seen,) = seen_in(made, played(made))
     with pytest.raises(NotApplicable, match="is in this update"):
         make_attack("fishing").check(seen)
 

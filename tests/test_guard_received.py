@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedaudit.adapters.received import check_policy, let_in
+from fedaudit.adapters.received import agreed_network, check_policy, let_in, own_examples
 from fedaudit.utils.errors import BadInput
 
 LOG = logging.getLogger("fedaudit.test")
@@ -64,3 +64,40 @@ def test_the_agreed_network_and_examples_tell_more(caplog):
 def test_a_wrong_policy_is_refused():
     with pytest.raises(BadInput, match="on_received is 'stop'"):
         check_policy("stop")
+
+
+def held() -> tuple[Tensor, Tensor]:
+    return torch.rand(32, 1, 8, 8), torch.arange(32) % 10
+
+
+NETWORK = network()
+
+
+def test_a_configuration_names_the_network_and_the_examples():
+    state = network().state_dict()
+    for given in (NETWORK, f"{__name__}:NETWORK", f"{__name__}:network"):
+        made = agreed_network(given)
+        assert made is not None
+        assert all(tensor.equal(state[name]) for name, tensor in made.state_dict().items())
+    for held_here in (held(), f"{__name__}:held"):
+        inputs, classes = own_examples(held_here)  # type: ignore[misc]
+        assert inputs.shape == (32, 1, 8, 8)
+        assert classes.tolist() == (torch.arange(32) % 10).tolist()
+    assert agreed_network(None) is None
+    assert own_examples(None) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "says"),
+    [
+        (agreed_network, "network", "give package.module:name"),
+        (agreed_network, f"{__name__}:no_such", "has no 'no_such'"),
+        (agreed_network, f"{__name__}:held", "agreed is tuple"),
+        (agreed_network, f"{__name__}:let_in", "can't be called without arguments"),
+        (own_examples, f"{__name__}:network", "two tensors of the same length"),
+        (own_examples, (torch.zeros(3, 1), torch.zeros(2)), "two tensors of the same length"),
+    ],
+)
+def test_what_is_neither_is_refused(make, given, says):
+    with pytest.raises(BadInput, match=says):
+        make(given)

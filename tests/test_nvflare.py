@@ -162,7 +162,7 @@ if __name__ == "__main__":
     job.to_server(FedAvg(num_clients=2, num_rounds=2, ignore_result_error=True))
     for site in ("site-1", "site-2"):
         job.to(ScriptRunner(script="train.py"), site)
-    guard = GuardFilter(unaudited="refuse")
+    guard = GuardFilter(unaudited="refuse", on_received="refuse", agreed="net:Net")
     job.to(guard, "site-2", filter_type=FilterType.TASK_DATA, tasks=["train"])
     job.to(guard, "site-2", filter_type=FilterType.TASK_RESULT, tasks=["train"])
     job.simulator_run("SIMULATION", threads=2)
@@ -360,6 +360,49 @@ def test_a_received_model_that_looks_manipulated_is_told_of_or_blocked(caplog):
             assert received.process(goes, context()) is goes
         assert ("suspicious: silent outputs" in caplog.text) == (policy != "ignore")
         caplog.clear()
+
+
+def agreed() -> nn.Module:
+    """Return the network that the sites agreed on."""
+    return NETWORK
+
+
+def held() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a site's examples."""
+    return torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(32, dtype=torch.int64)
+
+
+def test_the_agreed_network_and_own_examples_tell_more_of_a_received_model(caplog):
+    caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
+    before, _ = trained(1)
+    names = [name for name, tensor in before.items() if tensor.ndim == 1]
+    wrong = {**before, names[-1]: torch.tensor([-100.0] + [0.0] * 9)}
+    both = {"agreed": f"{__name__}:agreed", "examples": f"{__name__}:held"}
+    cases: list[tuple[dict[str, Any], dict[str, torch.Tensor], str]] = [
+        ({}, {**before, "more": torch.zeros(3)}, ""),
+        (both, {**before, "more": torch.zeros(3)}, "architecture"),
+        ({"agreed": agreed()}, wrong, ""),
+        ({"agreed": agreed(), "examples": held()}, wrong, "loss"),
+        (both, wrong, "loss"),
+        (both, before, ""),
+    ]
+    for settings, state, says in cases:
+        caplog.clear()
+        received, _ = pair(kind=GuardFilter, on_received="refuse", **settings)
+        came = shareable(state)
+        if says:
+            with pytest.raises(ContentBlockedException):
+                received.process(came, context())
+            assert f"suspicious: {says}" in caplog.text
+        else:
+            assert received.process(came, context()) is came
+            assert not caplog.text
+    received, _ = pair(kind=GuardFilter, on_received="refuse", **both)
+    changes = {name: 0.01 * torch.randn_like(tensor) for name, tensor in wrong.items()}
+    difference = shareable(changes, DataKind.WEIGHT_DIFF)
+    assert received.process(difference, context()) is difference  # no model to try on examples
+    with pytest.raises(BadInput, match="agreed"):
+        GuardFilter(agreed="nowhere:Net")
 
 
 def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding, make_attack
-from fedaudit.federation.simulator import Recording, simulate
+from fedaudit.federation.simulator import Recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.threat import observe
 from fedaudit.utils.errors import BadInput, NotApplicable
+from tests.server_cases import best_psnr, examples, played, seen_in
 
 SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 1, "examples": 16, "batch_size": 16}
 AVG: dict[str, Any] = {"algorithm": "fedavg", "clients": 1, "examples": 16, "batch_size": 16, "local_steps": 1}
@@ -32,16 +32,6 @@ def scenario(spec: dict[str, Any], model: str = "mlp", threat: dict[str, Any] | 
     )
 
 
-def played(made: Scenario) -> Recording:
-    (federation,) = resolve(made).federations
-    return simulate(federation)
-
-
-def examples(recording: Recording) -> tuple[Tensor, Tensor]:
-    inputs, labels = recording.truth.inputs.values(), recording.truth.labels.values()
-    return torch.cat(list(inputs)), torch.cat(list(labels))
-
-
 def first(recording: Recording) -> tuple[Tensor, Tensor]:
     weights = recording.transcript.rounds[0].weights
     name = next(n for n, tensor in weights.items() if tensor.ndim == 2)
@@ -57,16 +47,16 @@ def test_every_image_that_is_alone_in_a_neuron_comes_out(spec, threat):
     active = recording.transcript.task_info.normalise(inputs).flatten(1).double() @ weight.T + bias > 0
     alone = active[:, active.sum(dim=0) == 1].any(dim=1)
     assert alone.sum() >= 6
-    (seen,) = observe(recording.transcript, made.threat).split()
+    (seen,) = seen_in(made, recording)
     found = make_attack("trap-weights")(seen, generator=torch.Generator())
     assert isinstance(found, ImageFinding)
     assert len(found.images) == len(inputs)
-    errors = torch.cdist(inputs.flatten(1).double(), found.images.flatten(1).double()).square() / inputs[0].numel()
-    psnr = -10 * errors.min(dim=1).values.clamp(min=1e-12).log10()
+    psnr = best_psnr(inputs, found.images)
     least = 1.0 if made.federations[0].algorithm == "fedsgd" else 0.9  # differences of weights are rounded
     assert (psnr[alone] > 40).float().mean() >= least, psnr[alone]
     if spec == SGD:
-        assert (found.labels[errors.argmin(dim=1)] == labels)[alone].float().mean() > 0.9
+        nearest = torch.cdist(inputs.flatten(1), found.images.flatten(1)).argmin(dim=1)
+        assert (found.labels[nearest] == labels)[alone].float().mean() > 0.9
 
 
 def test_half_of_the_weights_are_negative_and_the_others_smaller():
@@ -94,7 +84,7 @@ def test_what_can_not_be_is_refused(model, server, says):
 
 def test_an_update_without_a_lone_example_is_refused():
     made = scenario({**SGD, "examples": 16}, scale=0.0)  # nothing is active, or next to nothing
-    (seen,) = observe(played(made).transcript, made.threat).split()
+    (seen,) = seen_in(made, played(made))
     with pytest.raises(NotApplicable, match="zero throughout"):
         make_attack("trap-weights")(seen, generator=torch.Generator())
 

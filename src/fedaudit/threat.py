@@ -126,12 +126,21 @@ class ThreatModel(BaseModel):
 
 @dataclass(frozen=True)
 class Message:
-    """One exchange between the server and a client: the global weights sent, and the update that came back."""
+    """One exchange between the server and a client: the weights sent, and the update that came back.
+
+    Attributes:
+        round: from 0.
+        client: who sent the update; of a sum, the first.
+        weights: that it was sent; of a sum, the global ones.
+        update: what came back.
+        own_weights: of a sum, client to what it was sent where that isn't ``weights``.
+    """
 
     round: int
     client: int
     weights: dict[str, Tensor]
     update: Update
+    own_weights: dict[int, dict[str, Tensor]] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Message(round {self.round}, {self.update!r})"
@@ -249,7 +258,9 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
                 training=update.training if threat.knows_training else None,
                 labels=update.labels if threat.knows_labels else None,
             )
-            messages.append(Message(record.index, update.client, record.sent_to(update.client), seen))
+            sent = record.weights if update.members else record.sent_to(update.client)
+            own = {client: record.own_weights[client] for client in update.members if client in record.own_weights}
+            messages.append(Message(record.index, update.client, sent, seen, own))
     if threat.adversary == "client":
         messages = []
     records = transcript.records if threat.records or threat.client_property else None

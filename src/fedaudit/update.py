@@ -116,6 +116,8 @@ class Front:
         kind: by which attack.
         units: of its fully connected layer.
         limit: the most that a unit passes on, which it reaches at the end of its bin; None: it has none.
+        sets: of convolution kernels before that layer, one a client, each of as many as the image has channels; 0: the
+            inputs go into it as they are.
 
     Raises:
         BadInput: a number can't be used.
@@ -123,9 +125,10 @@ class Front:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
 
-    kind: Literal["imprint"]
+    kind: Literal["imprint", "loki"]
     units: int
     limit: float | None = None
+    sets: int = 0
 
     def __post_init__(self) -> None:
         limited = self.limit is None or (math.isfinite(self.limit) and self.limit > 0)
@@ -133,6 +136,8 @@ class Front:
             raise BadInput(
                 f"a front of {self.units} units, limit {self.limit}; it must have 2 to {_WIDEST:,}, and a limit above 0"
             )
+        if not 0 <= self.sets <= _WIDEST:
+            raise BadInput(f"a front of {self.sets} sets of kernels; it must have 0 to {_WIDEST:,}")
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,8 @@ class TaskInfo:
         self._check_loss_options()
         if self.front is not None and self.example_kind.discrete:
             raise BadInput(f"a front is for real values, not for {self.example_kind.described}")
+        if self.front is not None and self.front.sets and len(self.input_shape) != 3:
+            raise BadInput(f"a front with kernels is for images, not for {self.example_kind.described}")
         check_columns(self.columns, self.input_shape, "the task")
         shape, kind = self.input_shape, self.example_kind
         if not kind.fits(shape) or math.prod(shape) > _LARGEST_INPUT:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit.defences.received import check_received
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.objects import load_object
 
 Policy = Literal["warn", "refuse", "ignore"]
 REFUSED = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
@@ -24,6 +25,45 @@ def check_policy(policy: str) -> None:
     """
     if policy not in get_args(Policy):
         raise BadInput(f"on_received is {policy!r}; give 'warn', 'refuse' or 'ignore'")
+
+
+def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
+    """Return the network that the federation agreed on: a module, or ``package.module:name`` of one or what makes it.
+
+    Raises:
+        BadInput: there is none.
+    """
+    made = _made(given, "agreed")
+    if made is not None and not isinstance(made, nn.Module):
+        raise BadInput(f"agreed is {type(made).__name__}; give a torch module, or package.module:name of what makes it")
+    return made
+
+
+def own_examples(given: tuple[Tensor, Tensor] | str | None) -> tuple[Tensor, Tensor] | None:
+    """Return a site's own examples and their classes: tensors, or ``package.module:name`` of them or what makes them.
+
+    Raises:
+        BadInput: there are none, or they don't fit together.
+    """
+    made = _made(given, "examples")
+    if made is None:
+        return None
+    pair = isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
+    if not pair or not len(made[0]) or len(made[0]) != len(made[1]):
+        raise BadInput("examples must be two tensors of the same length, inputs and classes, or what returns them")
+    return made[0], made[1]
+
+
+def _made(given: Any, what: str) -> Any:
+    if not isinstance(given, str):
+        return given
+    found = load_object(given, what)
+    if isinstance(found, nn.Module | tuple | list) or not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise BadInput(f"{what} '{given}' can't be called without arguments: {type(error).__name__}: {error}") from None
 
 
 def let_in(

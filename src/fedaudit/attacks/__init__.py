@@ -1,7 +1,7 @@
 """Attacks: an observation in, a finding out; nothing here knows the ground truth."""
 
 # they all fill the registry
-from fedaudit.attacks.active import fishing, imprint, trap_weights  # noqa: F401
+from fedaudit.attacks.active import fishing, imprint, loki, trap_weights  # noqa: F401
 from fedaudit.attacks.analytic import cocktail, exact_linear, r_gap, spear  # noqa: F401
 from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
 from fedaudit.attacks.epsilon import EpsilonFinding

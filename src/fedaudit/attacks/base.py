@@ -51,8 +51,8 @@ class Attack(Plugin, ABC):
         adversary sees of a federation; ``examples``: the kinds of examples that it is for, any if there are none;
         ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns; ``standards``: what
         standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`); ``on_sums``: what it
-        makes of the sum of several clients' updates, where its scope doesn't say; ``vertical``: it is for vertical
-        federations, and for no others.
+        makes of the sum of several clients' updates, where its scope doesn't say; ``unlike``: it reads sums of clients
+        who were sent different weights; ``vertical``: it is for vertical federations, and for no others.
     """
 
     registry = ATTACKS
@@ -65,6 +65,7 @@ class Attack(Plugin, ABC):
     finds: ClassVar[type[Finding]] = ImageFinding
     standards: ClassVar[tuple[str | MappingRecord, ...]] = ()
     on_sums: ClassVar[str] = ""
+    unlike: ClassVar[bool] = False
     vertical: ClassVar[bool] = False
 
     def check(self, observation: Observation) -> None:
@@ -95,7 +96,13 @@ class Attack(Plugin, ABC):
                 "(secure aggregation); audit with threat.sees=updates, or by an attack on single updates"
             )
         for message in observation.messages:
-            local_training.refuse(self.name, self.ways(observation, message), message, task_info)
+            ways = self.ways(observation, message)
+            if ways and message.own_weights and not self.unlike:
+                raise NotApplicable(
+                    f"{self.name} needs one model, and the clients of this sum were sent different weights; use loki, "
+                    "where a server made them for it, or audit with threat.sees=updates"
+                )
+            local_training.refuse(self.name, ways, message, task_info)
 
     def ways(self, observation: Observation, message: Message) -> Sequence[local_training.Way]:  # noqa: ARG002
         """Return how this attack uses an update: columns of :data:`fedaudit.attacks.local_training.TABLE`.

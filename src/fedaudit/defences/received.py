@@ -16,6 +16,7 @@ from fedaudit.training import Loss
 _ALIKE = 0.999  # absolute cosine from which two rows measure the same
 _LEAST_ROWS, _LEAST_COLUMNS, _MOST_ROWS = 8, 16, 512
 _NOTHING = 1e-3  # of the longest row: a row that says nothing
+_FEWEST_TAPS = 8  # of a kernel: one of fewer may have a single weight that counts
 _LONE = 0.99  # of a neuron's gradient, from which it is one example's alone
 _ACTIVE = 1e-6  # of the strongest neuron's gradient
 FEWEST = 16  # examples by which neurons are judged
@@ -47,6 +48,7 @@ class Check:
 LIMITS: dict[str, float] = {
     "architecture": 0.0,
     "alike rows": 0.5,
+    "bare kernels": 0.5,
     "silent outputs": 0.5,
     "loss": 4.0,
     "lone neurons": 0.2,
@@ -65,6 +67,8 @@ def check_received(
 
     - *architecture*: tensors that aren't those of the agreed network (a module put before it, Fowl et al. 2022).
     - *alike rows*: the largest share of a layer's rows that measure the same as another row of it (bins).
+    - *bare kernels*: the largest share of a convolution's kernels that are nothing, or a single weight that copies its
+      input (Zhao et al. 2024 send each client such kernels of its own); 0 where all of them are nothing.
     - *silent outputs*: the share of classes whose row of the last layer is nothing beside the longest, or another
       class's (Wen et al. 2022 silence all but one).
     - *loss*: on the client's examples, over that of naming every class with equal probability.
@@ -95,6 +99,8 @@ def check_received(
     }
     shares = {name: _alike(matrix) for name, matrix in matrices.items()}
     checks.append(_worst("alike rows", shares, "{:.0%} of the rows of '{}' measure what another row of it measures"))
+    bare = {name: _bare(matrix) for name, matrix in matrices.items() if state[name].ndim >= 3}
+    checks.append(_worst("bare kernels", bare, "{:.0%} of the kernels of '{}' are nothing, or copy one input"))
     if matrices:
         last = next(reversed(matrices))
         lengths = matrices[last].norm(dim=1)
@@ -165,6 +171,14 @@ def _alike(matrix: Tensor) -> float:
     unit = nn.functional.normalize(kept, dim=1)
     cosines = (unit @ unit.T).abs().fill_diagonal_(0)
     return float((cosines.amax(dim=1) > _ALIKE).double().mean())
+
+
+def _bare(kernels: Tensor) -> float:
+    """Return the share of kernels (k, weights) with one weight that counts or none; 0 where none has any."""
+    size = kernels.abs()
+    if size.shape[1] < _FEWEST_TAPS or not bool(size.any()) or not bool(torch.isfinite(size).all()):
+        return 0.0
+    return float(((size > _NOTHING * size.max()).sum(dim=1) <= 1).double().mean())
 
 
 def _lone(flow: Tensor) -> float:

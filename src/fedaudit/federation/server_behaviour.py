@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +25,14 @@ class LocalPlan:
         one_step: of local training.
         learning_rate: of the clients' SGD, or where they send gradients the server's step.
         batch_size: of a gradient or a local step.
+        clients: who take part in a round, at most.
     """
 
     sends_gradient: bool
     one_step: bool
     learning_rate: float
     batch_size: int
+    clients: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class ServerBehaviour(Plugin, ABC):
 
     registry = SERVER_BEHAVIOURS
 
-    def task_info(self, task_info: TaskInfo) -> TaskInfo:
+    def task_info(self, task_info: TaskInfo, plan: LocalPlan) -> TaskInfo:  # noqa: ARG002
         """Return what everybody knows once the architecture is altered; as it is, where only weights are."""
         return task_info
 
@@ -93,19 +96,28 @@ class ServerBehaviour(Plugin, ABC):
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
         """Return what clients are sent: the names, shapes and types of ``step.weights``."""
 
+    def own(self, step: ServerStep) -> Mapping[int, Mapping[str, Tensor]]:  # noqa: ARG002
+        """Return what single clients are sent otherwise: client to the tensors that differ. None, by default."""
+        return {}
 
-def sent(behaviour: ServerBehaviour, step: ServerStep) -> dict[str, Tensor]:
-    """Return what the server sends in a round, checked.
+
+def sent(behaviour: ServerBehaviour, step: ServerStep) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """Return what the server sends in a round, checked: to all, and the whole state of clients who are sent another.
 
     Raises:
-        BadInput: it isn't a state of the model, or isn't finite.
+        BadInput: it isn't a state of the model, isn't finite, or is for somebody who doesn't take part.
     """
-    altered = behaviour(step)
-    fits = set(altered) == set(step.weights) and all(
-        altered[name].shape == own.shape and altered[name].dtype == own.dtype for name, own in step.weights.items()
-    )
-    if not fits or not all(bool(torch.isfinite(tensor).all()) for tensor in altered.values()):
+    altered, own = dict(behaviour(step)), behaviour.own(step)
+    states = [altered, *(altered | dict(tensors) for tensors in own.values())]
+    wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in step.weights.items()}
+    fits = all({name: (t.shape, t.dtype) for name, t in state.items()} == wanted for state in states)
+    finite = all(bool(torch.isfinite(t).all()) for part in (altered, *own.values()) for t in part.values())
+    if not fits or not finite or not set(own) <= set(step.clients):
         raise BadInput(
             f"what the server sends by '{behaviour.name}' is no finite state of the model in round {step.round}"
         )
-    return {name: altered[name].detach().clone() for name in step.weights}
+    common = {name: altered[name].detach().clone() for name in step.weights}
+    return common, {
+        client: {name: tensors[name].detach().clone() if name in tensors else common[name] for name in common}
+        for client, tensors in own.items()
+    }

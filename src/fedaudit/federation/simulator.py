@@ -174,7 +174,9 @@ def simulate(
         kept = spec.record is None or index in spec.record
         apart = workers > 1 and len(chosen) > 1 and seconds * (spec.rounds - index) > _WORTH
         began = time.perf_counter()
-        received = sent(dishonest, _server_step(federation, index, chosen, weights)) if dishonest else weights
+        received, own_weights = weights, dict[int, dict[str, Tensor]]()
+        if dishonest:
+            received, own_weights = sent(dishonest, _server_step(federation, index, chosen, weights))
         results = run_round(
             [clients[number] for number in chosen],
             model,
@@ -182,6 +184,7 @@ def simulate(
             received,
             history,
             partial(tell, index * per_round),
+            own_weights=own_weights,
             workers=workers if apart else 1,
         )
         seconds = seconds if apart else time.perf_counter() - began
@@ -199,7 +202,7 @@ def simulate(
         history.sent.append(chosen)
         history.rejected.append(sorted(rejected))
         if kept:
-            rounds.append(Round(index, received, updates, rejected, aggregate.fallback))
+            rounds.append(Round(index, received, updates, rejected, aggregate.fallback, own_weights))
         budget.close(chosen)
         last = index + 1 == spec.rounds
         history.measure(model, federation.task_info, drawn.held_out, client_data, index + 1, last)

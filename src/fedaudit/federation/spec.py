@@ -144,7 +144,8 @@ class FederationSpec(Spec):
     def plan(self) -> LocalPlan:
         """How clients train, as a malicious server knows it."""
         gradient = self.algorithm == "fedsgd"
-        return LocalPlan(gradient, gradient or self.local_steps == 1, self.learning_rate, self.batch_size)
+        taking_part = self.clients_per_round or self.clients
+        return LocalPlan(gradient, gradient or self.local_steps == 1, self.learning_rate, self.batch_size, taking_part)
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSpec:

@@ -8,17 +8,15 @@ import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
-    model_serializer,
 )
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -29,6 +27,7 @@ from fedaudit.federation.canaries import Canaries
 from fedaudit.federation.canary_files import CANARIES, CanariesEntry
 from fedaudit.federation.recorded_canaries import load_canaries
 from fedaudit.federation.records import Records
+from fedaudit.federation.round_files import RoundEntry, read_round, save_round
 from fedaudit.federation.rounds import (
     REMEDY,
     Digest,
@@ -41,20 +40,18 @@ from fedaudit.federation.rounds import (
     check_tensors,
     check_update,
     expected,
-    labels_of,
     read_file,
-    read_tensors,
 )
 from fedaudit.federation.vertical_record import VERTICAL, VerticalEntry, VerticalRecord
 from fedaudit.models import build_model
 from fedaudit.models.front import with_front
-from fedaudit.training import Loss, TrainingConfig, loss_function
-from fedaudit.update import SanitiserInfo, TaskInfo, Update, UpdateKind
+from fedaudit.training import Loss, loss_function
+from fedaudit.update import TaskInfo, UpdateKind
 from fedaudit.utils.bounds import JSON, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
 from fedaudit.utils.integrity import blank, check, file_sha256, sealed
-from fedaudit.utils.validation import Name, Number, explain
+from fedaudit.utils.validation import Name, explain
 
 FORMAT = "fedaudit-transcript"
 VERSION = 1
@@ -137,6 +134,8 @@ class Transcript:
         for record in self.rounds:
             place = f"{where}, round {record.index}"
             check_tensors(record.weights, state, f"{place}, global weights")
+            for client, own_weights in record.own_weights.items():
+                check_tensors(own_weights, state, f"{place}, weights sent to client {client}")
             for update in record.updates:
                 own = f"{place}, client {update.client}"
                 whole = update.sanitised is None and not self.partial
@@ -187,7 +186,7 @@ class Transcript:
         try:
             check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            rounds = [_save_round(folder, r) for r in self.rounds]
+            rounds = [save_round(folder, r) for r in self.rounds]
             if self.adversary_log:
                 save_file(
                     {k: v.detach().cpu().contiguous() for k, v in self.adversary_log.items()}, folder / ADVERSARY_LOG
@@ -283,12 +282,7 @@ class Transcript:
             module = with_front(module, task_info)
         except BadInput as error:
             raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
-        state, parameters, buffers = expected(module)
-        filed = []
-        for entry in index.rounds:
-            weights = read_tensors(folder, entry.weights, index.files, state)
-            updates = [_read_update(folder, u, index.files, parameters, buffers, task_info) for u in entry.updates]
-            filed.append(Round(entry.index, weights, updates, entry.rejected, entry.fallback))
+        filed = [read_round(folder, entry, index.files, expected(module), task_info) for entry in index.rounds]
         there = {name for name in (ADVERSARY_LOG, RECORDS) if name in index.files or (folder / name).is_file()}
         adversary_log = read_file(folder, ADVERSARY_LOG, index.files) if ADVERSARY_LOG in there else {}
         records = _read_records(folder, index.files, task_info) if RECORDS in there else None
@@ -305,74 +299,17 @@ class Transcript:
         return loaded
 
 
-_Natural = Annotated[int, Field(ge=0, lt=2**31)]
-_STRICT = ConfigDict(extra="forbid", strict=True)
-
-
-class _UpdateEntry(BaseModel):
-    model_config = _STRICT
-    client: _Natural
-    kind: UpdateKind
-    file: str
-    num_examples: Annotated[int, Field(ge=1, le=10_000_000)]
-    training: TrainingConfig | None = Field(alias="facts")  # its name in version 1
-    labels: list[_Natural] | list[Number] | None = None
-    sanitised: SanitiserInfo | None = None
-    members: tuple[_Natural, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what version 1 knew nothing of, where it says nothing."""
-        return {name: value for name, value in dump(self).items() if name != "members" or value}
-
-
-class _RoundEntry(BaseModel):
-    model_config = _STRICT
-    index: _Natural
-    weights: str
-    updates: Annotated[list[_UpdateEntry], Field(min_length=1)]
-    rejected: dict[int, str] = {}
-    fallback: str | None = None
-
-
 class _Index(BaseModel):
-    model_config = _STRICT
+    model_config = ConfigDict(extra="forbid", strict=True)
     format: str
     version: int
     name: Name
     task_info: dict[str, Any] = Field(alias="setup")  # its name in version 1
-    rounds: list[_RoundEntry]
+    rounds: list[RoundEntry]
     files: Files = {}
     canaries: CanariesEntry | None = None
     vertical: VerticalEntry | None = None
     digest: Digest | None = None
-
-
-def _save_round(folder: Path, record: Round) -> _RoundEntry:
-    weights = f"round-{record.index:05d}-global.safetensors"
-    save_file({k: v.detach().cpu().contiguous() for k, v in record.weights.items()}, folder / weights)
-    entries = []
-    for update in record.updates:
-        file = f"round-{record.index:05d}-client-{update.client:05d}.safetensors"
-        tensors = {f"parameters/{k}": v for k, v in update.tensors.items()}
-        tensors |= {f"buffers/{k}": v for k, v in update.buffers.items()}
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / file)
-        labels = None if update.labels is None else update.labels.flatten().tolist()
-        entries.append(
-            _UpdateEntry(
-                client=update.client,
-                kind=update.kind,
-                file=file,
-                num_examples=update.num_examples,
-                facts=update.training,
-                labels=labels,
-                sanitised=update.sanitised,
-                members=update.members,
-            )
-        )
-    return _RoundEntry(
-        index=record.index, weights=weights, updates=entries, rejected=record.rejected, fallback=record.fallback
-    )
 
 
 def _version(folder: Path) -> int | None:
@@ -435,36 +372,6 @@ def _read_setup(path: Path, values: dict[str, Any]) -> TaskInfo:
         raise CorruptTranscript(f"{path}: 'setup' is broken: {explain(error)}") from None
     except BadInput as error:
         raise CorruptTranscript(f"{path}: 'setup' is broken: {error}") from None
-
-
-def _read_update(
-    folder: Path,
-    entry: _UpdateEntry,
-    files: Files,
-    parameters: dict[str, Tensor],
-    buffers: dict[str, Tensor],
-    task_info: TaskInfo,
-) -> Update:
-    tensors = read_file(folder, entry.file, files)
-    path = folder / entry.file
-    moved = {k.removeprefix("buffers/"): v for k, v in tensors.items() if k.startswith("buffers/")}
-    own = {k: v for k, v in tensors.items() if not k.startswith("buffers/")}
-    filed = {f"parameters/{k}": v for k, v in parameters.items()}
-    sent = check_update(own, moved, filed, buffers, path, whole=entry.sanitised is None)
-    try:
-        return Update(
-            client=entry.client,
-            kind=entry.kind,
-            tensors={name.removeprefix("parameters/"): own[name] for name in sent},  # in the model's order
-            num_examples=entry.num_examples,
-            training=entry.training,
-            buffers=moved,
-            labels=None if entry.labels is None else labels_of(entry.labels, task_info.num_classes),
-            sanitised=entry.sanitised,
-            members=entry.members,
-        )
-    except BadInput as error:
-        raise CorruptTranscript(f"{path}: {error}") from None
 
 
 def _read_records(folder: Path, files: Files, task_info: TaskInfo) -> Records:

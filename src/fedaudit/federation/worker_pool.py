@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ def run_round(
     history: History,
     report: Callable[[int], None],
     *,
+    own_weights: Mapping[int, dict[str, Tensor]] | None = None,
     workers: int = 1,
 ) -> list[tuple[Update, Tensor]]:
     """Return what each client sends in a round, as it arrives, and the rows of the examples it was made from.
@@ -34,27 +35,29 @@ def run_round(
         weights: of the round.
         history: is told what it cost.
         report: called with the clients of this round that are done.
+        own_weights: client to what it is sent in place of ``weights``.
         workers: processes for the honest clients; 1 means this one. Malicious clients collude, so they run here, one
             after the other.
 
     Raises:
         FedAuditError: a client's worker process died twice.
     """
+    received = [(own_weights or {}).get(client.number, weights) for client in clients]
     if workers > 1:
-        return _apart(clients, model, index, weights, history, report, workers)
-    return _here(clients, model, index, weights, history, report)
+        return _apart(clients, model, index, received, history, report, workers)
+    return _here(clients, model, index, received, history, report)
 
 
 def _here(
     clients: Sequence[Client],
     model: nn.Module,
     index: int,
-    weights: dict[str, Tensor],
+    received: Sequence[dict[str, Tensor]],
     history: History,
     report: Callable[[int], None],
 ) -> list[tuple[Update, Tensor]]:
-    steps = []
-    for client in clients:
+    steps: list[tuple[Update, Tensor]] = []
+    for client, weights in zip(clients, received, strict=True):
         steps.append(_step(client, model, index, weights, history))
         report(len(steps))
     return steps
@@ -64,15 +67,17 @@ def _apart(
     clients: Sequence[Client],
     model: nn.Module,
     index: int,
-    weights: dict[str, Tensor],
+    received: Sequence[dict[str, Tensor]],
     history: History,
     report: Callable[[int], None],
     workers: int,
 ) -> list[tuple[Update, Tensor]]:
+    each = list(zip(clients, received, strict=True))
     honest = [client for client in clients if client.behaviour is None]
     done: dict[int, tuple[tuple[Update, Tensor], History]] = {}
-    results = run_tasks(_work, [(client, model, index, weights) for client in honest], workers=workers)
-    for client in clients:
+    tasks = [(client, model, index, weights) for client, weights in each if client.behaviour is None]
+    results = run_tasks(_work, tasks, workers=workers)
+    for client, weights in each:
         if client.behaviour is not None:
             own = History()
             done[client.number] = _step(client, model, index, weights, own), own

@@ -15,21 +15,24 @@ from fedaudit.utils.validation import check_memory
 class FrontLayers(nn.Module):
     """One fully connected layer, whose units are bins, and one back to the inputs, to which its outputs are added.
 
+    With sets of kernels a convolution comes before them (Zhao et al. 2024), of which each set has channels of its own.
+
     Args:
         shape: of one example.
-        front: units, and whether each is bounded above.
+        front: units, whether each is bounded above, and sets.
     """
 
     def __init__(self, shape: tuple[int, ...], front: Front) -> None:
         super().__init__()
         numbers = math.prod(shape)
         self.limit = front.limit
-        self.measure = nn.Linear(numbers, front.units)
+        self.spread = nn.Conv2d(shape[0], front.sets * shape[0], 3, padding=1) if front.sets else nn.Identity()
+        self.measure = nn.Linear(max(1, front.sets) * numbers, front.units)
         self.back = nn.Linear(front.units, numbers, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, ...) inputs of the network behind, near to the (n, ...) examples."""
-        units = self.measure(x.flatten(1))
+        units = self.measure(torch.as_tensor(self.spread(x)).flatten(1))
         units = relu(units) if self.limit is None else hardtanh(units, 0.0, self.limit)
         return x + torch.as_tensor(self.back(units)).view_as(x)
 
@@ -62,7 +65,7 @@ def with_front(module: nn.Module, task_info: TaskInfo) -> nn.Module:
     if front is None or isinstance(module, Fronted):
         return module
     numbers = math.prod(task_info.input_shape)
-    check_memory(8 * front.units * numbers, f"a front of {front.units:,} units")
+    check_memory(4 * front.units * numbers * (max(1, front.sets) + 1), f"a front of {front.units:,} units")
     layers = FrontLayers(task_info.input_shape, front)
     with torch.no_grad():
         for parameter in layers.parameters():

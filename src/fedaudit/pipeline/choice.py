@@ -99,6 +99,7 @@ class Case:
 TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
     ("imprint", {}, lambda c: c.server == "imprint" and c.images and c.classes),
     ("fishing", {"attack": {"name": "agic", **_QUICK}}, lambda c: c.server == "fishing" and c.images and c.classes),
+    ("loki", {}, lambda c: c.server == "loki" and c.images and c.classes),
     ("trap-weights", {}, lambda c: c.server == "trap-weights" and c.images and c.classes),
     ("gan", {}, lambda c: c.malicious == "gan"),
     ("agrevader", {}, lambda c: c.malicious == "agrevader" and c.members),

@@ -57,7 +57,8 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
     defences = _defences(transcript, placed)
     front = transcript.task_info.front
     if front is not None:
-        sums += f"; the server put {front.units} units of its own before the network ({front.kind})"
+        kernels = f", behind {_one_of([front.sets], 'set')} of kernels, one a client" if front.sets else ""
+        sums += f"; the server put {front.units} units of its own before the network ({front.kind}){kernels}"
     return FederationRecord(
         name=name,
         algorithm=spec.algorithm,

@@ -317,7 +317,7 @@ def _federations(
         info, sent = replace(task_info, batch_norm=spec.batch_norm or task_info.batch_norm), model
         if spec.server is not None:
             dishonest = make(SERVER_BEHAVIOURS, spec.server.name, spec.server.settings())
-            info = dishonest.task_info(info)
+            info = dishonest.task_info(info, spec.plan)
             sent = with_front(model, info)
         drawn = draw_records(
             dataset,

@@ -324,6 +324,7 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None = Non
             "stopped": f.course.stopped,
             "malicious_accepted": _since(f.course.malicious_accepted, start),
             "honest_accepted": _since(f.course.honest_accepted, start),
+            "alarms": float(sum(check.noticed > 0 for check in f.checks)) if f.checks else None,
         }
         for f in result.federations
         if f.course

@@ -55,6 +55,9 @@ MEASURES = {
             "malicious_accepted", "share of malicious clients' updates that the server took, from the attack's start"
         ),
         Metric("honest_accepted", "the same share of honest clients' updates", higher_is_better=False),
+        Metric(
+            "alarms", "a client's checks of a received model that a malicious server's raises", higher_is_better=False
+        ),
         Metric("memory", "peak memory of the trial beyond what lay there before", unit="MiB", higher_is_better=False),
     )
 }
@@ -70,6 +73,7 @@ OF_FEDERATIONS = {
     "sanitising_share": "sanitising_share",
     "malicious_accepted": "malicious_accepted",
     "honest_accepted": "honest_accepted",
+    "alarms": "alarms",
 }
 FORMAT = 1
 _BUILTIN = Path(__file__).parent / "builtin"

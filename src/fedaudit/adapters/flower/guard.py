@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedaudit.adapters.flower.messages import check_names, is_training, log, server_round, state_in
 from fedaudit.adapters.received import REFUSED as NOT_LET_IN
-from fedaudit.adapters.received import Policy, check_policy, let_in
+from fedaudit.adapters.received import Policy, agreed_network, check_policy, let_in, own_examples
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.recording.capture import Capture
 from fedaudit.recording.recorder import Recorder
@@ -56,8 +56,10 @@ class Guard:
         loss: registered name, where the training's own isn't recognised.
         out: folder on the site for a report on every update; default: none is kept.
         on_received: ``"warn"``, ``"refuse"`` or ``"ignore"`` received models that look manipulated.
-        agreed: the network that the federation agreed on; default: of a received model only the weights are looked at.
-        examples: the site's own, as the model sees them, and their classes: received models are tried on them, too.
+        agreed: the network that the federation agreed on, or ``package.module:name`` of what makes it; default: of a
+            received model only the weights are looked at.
+        examples: the site's own, as the model sees them, and their classes, or ``package.module:name`` of what returns
+            them: received models are tried on them, too.
 
     Raises:
         BadInput: a setting can't be used; of attacks and limits that is found out with the first training message.
@@ -78,8 +80,8 @@ class Guard:
         loss: str | None = None,
         out: Path | str | None = None,
         on_received: Policy = "warn",
-        agreed: nn.Module | None = None,
-        examples: tuple[Tensor, Tensor] | None = None,
+        agreed: nn.Module | str | None = None,
+        examples: tuple[Tensor, Tensor] | str | None = None,
     ) -> None:
         check_policy(on_received)
         if on_fail not in ("warn", "refuse"):
@@ -101,7 +103,8 @@ class Guard:
         }
         self._checked = False
         self.out = None if out is None else Path(out)
-        self.on_received, self.agreed, self.examples = on_received, agreed, examples
+        self.on_received = on_received
+        self.agreed, self.examples = agreed_network(agreed), own_examples(examples)
 
     def __call__(self, msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Have the client train, and audit what it is about to send."""

@@ -13,7 +13,7 @@ from nvflare.apis.filter import ContentBlockedException, Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.adapters.nvflare.site import (
     FORMS,
@@ -30,7 +30,7 @@ from fedaudit.adapters.nvflare.site import (
     words,
 )
 from fedaudit.adapters.received import REFUSED as NOT_LET_IN
-from fedaudit.adapters.received import check_policy, let_in
+from fedaudit.adapters.received import agreed_network, check_policy, let_in, own_examples
 from fedaudit.attacks import make_attack
 from fedaudit.evaluation import Limits
 from fedaudit.federation.local_training import local_randomness
@@ -65,8 +65,8 @@ class GuardFilter(Filter):  # type: ignore[misc]
     fits, an error of the guard's own) it leaves, unless ``unaudited`` is ``"refuse"``, for a site that wants to be
     sure. Metrics and statistics always leave, and so does an update over more than ``largest`` examples.
 
-    It also inspects the weights of every model that comes in, as ``fedaudit check-model`` does, and logs what looks
-    manipulated; where ``on_received`` is ``"refuse"`` such a model is blocked before anything is trained on it.
+    It also inspects every model that comes in, as ``fedaudit check-model`` does, and logs what looks manipulated;
+    where ``on_received`` is ``"refuse"`` such a model is blocked before anything is trained on it.
 
     Args:
         attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
@@ -81,6 +81,10 @@ class GuardFilter(Filter):  # type: ignore[misc]
         loss: registered name, where the training's own isn't recognised.
         out: folder on the site for a report on every update; None: none is kept.
         on_received: ``"warn"``, ``"refuse"`` or ``"ignore"`` received models that look manipulated.
+        agreed: the network that the federation agreed on, or ``package.module:name`` of what makes it; default: of a
+            received model only the weights are looked at.
+        examples: the site's own, as the model sees them, and their classes, or ``package.module:name`` of what returns
+            them: received models are tried on them, too.
 
     Raises:
         BadInput: a setting can't be used.
@@ -100,6 +104,8 @@ class GuardFilter(Filter):  # type: ignore[misc]
         loss: str | None = None,
         out: str | None = None,
         on_received: str = "warn",
+        agreed: nn.Module | str | None = None,
+        examples: tuple[Tensor, Tensor] | str | None = None,
     ) -> None:
         super().__init__()
         check_policy(on_received)
@@ -125,6 +131,8 @@ class GuardFilter(Filter):  # type: ignore[misc]
         self.loss = loss
         self.out = None if out is None else str(out)
         self.on_received = on_received
+        self.agreed, self.examples = agreed, examples  # as they stand in a job's configuration
+        self._own = agreed_network(agreed), own_examples(examples)
         self._updates: dict[tuple[str, str], int] = {}
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -161,7 +169,12 @@ class GuardFilter(Filter):  # type: ignore[misc]
         try:
             dxo = model_in(shareable)
             who = f"{site_of(context)}, round {round_of(shareable, context)}"
-            return dxo is None or let_in(state_of(dxo), self.on_received, log, who)
+            if dxo is None:
+                return True
+            agreed, examples = self._own
+            if dxo.data_kind != DataKind.WEIGHTS:  # a difference of weights is no model to try
+                examples = None
+            return let_in(state_of(dxo), self.on_received, log, who, agreed=agreed, examples=examples)
         except Exception as error:
             log.warning("fedaudit guard: what came in isn't checked: %s", words(error))
             return True

@@ -8,11 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedaudit.threat import Message
+from fedaudit.federation.local_training import local_randomness
+from fedaudit.models.front import Fronted
+from fedaudit.threat import Message, Observation
 
 _ROUNDING = 2.0**-24  # of single precision
 _DOUBT = 16.0  # roundings: less than so many are no example
 _TAIL = 8.0  # standard deviations: beyond all examples
+_STEP = 1e-4  # of inputs, by which a derivative along a direction is taken
+_AT_ONCE = 32  # examples
 
 
 class Bins(NamedTuple):
@@ -96,3 +100,37 @@ def in_their_bins(found: Bins, weight: Tensor, low: Tensor, high: Tensor) -> Ten
     kept = plain.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).clamp(least, most)
     scale = torch.where((measured != 0) & (kept != 0), kept / measured, 1 / found.shares)
     return found.inputs * scale[:, None]
+
+
+def labels_of(module: Fronted, observation: Observation, inputs: Tensor, shares: Tensor) -> Tensor:
+    """Return (r,) the label of each example, with which its own δ is the one by which its bin holds it.
+
+    Of several local steps it is compared with what the step that used the example would have given at the weights that
+    were sent.
+
+    Args:
+        module: that the client was sent, in float64.
+        observation: for the loss, the classes and the size of a batch.
+        inputs: (r, numbers) the examples, as the model sees them.
+        shares: (r,) δ over the batch.
+    """
+    info, update = observation.task_info, observation.single().update
+    stepped = update.training is not None and update.kind == "weights"
+    batch = update.training.batch_sizes[0] if update.training and stepped else update.num_examples
+    assert info.num_classes is not None
+    column = module.front.back.weight.detach()[:, 0]
+    with local_randomness(0), torch.no_grad():
+        near = module.front(inputs.view(-1, *info.input_shape))
+        step = (_STEP / column.norm() * column).view(info.input_shape)
+        ahead, behind = (
+            torch.cat([module.body(part + side * step) for part in near.split(_AT_ONCE)]) for side in (1, -1)
+        )
+    moved = (ahead - behind) * column.norm() / (2 * _STEP)  # of the outputs, along the column
+    outputs = ((ahead + behind) / 2).requires_grad_()
+    distances = []
+    for label in range(info.num_classes):
+        value = observation.loss(outputs, torch.full((len(outputs),), label))
+        (flow,) = torch.autograd.grad(value, outputs)
+        own = len(outputs) * (flow * moved).sum(dim=1)
+        distances.append((own / batch - shares).abs())
+    return torch.stack(distances).nan_to_num(nan=torch.inf).argmin(dim=0)

@@ -10,7 +10,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.active.bins import alternating, edges, in_their_bins, read
+from fedaudit.attacks.active.bins import alternating, edges, in_their_bins, labels_of, read
 from fedaudit.attacks.analytic.first_layer import FirstLayer, layer_product
 from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
@@ -28,8 +28,6 @@ from fedaudit.utils.validation import Count, Positive
 PREFIX = "front"
 _LIMIT = 0.01  # of what a bounded unit passes on
 _PROBES = 16
-_STEP = 1e-4  # of inputs, by which a derivative along a direction is taken
-_AT_ONCE = 32  # examples
 
 
 @register
@@ -62,7 +60,7 @@ class ImprintServer(ServerBehaviour):
     strength: Positive = 0.1
     drift: Positive = 0.3
 
-    def task_info(self, task_info: TaskInfo) -> TaskInfo:
+    def task_info(self, task_info: TaskInfo, plan: LocalPlan) -> TaskInfo:  # noqa: ARG002
         """Return the task info with the front."""
         return dataclasses.replace(task_info, front=Front("imprint", self.units, _LIMIT if self.sparse else None))
 
@@ -184,7 +182,10 @@ class Imprint(Attack):
         above = torch.cat([-bias[1:], torch.full_like(bias[:1], torch.inf)])
         low, high = -bias, above if limit is None else limit - bias
         inputs = in_their_bins(found, weight, low, high)
-        labels = _labels(module, observation, inputs, found.inputs)
+        training = message.update.training
+        uses = count / training.data_size if training and training.data_size and not message.update.members else 1.0
+        shares = (found.inputs * inputs).sum(dim=1) / inputs.square().sum(dim=1).clamp(min=1e-300)
+        labels = labels_of(module, observation, inputs, shares / uses)
         progress(1, 1)
         notes = (
             f"{len(found.places)} of {len(product)} bins were hit; some by several examples, whose mean is in them",
@@ -192,33 +193,3 @@ class Imprint(Attack):
         sure = torch.zeros(len(inputs), dtype=torch.bool)
         finding = as_images(observation, Recovered(inputs, labels, sure, notes), self.name)
         return dataclasses.replace(finding, certified=None)
-
-
-def _labels(module: Fronted, observation: Observation, inputs: Tensor, sums: Tensor) -> Tensor:
-    """Return (r,) the label of each example x, with which its own δ is the one by which its bin's sum δ·x holds it.
-
-    Of several local steps it is compared with what the steps that used the example would have added up to at the
-    weights that were sent.
-    """
-    info, message = observation.task_info, observation.single()
-    training, count = message.update.training, message.update.num_examples
-    uses = count / training.data_size if training and training.data_size and not message.update.members else 1.0
-    batch = training.batch_sizes[0] if training and message.update.kind == "weights" else count
-    assert info.num_classes is not None
-    shares = (sums * inputs).sum(dim=1) / inputs.square().sum(dim=1).clamp(min=1e-300)
-    column = module.front.back.weight.detach()[:, 0]
-    with local_randomness(0), torch.no_grad():
-        near = module.front(inputs.view(-1, *info.input_shape))
-        step = (_STEP / column.norm() * column).view(info.input_shape)
-        ahead, behind = (
-            torch.cat([module.body(part + side * step) for part in near.split(_AT_ONCE)]) for side in (1, -1)
-        )
-    moved = (ahead - behind) * column.norm() / (2 * _STEP)  # of the outputs, along the column
-    outputs = ((ahead + behind) / 2).requires_grad_()
-    distances = []
-    for label in range(info.num_classes):
-        value = observation.loss(outputs, torch.full((len(outputs),), label))
-        (flow,) = torch.autograd.grad(value, outputs)
-        own = len(outputs) * (flow * moved).sum(dim=1)
-        distances.append((own * uses / batch - shares).abs())
-    return torch.stack(distances).nan_to_num(nan=torch.inf).argmin(dim=0)
