@@ -37,7 +37,7 @@ class LokiServer(ServerBehaviour):
     A convolution copies the image to channels of the client's own (its identity mapping set; all other sets are zero).
     So in the layer behind it, which measures mean brightness as in ``imprint``, each client's images have weights of
     their own, and the sum of all clients' updates is as readable as single ones. ``scale`` is the paper's convolutional
-    scaling factor (Eq. 10): what the kernels multiply by, the layer's weights divide by. A step then changes these so
+    scaling factor: what the kernels multiply by, the layer's weights divide by. A step then changes these so
     much that a unit, once hit, isn't hit again, whatever comes later in local training.
 
     Departures: the kernels take the preprocessing back, where the paper's pixels are from 0 to 1 as they are; units are
@@ -138,9 +138,9 @@ class Owned(NamedTuple):
 class Loki(Attack):
     """Reads each client's images off its own columns of a layer of bins, in single updates and sums (Zhao et al. 2024).
 
-    A row's gradient at a client's columns is Σ δ·x of that client's examples in the bin (Eq. 8), whoever else is in the
+    A row's gradient at a client's columns is Σ δ·x of that client's examples in the bin, whoever else is in the
     sum; the columns also tell whose an image is. The bias' is the sum over all clients, so it gives the scale where one
-    client alone hit the bin. Elsewhere the paper scales to a maximum of 1 (Eq. 9); here the bin, in which the mean
+    client alone hit the bin. Elsewhere the paper scales to a maximum of 1; here the bin, in which the mean
     brightness lies, tells it better. Several examples of one client in one bin are found as their mean.
     """
 
