@@ -42,6 +42,13 @@ def count(model: nn.Module) -> int:
         ("mlp", (30,), 2, 30 * 256 + 256 + 256 * 2 + 2),
         ("logistic", (1, 8, 8), 10, 650),
         ("linear", (10,), 1, 11),
+        (
+            "vit",  # patches of 4x4 and a class token; a block as the decoder's in test_text.py
+            (3, 32, 32),
+            10,
+            49 * 128 + 66 * 128 + 2 * (4 * 128 + 4 * 129 * 128 + 129 * 512 + 513 * 128) + 256 + 1290,
+        ),
+        ("vit-plain", (1, 28, 28), 10, 16 * 128 + 51 * 128 + 2 * (256 + 4 * 129 * 128 + 129 * 256 + 257 * 128) + 1546),
     ],
 )
 def test_parameter_counts(name: str, shape: tuple[int, ...], outputs: int, parameters: int) -> None:

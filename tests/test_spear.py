@@ -45,8 +45,8 @@ def seen(
     inputs = info.normalise(images)
     if training is None:
         value = nn.functional.cross_entropy(module(inputs), labels)
-        grads = torch.autograd.grad(value, list(module.parameters()))
-        tensors = {name: g for (name, _), g in zip(module.named_parameters(), grads, strict=True)}
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        tensors = dict(zip(trained, torch.autograd.grad(value, list(trained.values())), strict=True))
         update = Update(0, "gradient", tensors, len(images), None)
     else:
         optimiser = torch.optim.SGD(

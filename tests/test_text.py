@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import scenario_from
 from fedaudit.threat import ThreatModel, observe
-from fedaudit.update import TaskInfo
+from fedaudit.update import SanitiserInfo, TaskInfo
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.seeds import generator
 
@@ -205,6 +206,19 @@ def test_rows_that_moved_are_the_words_that_occurred(more: dict[str, Any]):
     missing = set(inputs.unique().tolist()) - set(found.tokens.tolist())
     assert set(found.tokens.tolist()) <= set(inputs.unique().tolist())
     assert missing <= {0, 1}, "all but padding and the end, which nothing follows"
+
+
+def test_noise_of_a_known_size_names_no_word():
+    only = recorded()
+    seen = observe(only.transcript, ThreatModel()).split()[0]
+    message, rng = seen.messages[0], torch.Generator().manual_seed(0)
+    noised = {n: t + 1e-4 * torch.randn(t.shape, generator=rng) for n, t in message.update.tensors.items()}
+    update = dataclasses.replace(message.update, tensors=noised, sanitised=SanitiserInfo("dp", noise=1e-4))
+    noisy = dataclasses.replace(seen, messages=(dataclasses.replace(message, update=update),))
+    found = set(make_attack("which-tokens")(noisy, generator=generator(0)).tokens.tolist())  # type: ignore[attr-defined]
+    true = set(only.truth.inputs[0, 0].unique().tolist())
+    assert found <= true
+    assert len(found) > 0.8 * len(true)
 
 
 # --- DAGER ----------------------------------------------------------------------------------------------------------

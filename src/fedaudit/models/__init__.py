@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedaudit.examples import ExampleKind, TokenInfo, example_kind
-from fedaudit.models import convnet, resnet, small, transformer  # noqa: F401  (they fill the registry)
+from fedaudit.models import convnet, resnet, small, transformer, vit  # noqa: F401  (they fill the registry)
 from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpoint
 from fedaudit.models.families import ANY, MODELS, ModelBuilder
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise

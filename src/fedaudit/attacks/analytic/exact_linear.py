@@ -1,14 +1,16 @@
-"""Closed forms behind a first fully connected layer: one example, a batch of a one-layer model, a ViT's patches."""
+"""Closed forms behind a first layer: one example, a batch of a one-layer model, a ViT's patches, its attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fedaudit.attacks.analytic.attention import attended, attends
 from fedaudit.attacks.analytic.first_layer import comparable, first_layer, layer_product, own_labels
 from fedaudit.attacks.analytic.patches import patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
@@ -39,8 +41,12 @@ class ExactLinear(Attack):
       is solved for, too: the inputs give the probabilities p, and these the inputs, by least squares, until both agree.
     - One image before a ViT's patch embedding: the gradient of the position embedding is ∂L/∂z of each patch (the
       observation that APRIL builds on, Lu et al. 2022), and that of the embedding is Σ_p ∂L/∂z_p · x_pᵀ, which is
-      linear in the patches x_p. APRIL solves the first attention layer's equations instead, and needs one without
-      LayerNorm before it; this needs at least as many channels as patches.
+      linear in the patches x_p. This needs more channels than patches.
+    - One image before a first attention that receives embedded patches and positions as they are, without LayerNorm or
+      a shortcut (APRIL's closed form, Theorem 1): the gradients of query, key and value and of the position embedding
+      give what the attention receives, and a linear embedding, whatever its layers, the image. It is taken where the
+      form above isn't: patches that no convolution cuts out, or an embedding that isn't trained. It needs more channels
+      than tokens.
 
     An answer is certified, without the truth, where it explains the layer's gradient up to its noise, there are more
     equations than unknowns, its own gradient is the observed one (of one example, where that can be computed), and its
@@ -48,14 +54,14 @@ class ExactLinear(Attack):
     """
 
     name: ClassVar[str] = "exact-linear"
-    summary: ClassVar[str] = "closed form where the model begins with a fully connected layer or a ViT's patches"
+    summary: ClassVar[str] = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
     paper: ClassVar[str] = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
     threat_model: ClassVar[str] = "server or eavesdropper, passive"
     examples: ClassVar[tuple[str, ...]] = ("image",)
     needs: ClassVar[tuple[str, ...]] = (
         "images and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
-        "patch embedding; or a batch of different labels and a model of one layer",
+        "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )
 
     def check(self, observation: Observation) -> None:
@@ -70,19 +76,26 @@ class ExactLinear(Attack):
         """Return those of SPEAR, whose equations these are, too."""
         return ("spear",)
 
-    def _prepare(self, observation: Observation) -> nn.Module:
+    def _prepare(self, observation: Observation) -> Callable[[], Recovered]:
+        """Return what the form that fits gives."""
         message, task_info = observation.single(), observation.task_info
         super().check(observation)
         if task_info.num_classes is None:
             raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         module = as_trained(observation.module, task_info, message.weights)
-        if patch_embedding(module, task_info) is not None:
-            patches_of(module, observation, self.name)
-            return module
-        layer = first_layer(module, task_info.input_shape)
+        embedding = patch_embedding(module, task_info)
+        if embedding is not None and (embedding.weight in message.update.tensors or not attends(module, task_info)):
+            found = patches_of(module, observation, self.name)
+            return lambda: found
+        try:
+            layer = first_layer(module, task_info.input_shape)
+        except NotApplicable:
+            if not attends(module, task_info):
+                raise
+            return attended(module, observation, self.name)
         product = layer_product(message, layer, self.name)
         if distinct(observation) == 1:
-            return module
+            return partial(recover, module, observation, self.name)
         if layer.module.out_features != task_info.num_classes or layer.relu or not _alone(module, layer.module):
             raise NotApplicable(
                 f"{self.name} takes batches of one-layer models only, and this update has {distinct(observation)} "
@@ -99,15 +112,10 @@ class ExactLinear(Attack):
                 f"{self.name} needs fewer examples in a batch than classes: {message.update.num_examples} of "
                 f"{task_info.num_classes}; run an attack that optimises (invg, agic)"
             )
-        return module
+        return partial(recover, module, observation, self.name)
 
     def _run(self, observation: Observation, _generator: object, _device: str, progress: Progress) -> Finding:
-        module, task_info = self._prepare(observation), observation.task_info
-        if patch_embedding(module, task_info) is not None:
-            image, label, sure, notes = patches_of(module, observation, self.name)
-            found = Recovered(image.flatten(1), label, sure, notes)
-        else:
-            found = recover(module, observation, self.name)
+        found = self._prepare(observation)()
         progress(1, 1)
         return self._returned(observation, found)
 

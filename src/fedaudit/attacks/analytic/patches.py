@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fedaudit.attacks.analytic.recovered import Recovered
 from fedaudit.attacks.local_training import treatments
 from fedaudit.federation.local_training import local_randomness
-from fedaudit.threat import Observation
+from fedaudit.threat import Message, Observation
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import NotApplicable
 
-_CERTIFIED = 1 / 255 / 8  # estimated error of a certified image's numbers, as a share of the pixels' range
-_LEFT_OVER = 1e-3  # of the gradient, the most that an exact answer may leave unexplained
-_SAME = 1e-9  # relative difference of gradients that are the same
+CERTIFIED = 1 / 255 / 8  # estimated error of a certified image's numbers, as a share of the pixels' range
+LEFT_OVER = 1e-3  # of the gradient, the most that an exact answer may leave unexplained
+SAME = 1e-9  # relative difference of gradients that are the same
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def patch_embedding(model: nn.Module, task_info: TaskInfo) -> PatchEmbedding | N
                     for n, g in zip(parameters, grads, strict=True)
                     if g is not None and g.shape[-1] == patches.shape[1]
                     for first in range(len(g.flatten(0, -2)) - len(patches) + 1)
-                    if _equal(g.flatten(0, -2)[first : first + len(patches)], patches)
+                    if equal(g.flatten(0, -2)[first : first + len(patches)], patches)
                 }
                 candidates = found if candidates is None else candidates & found
     except (RuntimeError, ValueError, TypeError):  # a model that takes no single example has no patches for us
@@ -100,20 +102,19 @@ def _cuts(convolution: nn.Conv2d, shape: tuple[int, ...]) -> bool:
     )
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return float((one - other).norm()) <= _SAME * float(other.norm()) and bool(other.any())
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are the same but for rounding, and not zero."""
+    return float((one - other).norm()) <= SAME * float(other.norm()) and bool(other.any())
 
 
-def patches_of(
-    module: nn.Module, observation: Observation, attack: str
-) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
-    """Return the image (1, C, H, W) as the model sees it, its label, whether it is certified, and notes.
+def patches_of(module: nn.Module, observation: Observation, attack: str) -> Recovered:
+    """Return the image behind the gradients of a patch embedding and of a position embedding.
 
     Raises:
         NotApplicable: the update isn't one image's, lacks a gradient, or there are more patches than channels.
     """
     message, task_info = observation.single(), observation.task_info
-    update, training = message.update, message.update.training
+    update = message.update
     embedding = patch_embedding(module, task_info)
     assert embedding is not None  # whoever calls has asked
     if update.num_examples > 1:
@@ -121,19 +122,7 @@ def patches_of(
             f"{attack} takes one image at a time before a ViT's patch embedding, the update has {update.num_examples}: "
             "their patches' gradients are summed; run an attack that optimises (invg, agic), or audit batch_size: 1"
         )
-    names = [embedding.weight, embedding.position]
-    missing = [name for name in names if name not in update.tensors]
-    if missing:
-        raise NotApplicable(f"the update lacks '{missing[0]}', which {attack} needs for a ViT's patches")
-    if update.sanitised is not None and update.sanitised.signs:
-        raise NotApplicable(f"{attack} needs the sizes of an update's numbers, and only their signs were sent")
-    gradients = [update.tensors[name].double().cpu() for name in names]
-    if update.kind == "weights" and training is not None:
-        for i, (name, group) in enumerate(zip(names, treatments(training, names), strict=True)):
-            own = group.learning_rate * training.learning_rate
-            if not own:
-                raise NotApplicable(f"'{name}' isn't trained, so the update says nothing to {attack}")
-            gradients[i] = -gradients[i] / own - group.weight_decay * message.weights[name].double().cpu()
+    gradients = gradients_of(message, [embedding.weight, embedding.position], attack)
     high, wide = embedding.module.kernel_size
     count = math.prod(task_info.input_shape[1:]) // (high * wide)
     product = gradients[0].flatten(1)
@@ -152,15 +141,37 @@ def patches_of(
     image = nn.functional.fold(
         patches.T[None], task_info.input_shape[1:], kernel_size=(high, wide), stride=(high, wide)
     )
-    sure = left_over <= _LEFT_OVER and error <= _CERTIFIED and bool(torch.isfinite(image).all())
-    label = _label(module, observation, image)
+    sure = left_over <= LEFT_OVER and error <= CERTIFIED and bool(torch.isfinite(image).all())
+    label = label_of(module, observation, image)
     notes = [f"{count} patches explain the embedding's gradient up to {left_over:.1g} of it"]
     if not sure:
         notes.append("not certified: noise or a defence is in the update, or the patches' gradients are too alike")
-    return image, label, torch.tensor([sure]), tuple(notes)
+    return Recovered(image.flatten(1), label, torch.tensor([sure]), tuple(notes))
 
 
-def _label(module: nn.Module, observation: Observation, image: Tensor) -> Tensor:
+def gradients_of(message: Message, names: Sequence[str], attack: str) -> list[Tensor]:
+    """Return the gradients of some parameters in float64, or sums over steps of them, all times the same number.
+
+    Raises:
+        NotApplicable: one wasn't sent or isn't trained, or only signs were sent.
+    """
+    update, training = message.update, message.update.training
+    missing = [name for name in names if name not in update.tensors]
+    if missing:
+        raise NotApplicable(f"the update lacks '{missing[0]}', which {attack} needs for a ViT's patches")
+    if update.sanitised is not None and update.sanitised.signs:
+        raise NotApplicable(f"{attack} needs the sizes of an update's numbers, and only their signs were sent")
+    gradients = [update.tensors[name].double().cpu() for name in names]
+    if update.kind == "weights" and training is not None:
+        for i, (name, group) in enumerate(zip(names, treatments(training, names), strict=True)):
+            own = group.learning_rate * training.learning_rate
+            if not own:
+                raise NotApplicable(f"'{name}' isn't trained, so the update says nothing to {attack}")
+            gradients[i] = -gradients[i] / own - group.weight_decay * message.weights[name].double().cpu()
+    return gradients
+
+
+def label_of(module: nn.Module, observation: Observation, image: Tensor) -> Tensor:
     """Return (1,) the label with which the image's gradient is nearest to the observed one, in direction."""
     classes = observation.task_info.num_classes
     assert classes is not None

@@ -121,29 +121,29 @@ class _Reached(Exception):
     """The pass has come as far as it was to."""
 
 
-def receivers(module: nn.Module, tokens: Tensor) -> list[Receiver]:
-    """Return the fully connected layers that take a vector a token, in the order in which a pass calls them.
+def receivers(module: nn.Module, examples: Tensor) -> list[Receiver]:
+    """Return the fully connected layers that take a vector a token or patch, in the order in which a pass calls them.
 
     Those of one input stand together, adapters of low rank (LoRA) with the layers that they are added to; three, or one
     of three times its width, are an attention's.
 
     Args:
         module: in evaluation mode.
-        tokens: (n, length), n above 1.
+        examples: (n, length) tokens, or (n, …) images, n above 1.
     """
     seen: list[tuple[str, nn.Module, Any, Any]] = []
     with ExitStack() as stack, torch.no_grad():
         for name, part in module.named_modules():
             if isinstance(part, nn.MultiheadAttention) or _matrix(part) is not None:
                 stack.callback(part.register_forward_hook(_noting(seen, name), with_kwargs=True).remove)
-        module(tokens)
+        module(examples)
     given_on = {
         id(given) for _, _, given, _ in seen
     }  # as it is: a layer whose output is one of these is half of an adapter
     groups: list[tuple[Any, list[tuple[str, nn.Module, bool]]]] = []
-    shape = tokens.shape
+    ahead = examples.shape if examples.ndim == 2 else examples.shape[:1]
     for name, part, given, output in seen:
-        if not isinstance(given, Tensor) or given.shape[:2] != shape or given.ndim != 3:
+        if not isinstance(given, Tensor) or given.shape[: len(ahead)] != ahead or given.ndim != 3:
             continue
         same = next((members for other, members in groups if other is given), None)
         if same is None:
@@ -212,8 +212,8 @@ def takes(module: nn.Module, tokens: Tensor) -> bool:
     return True
 
 
-def inputs_of(module: nn.Module, receiver: Receiver, tokens: Tensor) -> Tensor:
-    """Return (n, length, width) what a receiver gets where the model is given tokens (n, length).
+def inputs_of(module: nn.Module, receiver: Receiver, examples: Tensor, *, differentiable: bool = False) -> Tensor:
+    """Return (n, length, width) what a receiver gets where the model is given tokens (n, length) or images (n, …).
 
     The pass ends there.
     """
@@ -225,8 +225,8 @@ def inputs_of(module: nn.Module, receiver: Receiver, tokens: Tensor) -> Tensor:
 
     handle = module.get_submodule(receiver.name).register_forward_pre_hook(hook, with_kwargs=True)
     try:
-        with torch.no_grad():
-            for part in tokens.split(_CHUNK):
+        with torch.set_grad_enabled(differentiable):
+            for part in examples.split(_CHUNK):
                 try:
                     module(part)
                 except _Reached:
