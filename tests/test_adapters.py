@@ -47,7 +47,7 @@ def test_the_command_hands_over_what_it_was_given(monkeypatch, command, tmp_path
     monkeypatch.setitem(sys.modules, "fedaudit.adapters.flower", room)
     done = command("audit", "--flower", tmp_path, "--nodes", "3", "--run-config", "a=1", "--attack", "labels", *given)
     assert done.error.splitlines()[-1] == "fedaudit: error: far enough"
-    assert (seen["app"], seen["nodes"], seen["config"], seen["attacks"]) == (tmp_path, 3, ["a=1"], ["labels"])
+    assert (seen["app"], seen["nodes"], seen["config"], seen["attacks"]) == (tmp_path, 3, ["a=1"], [{"name": "labels"}])
     assert (seen["mean"], seen["std"]) == (mean, (0.25,) if mean else None)
 
 

@@ -27,15 +27,16 @@ _TYPES = {
 _CHUNK = 1 << 18  # a write of many megabytes at once takes several times as long
 
 
-def write(file: IO[bytes], memory: Iterable[bytes | memoryview], digest: Any) -> None:
-    """Write :func:`pieces` and update a digest of :mod:`hashlib` with them beside it, which takes as long.
+def write(file: IO[bytes], memory: Iterable[bytes | memoryview], digest: Any = None) -> None:
+    """Write :func:`pieces` and update a digest of :mod:`hashlib`, if one is given, beside it: that takes as long.
 
     Raises:
         OSError: it can't be written.
     """
     with ThreadPoolExecutor(1) as beside:
         for piece in memory:
-            beside.submit(digest.update, piece)
+            if digest is not None:
+                beside.submit(digest.update, piece)
             for place in range(0, len(piece), _CHUNK):
                 file.write(piece[place : place + _CHUNK])
 
