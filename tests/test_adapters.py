@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch, command, tmp_
 
 @pytest.mark.parametrize(("given", "mean"), [((), None), (("--mean", "0.5", "--std", "0.25"), (0.5,))])
 def test_the_command_hands_over_what_it_was_given(monkeypatch, command, tmp_path, given, mean):
-    seen = {}
+    seen: dict[str, Any] = {}
 
     def audit_flower(app, **options):
         seen.update(options, app=app)
