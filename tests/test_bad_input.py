@@ -367,13 +367,13 @@ def test_own_loss_must_be_a_number(loss: Any, fragment: str) -> None:
 def test_a_full_disk_is_one_line(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors import SafetensorError
 
-    from fedaudit.federation import transcript
+    from fedaudit.federation import round_files
 
     def full(*_args: object, **_options: object) -> None:
         raise SafetensorError("No space left on device")
 
     loaded = fedaudit.Transcript.load(recorded)
-    monkeypatch.setattr(transcript, "save_file", full)
+    monkeypatch.setattr(round_files, "save_file", full)
     with pytest.raises(BadInput, match=r"can't write the transcript .* No space left on device"):
         loaded.save(tmp_path / "new")
 
