@@ -8,10 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedaudit.attacks.analytic.first_layer import FirstLayer, layer_product
+from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.front import Fronted
 from fedaudit.threat import Message, Observation
 
+PREFIX = "front"  # of the names of a front's weights
 _ROUNDING = 2.0**-24  # of single precision
 _DOUBT = 16.0  # roundings: less than so many are no example
 _TAIL = 8.0  # standard deviations: beyond all examples
@@ -31,6 +34,24 @@ class Bins(NamedTuple):
     places: Tensor
     inputs: Tensor
     shares: Tensor
+
+
+def measured(observation: Observation, attack: str) -> tuple[Fronted, Tensor]:
+    """Return the network with its front, as it was sent, and what the message says of the measuring layer.
+
+    Args:
+        observation: of one message of a network with a front.
+        attack: by whose name a message that can't be read is refused.
+
+    Raises:
+        NotApplicable: the message doesn't tell the layer's gradient.
+    """
+    message = observation.single()
+    module = as_trained(observation.module, observation.task_info, message.weights)
+    assert isinstance(module, Fronted)
+    layer = module.front.measure
+    first = FirstLayer(f"{PREFIX}.measure", layer, torch.arange(layer.in_features), relu=True)
+    return module, layer_product(message, first, attack)
 
 
 def edges(units: int, mean: float, spread: float, *, bounded: bool) -> Tensor:

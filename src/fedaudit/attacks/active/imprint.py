@@ -10,9 +10,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.active.bins import alternating, edges, in_their_bins, labels_of, read
-from fedaudit.attacks.analytic.first_layer import FirstLayer, layer_product
-from fedaudit.attacks.analytic.r_gap import as_trained
+from fedaudit.attacks.active.bins import PREFIX, alternating, edges, in_their_bins, labels_of, measured, read
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
@@ -25,7 +23,6 @@ from fedaudit.update import Front, TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive
 
-PREFIX = "front"
 _LIMIT = 0.01  # of what a bounded unit passes on
 _PROBES = 16
 
@@ -153,7 +150,7 @@ class Imprint(Attack):
         return ("spear",)
 
     def _product(self, observation: Observation) -> tuple[Fronted, Tensor]:
-        message, front = observation.single(), observation.task_info.front
+        front = observation.task_info.front
         super().check(observation)
         if observation.task_info.num_classes is None:
             raise NotApplicable("imprint is for classifiers, and this model predicts real values")
@@ -162,11 +159,7 @@ class Imprint(Attack):
                 "the server sent the network as it is, without an imprint module; set threat.adversary: "
                 "malicious-server and federations[].server: imprint"
             )
-        module = as_trained(observation.module, observation.task_info, message.weights)
-        assert isinstance(module, Fronted)
-        layer = module.front.measure
-        first = FirstLayer(f"{PREFIX}.measure", layer, torch.arange(layer.in_features), relu=True)
-        return module, layer_product(message, first, self.name)
+        return measured(observation, self.name)
 
     def _run(
         self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress

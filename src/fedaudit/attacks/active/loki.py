@@ -11,9 +11,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.active.bins import Bins, alternating, edges, in_their_bins, labels_of, read
-from fedaudit.attacks.analytic.first_layer import FirstLayer, layer_product
-from fedaudit.attacks.analytic.r_gap import as_trained
+from fedaudit.attacks.active.bins import PREFIX, Bins, alternating, edges, in_their_bins, labels_of, measured, read
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
@@ -25,7 +23,6 @@ from fedaudit.update import Front, TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive
 
-PREFIX = "front"
 _LIMIT = 0.01  # of what a unit passes on
 _DRIFT = 1e-3  # of the strongest client's row of a bin, below which another client's is what training let through
 
@@ -178,11 +175,7 @@ class Loki(Attack):
                 "the server sent the clients no kernels of their own; set threat.adversary: malicious-server and "
                 "federations[].server: loki"
             )
-        module = as_trained(observation.module, observation.task_info, message.weights)
-        assert isinstance(module, Fronted)
-        layer = module.front.measure
-        first = FirstLayer(f"{PREFIX}.measure", layer, torch.arange(layer.in_features), relu=True)
-        return module, layer_product(message, first, self.name)
+        return measured(observation, self.name)
 
     def read_out(self, observation: Observation) -> Owned:
         """Return the examples of one message, as many as it has at most.
@@ -207,10 +200,10 @@ class Loki(Attack):
             if not len(found.places):
                 continue
             lowest, highest = low[found.places], high[found.places]
-            measured = (weight[found.places][:, own] * found.inputs).sum(dim=1)
-            plain = measured / found.shares
+            brightness = (weight[found.places][:, own] * found.inputs).sum(dim=1)
+            plain = brightness / found.shares
             told = (theirs[:, found.places].sum(dim=0) == 1) & (plain > lowest) & (plain < highest)
-            shares = torch.where(told, found.shares, 2 * measured / (lowest + highest))
+            shares = torch.where(told, found.shares, 2 * brightness / (lowest + highest))
             copied = in_their_bins(found._replace(shares=shares), weight[:, own], low, high).unflatten(1, (-1, area))
             inputs = ((copied - one.offsets[:, None]) / one.keys[:, None]).flatten(1)
             module.front.spread.load_state_dict({"weight": one.weight, "bias": one.bias})
