@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import SequenceFinding, TokenFinding, make_attack
+from fedaudit.attacks.text.encoder import Linearised
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.notes import LENGTH, tokenise, vocabulary, write_notes
 from fedaudit.evaluation.sequences import matched, rouge
@@ -241,6 +242,41 @@ def test_dager_reads_a_batch_word_for_word(data: str, model: str, more: dict[str
     found = run("dager", only)
     assert isinstance(found, SequenceFinding)
     assert words(only, found.sequences) == words(only, only.truth.inputs[0, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, 100])
+def test_dager_reads_an_encoder_s_batch_of_eight(rounds: int):
+    """Untrained and trained: attention is nearly the mean at first, and isn't after a hundred rounds."""
+    only = recorded("notes", "encoder", width=256, examples=800, batch_size=8, rounds=rounds, learning_rate=0.3)
+    seen = observe(only.transcript, ThreatModel()).split()[rounds - 1]
+    found: Any = make_attack("dager")(seen, generator=generator(0, "attack"))
+    assert words(only, found.sequences) == words(only, only.truth.inputs[rounds - 1, 0])
+    assert bool((found.distances <= 1).all()), "all are known to be right"
+
+
+def test_words_are_weighed_by_what_they_move_together():
+    """A layer that is linear, and of it two sequences: each gets its words, and of both nothing else gets weight."""
+    rng = torch.Generator().manual_seed(0)
+    sets = [torch.arange(5) for _ in range(4)]
+    moves = torch.randn(20, 30, generator=rng, dtype=torch.float64)
+    one, other = torch.tensor([0, 6, 12, 18]), torch.tensor([1, 6, 13, 18])  # rows of the words of two sequences
+    moves[one[0]] += moves[other].sum(dim=0) - moves[one].sum(dim=0)  # both move the sum by as much
+    base = -moves[one].sum(dim=0)
+    weights, rest = Linearised(torch.zeros(4), {}, sets, torch.cat([base[None], base + moves])).weigh()
+    assert rest < 1e-6
+    every = torch.cat(weights)
+    assert torch.allclose(every.view(4, 5).sum(dim=1), torch.ones(4, dtype=torch.float64), atol=1e-6)
+    assert set((every > 1e-6).nonzero()[:, 0].tolist()) <= {*one.tolist(), *other.tolist()}
+    layer = Linearised(torch.zeros(4), {}, sets, torch.cat([base[None], base + moves])).without(0, {0})
+    assert layer is not None
+    weights, rest = layer.weigh()
+    assert rest < 1e-6
+    assert [int(words[each.argmax()]) for words, each in zip(layer.sets, weights, strict=True)] == [1, 1, 3, 3]
+    assert Linearised(torch.zeros(4), {}, sets, torch.cat([base[None], base + moves])).without(0, set(range(5))) is None
+    lost = layer.without(0, {1})
+    assert lost is not None
+    assert lost.weigh()[1] > 0.3, "what no sequence explains is left over"
 
 
 def test_dager_says_where_the_tokens_are_too_many_for_the_width():

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding, SequenceFinding
 from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.text.encoder import whole_sequences
 from fedaudit.attacks.text.layers import Receiver, Span, inputs_of, receivers, sees, span_of, takes
-from fedaudit.attacks.text.search import Search, extend_prefixes, whole_sequences
+from fedaudit.attacks.text.search import Search, extend_prefixes
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, one_batch_gradient, unknown_training
 from fedaudit.examples import TokenInfo
 from fedaudit.federation.local_training import draws_at_random
@@ -33,8 +34,9 @@ class Dager(Attack):
     The gradients of the first attention's query, key and value weights span the vectors, one a token at its place, that
     it received. Every token of the vocabulary is tried at every place: those whose vector lies in the span were in the
     batch. A later layer's inputs depend on other tokens, too. Of a decoder, prefixes are extended token by token as
-    long as their vectors lie in that layer's span. Of an encoder, which sees what follows, whole sequences are tried at
-    each length at which the end token passed the first check.
+    long as their vectors lie in that layer's span. Of an encoder, which sees what follows, whole sequences are looked
+    for, of each length at which the end token passed the first check, and checked by the widest layer up to the second
+    attention.
 
     Of adapters of low rank (LoRA), W + B·A, the gradients of A span the inputs as those of W do, as far as their rank
     allows; where they are zero (B is zero at the start of a training), those of B span the inputs that A has projected.
@@ -43,9 +45,11 @@ class Dager(Attack):
     gets no gradient from a softmax over one key, and keys' gradients sum to zero in each sequence); the rank is where
     the singular values fall most steeply; and where the second attention's span lacks directions, as in a two-layer
     model that is read out at one token only, a fully connected layer between the two takes its place. Of an encoder the
-    paper tries all combinations of tokens, or as many at random as it has time for. Here all are tried up to 4,096; of
-    more, random ones are improved place by place, by the token whose sequence is nearest to the span. B's gradients
-    aren't in the paper.
+    paper tries all combinations of tokens, or as many at random as it has time for. Here all are tried up to 4,096. Of
+    more, two steps that aren't in the paper find those to try: words of which least lies outside the span in random
+    contexts are kept, and the layer is linearised at a random sequence, so that non-negative least squares tell which
+    words bring the vector of one word into the span (:func:`~fedaudit.attacks.text.encoder.whole_sequences`). B's
+    gradients aren't in the paper either.
 
     Args:
         beam: prefixes of a decoder that are kept for each sequence of the update, those nearest to the span.
@@ -62,7 +66,7 @@ class Dager(Attack):
     finds: ClassVar[type[Finding]] = SequenceFinding
 
     beam: Annotated[int, Field(ge=1, le=1000)] = 8
-    tries: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
+    tries: Annotated[int, Field(ge=1, le=10_000_000)] = 200_000
 
     def check(self, observation: Observation) -> None:
         """Raise where the gradients don't span what the layers received.
@@ -119,13 +123,15 @@ class Dager(Attack):
         )
         after = [r for r in layers if r.name in mixing] or layers[1:]
         after = after if after and after[0].attention else after[1:]  # what attention hands on is left out
-        second = _second([r for r in known if r.name in {a.name for a in after}], gradient, span, tokens, steps)
+        later = [r for r in known if r.name in {a.name for a in after}]
+        whole = length > 1 and bool(later) and sees(module, later[0], last, 0, length - 1)
+        second = (_widest if whole else _second)(later, gradient, span, tokens, steps)
         if second is None:
             notes.append("no later layer's span shows the order of the tokens: only which ones there were is told")
             return SequenceFinding(sequences=torch.zeros((0, length), dtype=torch.int64), notes=tuple(notes))
         filler = task_info.tokens.padding or 0
         search = Search(module, second, found, length, filler, count, takes(module, blank[:, :1]))
-        if length == 1 or not sees(module, second[0], last, 0, length - 1):
+        if not whole:
             sequences, distances = extend_prefixes(search, self.beam)
         else:
             lengths = _lengths(found, task_info.tokens)
@@ -209,6 +215,25 @@ def _second(
         if own is not None and not own.full and own.rank > (best[1].rank if best else span.rank - 1):
             best = receiver, own
     return best
+
+
+def _widest(
+    later: Sequence[Receiver], gradient: dict[str, Tensor], span: Span, tokens: int, steps: int
+) -> tuple[Receiver, Span] | None:
+    """Return the layer by which an encoder's sequences are checked: the widest up to the second attention.
+
+    The more dimensions its span leaves out, the better they tell sequences apart. Each token has one vector in every
+    layer, so that whose singular values show most dimensions tells how many the others' spans have. Arguments are those
+    of :func:`_second`.
+    """
+    at = next((place for place, r in enumerate(later) if r.attention), len(later))
+    spans = [own for r in later[: at + 1] if (own := span_of(gradient, r, tokens, steps)) is not None and not own.full]
+    rank = max((own.rank for own in spans), default=0)
+    if rank < span.rank:
+        return None
+    known = [(r, span_of(gradient, r, tokens, steps, rank)) for r in later[: at + 1]]
+    usable = [(r, own) for r, own in known if own is not None and not own.full]
+    return max(usable, key=lambda pair: pair[0].width)
 
 
 def _lengths(found: Sequence[Tensor], tokens: TokenInfo) -> list[int]:

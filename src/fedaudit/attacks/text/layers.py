@@ -77,14 +77,25 @@ class Span:
 
         1 is as far as noise explains.
         """
-        unit = inputs.to(torch.float64)
-        unit = unit / unit.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        unit = _unit(inputs)
         parts = unit @ self.basis
         off = (unit - parts @ self.basis.T).norm(dim=-1)
         return torch.as_tensor(off / (parts * self.turned).norm(dim=-1).clamp(min=self.least))
 
+    def outside(self, inputs: Tensor) -> Tensor:
+        """Return (..., width) what of inputs (..., width), brought to length 1, lies outside the span."""
+        unit = _unit(inputs)
+        return unit - (unit @ self.basis) @ self.basis.T
 
-def span_of(gradient: Mapping[str, Tensor], receiver: Receiver, tokens: int, steps: int = 1) -> Span | None:
+
+def _unit(inputs: Tensor) -> Tensor:
+    wide = inputs.to(torch.float64)
+    return torch.as_tensor(wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-30))
+
+
+def span_of(
+    gradient: Mapping[str, Tensor], receiver: Receiver, tokens: int, steps: int = 1, rank: int | None = None
+) -> Span | None:
     """Return the span of a receiver's inputs; None where the singular values show no end of it.
 
     That is so, too, where the weights have hardly more rows than the span has dimensions: those of adapters are few.
@@ -96,6 +107,7 @@ def span_of(gradient: Mapping[str, Tensor], receiver: Receiver, tokens: int, ste
         receiver: whose weights are all in it.
         tokens: that the gradient was made of, at most: the rank isn't higher.
         steps: of local training, over which the inputs moved.
+        rank: of the span, if another layer's has shown it: singular values needn't show its end then.
     """
     parts = []
     for name in receiver.weights:
@@ -109,10 +121,12 @@ def span_of(gradient: Mapping[str, Tensor], receiver: Receiver, tokens: int, ste
     whole = torch.cat(parts)
     _, values, rows = torch.linalg.svd(whole, full_matrices=False)
     last = min(tokens, len(values) - 1)
-    ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
-    rank = int(ratios.argmax()) + 1
-    cut = len(values) < whole.shape[1] and rank >= len(values) - 1
-    if cut or float(ratios[rank - 1]) < _LEAST_GAP:
+    if rank is None:
+        ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
+        rank = int(ratios.argmax()) + 1
+        if float(ratios[rank - 1]) < _LEAST_GAP:
+            return None
+    if rank > last or (len(values) < whole.shape[1] and rank >= len(values) - 1):
         return None
     return Span(rows[:rank].T.contiguous(), values[rank] / values[:rank], _ROUNDING if steps == 1 else _DRIFT)
 
