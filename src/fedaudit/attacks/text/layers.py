@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_ROUNDED = 1e-6  # of the greatest singular value: what lies below may be rounding to float32
 _LEAST_GAP = 3.0  # between the last singular value that counts and the first that is rounding or noise
 _ROUNDING = 1e-5  # of the candidates' own vectors, which are computed in float32
 _DRIFT = 3e-3  # by which a token's vector moves over several local steps
@@ -41,7 +42,9 @@ class Span:
 
     A gradient is a sum of outer products of what comes back from the outputs and the input, over all tokens of all
     sequences, so its rows lie in the span of the inputs (Petrov et al. 2024, on Geiping et al.'s linear layer). The
-    rank is where the singular values fall most steeply, from the inputs to rounding.
+    rank is the number of singular values above rounding; where noise, or several steps, leave none at rounding, it is
+    where they fall most steeply. (Always there would be wrong: examples that the model is sure of have small gradients,
+    and the values fall in several steps, or smoothly.)
 
     Noise (rounding, at least) turns each direction of the span by about its size over the direction's singular value:
     a vector that is inside is found at a distance of at most the root of the sum of these, weighted by how much of the
@@ -121,7 +124,10 @@ def span_of(
     whole = torch.cat(parts)
     _, values, rows = torch.linalg.svd(whole, full_matrices=False)
     last = min(tokens, len(values) - 1)
-    if rank is None:
+    floor = values[last]
+    if rank is None and steps == 1 and float(floor) <= _ROUNDED * float(values[0]):
+        rank = max(int((values[:last] > _LEAST_GAP * floor).sum()), 1)
+    elif rank is None:
         ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
         rank = int(ratios.argmax()) + 1
         if float(ratios[rank - 1]) < _LEAST_GAP:
