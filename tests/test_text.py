@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import SequenceFinding, TokenFinding, make_attack
 from fedaudit.attacks.text.encoder import Linearised
+from fedaudit.attacks.text.layers import Receiver, span_of
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.notes import LENGTH, tokenise, vocabulary, write_notes
 from fedaudit.evaluation.sequences import matched, rouge
@@ -242,6 +243,22 @@ def test_dager_reads_a_batch_word_for_word(data: str, model: str, more: dict[str
     found = run("dager", only)
     assert isinstance(found, SequenceFinding)
     assert words(only, found.sequences) == words(only, only.truth.inputs[0, 0])
+
+
+@pytest.mark.parametrize("sizes", [(1.0,), (1.0, 1e-4), (1.0, 1e-2, 1e-4), (1e-3, 1.0, 3e-5)])
+def test_a_span_holds_examples_that_the_model_is_sure_of(sizes: tuple[float, ...]):
+    """Their gradients are small, so the singular values fall in several steps; the last is that to rounding."""
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.randn(len(sizes), 6, 64, generator=rng, dtype=torch.float64)
+    back = torch.randn(len(sizes), 6, 48, generator=rng, dtype=torch.float64) * torch.tensor(sizes)[:, None, None]
+    noise = 1e-8 * torch.randn(48, 64, generator=rng, dtype=torch.float64)
+    gradient = (torch.einsum("nto,nti->oi", back, inputs) + noise).to(torch.float32)
+    receiver = Receiver("layer", 64, ("layer.weight",), frozenset(), attention=False)
+    span = span_of({"layer.weight": gradient}, receiver, tokens=32)
+    assert span is not None
+    assert span.rank == 6 * len(sizes)
+    assert bool((span.distances(inputs.to(torch.float32)) <= 1).all())
+    assert bool((span.distances(torch.randn(20, 64, generator=rng)) > 1).all())
 
 
 @pytest.mark.slow

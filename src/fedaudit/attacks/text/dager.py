@@ -42,8 +42,8 @@ class Dager(Attack):
     allows; where they are zero (B is zero at the start of a training), those of B span the inputs that A has projected.
 
     Departures from the paper: query, key and value are used together, each brought to norm 1 (the first token's query
-    gets no gradient from a softmax over one key, and keys' gradients sum to zero in each sequence); the rank is where
-    the singular values fall most steeply; and where the second attention's span lacks directions, as in a two-layer
+    gets no gradient from a softmax over one key, and keys' gradients sum to zero in each sequence); the rank counts the
+    singular values above rounding or, where noise hides it, ends where they fall most steeply; and where the second attention's span lacks directions, as in a two-layer
     model that is read out at one token only, a fully connected layer between the two takes its place. Of an encoder the
     paper tries all combinations of tokens, or as many at random as it has time for. Here all are tried up to 4,096. Of
     more, two steps that aren't in the paper find those to try: words of which least lies outside the span in random

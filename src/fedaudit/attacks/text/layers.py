@@ -124,11 +124,12 @@ def span_of(
     whole = torch.cat(parts)
     _, values, rows = torch.linalg.svd(whole, full_matrices=False)
     last = min(tokens, len(values) - 1)
-    floor = values[last]
-    if rank is None and steps == 1 and float(floor) <= _ROUNDED * float(values[0]):
-        rank = max(int((values[:last] > _LEAST_GAP * floor).sum()), 1)
+    ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
+    if rank is None and steps == 1 and float(values[last]) <= _ROUNDED * float(values[0]):
+        above = int((values[:last] > _LEAST_GAP * values[last]).sum())
+        falls = (ratios[:above] >= _LEAST_GAP) & (values[1 : above + 1] <= _ROUNDED * values[0])
+        rank = int(falls.nonzero()[-1]) + 1 if falls.any() else max(above, 1)
     elif rank is None:
-        ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
         rank = int(ratios.argmax()) + 1
         if float(ratios[rank - 1]) < _LEAST_GAP:
             return None
