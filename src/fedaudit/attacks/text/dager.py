@@ -43,13 +43,13 @@ class Dager(Attack):
 
     Departures from the paper: query, key and value are used together, each brought to norm 1 (the first token's query
     gets no gradient from a softmax over one key, and keys' gradients sum to zero in each sequence); the rank counts the
-    singular values above rounding or, where noise hides it, ends where they fall most steeply; and where the second attention's span lacks directions, as in a two-layer
-    model that is read out at one token only, a fully connected layer between the two takes its place. Of an encoder the
-    paper tries all combinations of tokens, or as many at random as it has time for. Here all are tried up to 4,096. Of
-    more, two steps that aren't in the paper find those to try: words of which least lies outside the span in random
-    contexts are kept, and the layer is linearised at a random sequence, so that non-negative least squares tell which
-    words bring the vector of one word into the span (:func:`~fedaudit.attacks.text.encoder.whole_sequences`). B's
-    gradients aren't in the paper either.
+    singular values above rounding or, where noise hides it, ends where they fall most steeply; and where the second
+    attention's span lacks directions, as in a two-layer model that is read out at one token only, a fully connected
+    layer between the two takes its place. Of an encoder the paper tries all combinations of tokens, or as many at
+    random as it has time for. Here all are tried up to 4,096. Of more, two steps that aren't in the paper find those to
+    try: words of which least lies outside the span in random contexts are kept, and the layer is linearised at a random
+    sequence, so that non-negative least squares tell which words bring the vector of one word into the span
+    (:func:`~fedaudit.attacks.text.encoder.whole_sequences`). B's gradients aren't in the paper either.
 
     Args:
         beam: prefixes of a decoder that are kept for each sequence of the update, those nearest to the span.
