@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.text.layers import Receiver, Span, inputs_of
 
+_CHUNK = 256  # sequences whose vectors are held at once
+
 
 @dataclass(frozen=True)
 class Search:
@@ -36,13 +38,14 @@ class Search:
     def distances(self, tokens: Tensor, place: int | None = None) -> Tensor:
         """Return (n,) the distance at one place of sequences (n, length), or (n, length) those at all places."""
         receiver, span = self.second
-        inputs = inputs_of(self.module, receiver, tokens)
-        return span.distances(inputs if place is None else inputs[:, place])
+        parts = (inputs_of(self.module, receiver, part) for part in tokens.split(_CHUNK))
+        return torch.cat([span.distances(part if place is None else part[:, place]) for part in parts])
 
     def outside(self, tokens: Tensor, places: Sequence[int]) -> Tensor:
         """Return (n, places, width) what of the vectors of sequences (n, length) at some places is out of the span."""
         receiver, span = self.second
-        return span.outside(inputs_of(self.module, receiver, tokens)[:, list(places)])
+        parts = (inputs_of(self.module, receiver, part)[:, list(places)] for part in tokens.split(_CHUNK))
+        return torch.cat([span.outside(part) for part in parts])
 
     def filled(self, tokens: Tensor) -> Tensor:
         """Return sequences (n, k) at their full length (n, length)."""
