@@ -130,6 +130,21 @@ def test_other_levels_of_another_version_are_noticed(
     assert "1 of the 2 trials are of another" in (tmp_path / "out/result.md").read_text()
 
 
+def test_other_settings_of_the_same_cells_are_refused_and_never_mixed(
+    study: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    assert study().code == 0
+    before = {row.key for row in rows(tmp_path)}
+    refused(study("--set", "seed=7"), "2 finished trials")
+    refused(study("--set", "seed=7", "--keep-old"), "the same cells with other settings")
+    assert {row.key for row in rows(tmp_path)} == before
+    assert study("--set", "seed=7", "--again").code == 0
+    assert len(rows(tmp_path)) == 2
+    assert not before & {row.key for row in rows(tmp_path)}
+    page = (tmp_path / "out/result.md").read_text()
+    assert "2 trials done, 0 failed, 0 to do" in page
+
+
 def test_a_store_of_before_is_of_an_unknown_version(study: Callable[..., Outcome], tmp_path: Path) -> None:
     assert study().code == 0
     db = sqlite3.connect(tmp_path / "out" / FILE)

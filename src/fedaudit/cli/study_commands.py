@@ -73,7 +73,7 @@ def run(
     try:
         with store.exclusively():
             about = {"name": study.name, "scale": scale, "study": study.model_dump(mode="json"), "overrides": overrides}
-            store.plan(about, trials)
+            store.plan(about, trials, replace=again)
             check_versions(trials, store, data_dir=data_dir, again=again, keep_old=keep_old)
             backend = (
                 processes(workers)

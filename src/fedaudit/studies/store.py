@@ -218,11 +218,17 @@ class Store:
                 raise ValueError("the study's name or scale is no text")
             return about
 
-    def plan(self, about: dict[str, Any], trials: list[StudyTrial]) -> None:
+    def plan(self, about: dict[str, Any], trials: list[StudyTrial], *, replace: bool = False) -> None:
         """Add the trials that aren't there yet; what there is of them stays.
 
+        Args:
+            about: the study's name, scale and definition.
+            trials: of this run.
+            replace: finished trials of the same cells with another scenario make room; their files stay.
+
         Raises:
-            BadInput: the folder belongs to another study or scale; the disk is full.
+            BadInput: the folder belongs to another study or scale; it holds finished trials of the same cells with
+                another scenario, which one table can't mix; the disk is full.
         """
         before = self.about()
         for key in ("name", "scale"):
@@ -232,7 +238,14 @@ class Store:
                 )
         for _ in self._whole():  # before they are sealed again
             pass
+        others = self._others(trials)
+        if any(others.values()) and not replace:
+            raise BadInput(
+                f"{sum(others.values())} finished trials in '{self.folder}' are of the same cells with other settings: "
+                "the study or --set has changed; --again runs them anew, another --out keeps them"
+            )
         with self._writing():
+            self._db.executemany("delete from trials where key = ?", [(key,) for key in others])
             self._db.executemany(
                 "insert or replace into about values (?, ?)", [(k, json.dumps(v)) for k, v in about.items()]
             )
@@ -253,6 +266,17 @@ class Store:
                 ],
             )
             self._seal()
+
+    def _others(self, trials: Sequence[StudyTrial]) -> dict[str, bool]:
+        """Return which trials are of the same cell and repetition as one of these, but not it, and if they are done."""
+        keys = {trial.key for trial in trials}
+        cells = {(tuple(sorted(trial.point.items())), trial.repetition) for trial in trials}
+        found = self._db.execute("select key, point, repetition, status from trials").fetchall()
+        return {
+            key: status == "done"
+            for key, point, repetition, status in found
+            if key not in keys and (tuple(sorted(json.loads(point).items())), repetition) in cells
+        }
 
     def scenarios(self) -> dict[str, str]:
         """Return every trial's scenario, as YAML, by its key."""
