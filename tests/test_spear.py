@@ -100,6 +100,15 @@ def test_a_batch_comes_out_exactly_and_certified(count):
     assert torch.equal(found.labels, labels[nearest])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_model_tells_zeros_from_examples_and_examples_from_zeros(seed):
+    # The search for zeros alone finds six directions at most in ten rounds.
+    images, labels = images_of(seed, 30)
+    found = spear(seen(make(lambda: deep(160), seed), images, labels), seed, rounds=10)
+    assert bool(found.certified.all())
+    assert float(errors(found, images).max()) < 1e-10
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 8), width=st.integers(60, 90))
 def test_what_is_certified_is_right(seed, count, width):

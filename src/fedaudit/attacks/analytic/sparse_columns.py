@@ -25,6 +25,7 @@ _WIDTHS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)  # of what counts as ne
 _NOTHING = 1e-14  # relative size of a squared length that is none
 _WINDOW = 0.15  # share of the other rows that must become zero by the right multiple
 _LOOSE = (1e-4, 1e-8, 0.0, 0.0)  # of the mean size: what counts as zero at first, before noise alone does
+_TINY = 1e-5  # of the mean size: zero, too, since equal pixels are rounded alike, which their spread doesn't show
 _LEVERAGE = 0.95  # most by which a zero set's rank may hang on one of its rows
 _MARGIN = 10.0  # standard deviations of noise by which a zero set's rank must stand out
 _SPARE = 3  # rows that a zero set must have beyond those that define a direction
@@ -262,7 +263,8 @@ def certify(parts: LowRank, directions: Tensor) -> Directions:
             leverage = (own @ (vectors[:, 1:] / spectrum[1:].clamp(min=1e-300).sqrt())).square().sum(dim=1)
             sure = stands and float(leverage.max()) <= _LEVERAGE
         values.append(one)
-        zero = (rows @ one).abs() <= _SIGMA
+        sizes = (rows @ one).abs()
+        zero = sizes <= max(_SIGMA, _TINY * float(sizes.mean()))
         zero_sets.append(zero)
         enough = r == 1 or int(zero.sum()) >= r - 1 + _SPARE
         certain.append(sure and enough and not bool(zero.all()))
@@ -295,17 +297,11 @@ class Factors:
     error: Tensor
 
 
-def chosen(parts: LowRank, found: Directions, first: Tensor) -> Directions:
-    """Return up to r independent directions, those with the most zeros first, but ``first`` before them all.
-
-    Args:
-        parts: of the product.
-        found: certain directions.
-        first: (k,) which are to be preferred.
-    """
+def chosen(parts: LowRank, found: Directions) -> Directions:
+    """Return up to r independent ones of the certain directions ``found``, those with the most zeros first."""
     white = found.values * parts.singular[:, None]
     white = white / white.norm(dim=0)
-    order = (found.zeros.sum(dim=0) + len(found.zeros) * first.long()).argsort(descending=True, stable=True)
+    order = found.zeros.sum(dim=0).argsort(descending=True, stable=True)
     taken: list[int] = []
     span = white.new_zeros(parts.rank, 0)
     for i in order.tolist():

@@ -9,6 +9,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fedaudit.attacks.analytic.alternating import alternate
 from fedaudit.attacks.analytic.first_layer import (
     FirstLayer,
     comparable,
@@ -38,8 +39,9 @@ from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 
 _STARTS, _STARTS_BESIDE = 64, 32
-_PATIENCE = 20  # rounds after all directions were found, if not all are certified
-_CYCLE = 4  # rounds, of which one searches among all rows
+_CYCLE = 4  # rounds without the model's help, of which one searches among all rows
+_STALE = 40  # rounds without a new direction, after which none is expected
+_PATIENCE = 8  # rounds after all directions were found, if not all are certified
 _STEP = 1 / 255  # of a pixel; a certified image's estimated error is an eighth of it at most
 _CERTIFIED = _STEP / 8
 _SLACK = 1e-4  # relative size of what may be on either side of the ReLU
@@ -74,17 +76,20 @@ class Spear(Attack):
     doesn't activate a neuron. The directions in which the gradient's singular vectors have so many zeros are the
     columns, and the gradient of the bias tells each one's scale.
 
-    Departures. SPEAR samples submatrices; here directions are found by a subgradient of the ℓ1 norm on the sphere from
-    many starts at once, and once more among the rows in which a known column is zero; the last one follows from the
-    others. A direction is taken only if its zeros define it: they have the rank of all but one example, by a margin
-    over the noise, and not by one row alone (so no threshold on the sparsity is needed). An example is *certified*,
-    without the truth, if besides the model's own activations at it fit its column's zeros, its own gradient is its
-    column (where that can be computed), and its estimated error is below an eighth of a grey level. Tolerances aren't
-    set: noise is what a row of the gradient has outside of the others' span, be it float32's rounding or a defence's.
-    Updates of several local steps are such products, too, as far as neurons stay inactive (:func:`.layer_product`).
+    Departures. SPEAR samples submatrices; here a column's zeros and its example are found in turn, since the model's
+    weights tell which neurons an example doesn't activate (:func:`.alternate`). Where several local steps blur that,
+    directions are found by a subgradient of the ℓ1 norm on the sphere from many starts at once, and once more among the
+    rows in which a known column is zero; the last one follows from the others.
+
+    A direction is taken only if its zeros define it: they have the rank of all but one example, by a margin over the
+    noise, and not by one row alone (so no threshold on the sparsity is needed). An example is *certified*, without the
+    truth, if besides the model's own activations at it fit its column's zeros, its own gradient is its column (where
+    that can be computed), and its estimated error is below an eighth of a grey level. Tolerances aren't set: noise is
+    what a row of the gradient has outside of the others' span, be it float32's rounding or a defence's. Updates of
+    several local steps are such products, too, as far as neurons stay inactive (:func:`.layer_product`).
 
     Args:
-        rounds: of search, at most; it ends with the last direction.
+        rounds: of search, at most; it ends with the last direction, or when 40 rounds have found none.
     """
 
     name: ClassVar[str] = "spear"
@@ -143,30 +148,23 @@ class Spear(Attack):
         several = message.update.training is not None and message.update.training.local_steps > 1
         opened = Opened(module, observation, layer, parts, several)
         found, sources = self._begin(opened, generator) if parts.rank else (none_yet(parts), None)
-        good = torch.zeros(0, dtype=torch.bool)
+        known = sure = chosen(parts, found)
         best: Recovered | None = None
-        before = beside = whole = 0
+        before = whole = last = 0
         for done in range(self.rounds if parts.rank and layer.relu else 0):
-            if not len(found) or (done and done % _CYCLE == 0):
-                found = found.and_(search(parts, found, _STARTS, generator))
-            elif done:
-                found = found.and_(search_beside(parts, found, beside % len(found), _STARTS_BESIDE, generator))
-                beside += 1
-            if before < len(found) == parts.rank - 1:
-                found = found.and_(_last(opened, found))
+            found = found.and_(_more(opened, known, done, generator))
             new, before = len(found) > before, len(found)
+            own = chosen(parts, found)
+            known = own if best is None else sure
             progress(min(len(found), parts.rank), parts.rank)
-            good = torch.cat([good, torch.zeros(len(found) - len(good), dtype=torch.bool)])
-            if best is not None and done - whole >= _PATIENCE:
+            last = done if new else last
+            if done - last >= _STALE or (best is not None and done - whole >= _PATIENCE):
                 break
-            if len(found) < parts.rank or not new:
-                continue
-            own = chosen(parts, found, good)
-            if len(own) < parts.rank:
+            if not new or len(own) < parts.rank:
                 continue
             result = _judged(opened, own)
             if best is None or int(result.certified.sum()) > int(best.certified.sum()):
-                best, whole = result, done
+                best, whole, sure = result, done, own.of(result.certified)
             if bool(result.certified.all()) or len(found) > 3 * parts.rank:
                 break
         if best is None:
@@ -204,6 +202,20 @@ class Spear(Attack):
 
     def _returned(self, observation: Observation, found: Recovered) -> Finding:
         return as_images(observation, found, self.name)
+
+
+def _more(opened: Opened, known: Directions, done: int, generator: torch.Generator) -> Directions:
+    """Return certain directions that aren't ``known``, by the next way that finds any."""
+    parts, more = opened.parts, none_yet(opened.parts)
+    if len(known) == parts.rank - 1:
+        more = _last(opened, known)
+    if not len(more):
+        more = alternate(parts, opened.layer, known, _STARTS, generator)
+    if not len(more) and len(known) and done % _CYCLE:
+        more = search_beside(parts, known, done % len(known), _STARTS_BESIDE, generator)
+    elif not len(more):
+        more = search(parts, known, _STARTS, generator)
+    return more
 
 
 def _last(opened: Opened, found: Directions) -> Directions:
@@ -289,7 +301,7 @@ class SpearRows(Spear):
     of a standard deviation.
 
     Args:
-        rounds: of search, at most; it ends with the last direction.
+        rounds: of search, at most; it ends with the last direction, or when 40 rounds have found none.
     """
 
     name: ClassVar[str] = "spear-rows"

@@ -1,0 +1,66 @@
+"""A column of L and its example, found in turn: the model tells which neurons an example doesn't activate.
+
+In G = L·X (:mod:`.sparse_columns`) a column of L is zero where its example doesn't activate the neuron. So an example
+gives the zeros of its column, and these its direction; a direction gives the zeros, and these the example, as the one
+whose activations are negative there. From random mixtures of the examples a few turns lead to examples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedaudit.attacks.analytic.first_layer import FirstLayer
+from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_yet, refine
+
+_TURNS = 5
+_WIDTH = 0.3  # of what counts as nearly zero, in mean sizes
+_NOTHING = 1e-10  # relative singular value that is none
+
+
+def alternate(
+    parts: LowRank, layer: FirstLayer, known: Directions, starts: int, generator: torch.Generator
+) -> Directions:
+    """Return certain directions to which random mixtures of the examples lead that aren't ``known``.
+
+    Rows orthogonal to the known columns of P are mixtures of the other examples alone, so what is known makes the rest
+    easier. An example is fitted to its zeros by least squares of its activations on signs, as in Fisher's discriminant.
+
+    Args:
+        parts: of the product.
+        layer: whose gradient it is.
+        known: independent directions, fewer than the rank.
+        starts: how many mixtures.
+        generator: of the mixtures.
+    """
+    assert layer.module.bias is not None
+    if len(known) >= parts.rank:
+        return none_yet(parts)
+    rows = torch.linalg.svd(known.values.T)[2][len(known) :] @ parts.right
+    weight = torch.cat([layer.module.weight.detach(), layer.module.bias.detach()[:, None]], dim=1)[parts.live]
+    activations = weight @ rows.T  # of each row
+    left, sizes, right = torch.linalg.svd(activations, full_matrices=False)
+    there = sizes > _NOTHING * sizes[0]
+    left, inverse = left[:, there], right[there].T / sizes[there]
+    scores = parts.scores / parts.singular
+    mixture = torch.randn(len(rows), starts, dtype=rows.dtype, generator=generator)
+    silent = _silent(activations, rows, mixture)
+    directions = _least(scores, silent)
+    for _ in range(_TURNS):
+        share = (scores @ directions).square()
+        nearly_zero = 1 / (1 + share / (_WIDTH**2 * share.mean(dim=0)))
+        mixture = inverse @ (left.T @ (1 - 2 * nearly_zero))
+        directions = _least(scores, _silent(activations, rows, mixture))
+    return refine(parts, directions / parts.singular[:, None])
+
+
+def _silent(activations: Tensor, rows: Tensor, mixture: Tensor) -> Tensor:
+    """Return (m, k) how surely mixtures of ``rows``, their last number one, don't activate a neuron: 0 if they do."""
+    before: Tensor = activations @ mixture * (rows[:, -1] @ mixture).sign()
+    return before.clamp(max=0).square()
+
+
+def _least(scores: Tensor, zero: Tensor) -> Tensor:
+    """Return (r, k) directions, each that in which scores are least, weighted as one column of ``zero`` (m, k) says."""
+    grams = torch.stack([(scores * one[:, None]).T @ scores for one in zero.T])
+    return torch.linalg.eigh(grams)[1][:, :, 0].T
