@@ -63,4 +63,5 @@ def _silent(activations: Tensor, rows: Tensor, mixture: Tensor) -> Tensor:
 def _least(scores: Tensor, zero: Tensor) -> Tensor:
     """Return (r, k) directions, each that in which scores are least, weighted as one column of ``zero`` (m, k) says."""
     grams = torch.stack([(scores * one[:, None]).T @ scores for one in zero.T])
-    return torch.linalg.eigh(grams)[1][:, :, 0].T
+    least: Tensor = torch.linalg.eigh(grams)[1][:, :, 0].T
+    return least
