@@ -261,6 +261,18 @@ def test_a_span_holds_examples_that_the_model_is_sure_of(sizes: tuple[float, ...
     assert bool((span.distances(torch.randn(20, 64, generator=rng)) > 1).all())
 
 
+def test_a_square_matrix_ends_where_its_examples_do():
+    """The last singular values of square noise fall to nearly nothing, each far below the one before."""
+    receiver = Receiver("layer", 32, ("layer.weight",), frozenset(), attention=False)
+    ranks = []
+    for seed in range(100):
+        rng = torch.Generator().manual_seed(seed)
+        whole = torch.randn(32, 12, generator=rng) @ torch.randn(12, 32, generator=rng)
+        span = span_of({"layer.weight": whole + 1e-7 * torch.randn(32, 32, generator=rng)}, receiver, tokens=200)
+        ranks.append(span and span.rank)
+    assert ranks == [12] * 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 100])
 def test_dager_reads_an_encoder_s_batch_of_eight(rounds: int):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 _ROUNDED = 1e-6  # of the greatest singular value: what lies below may be rounding to float32
 _LEAST_GAP = 3.0  # between the last singular value that counts and the first that is rounding or noise
 _ROUNDING = 1e-5  # of the candidates' own vectors, which are computed in float32
+_EDGE = 4  # least singular values of a square matrix of noise, which fall without end
 _DRIFT = 3e-3  # by which a token's vector moves over several local steps
 _CHUNK = 512  # sequences in one pass
 
@@ -126,7 +127,8 @@ def span_of(
     last = min(tokens, len(values) - 1)
     ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
     if rank is None and steps == 1 and float(values[last]) <= _ROUNDED * float(values[0]):
-        above = int((values[:last] > _LEAST_GAP * values[last]).sum())
+        edge = last if len(whole) > len(values) else min(last, len(values) - 1 - _EDGE)
+        above = min(edge, int((values[:last] > _LEAST_GAP * values[last]).sum()))
         falls = (ratios[:above] >= _LEAST_GAP) & (values[1 : above + 1] <= _ROUNDED * values[0])
         rank = int(falls.nonzero()[-1]) + 1 if falls.any() else max(above, 1)
     elif rank is None:
