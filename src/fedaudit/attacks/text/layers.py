@@ -13,7 +13,6 @@ from torch import Tensor, nn
 _ROUNDED = 1e-6  # of the greatest singular value: what lies below may be rounding to float32
 _LEAST_GAP = 3.0  # between the last singular value that counts and the first that is rounding or noise
 _ROUNDING = 1e-5  # of the candidates' own vectors, which are computed in float32
-_EDGE = 4  # least singular values of a square matrix of noise, which fall without end
 _DRIFT = 3e-3  # by which a token's vector moves over several local steps
 _CHUNK = 512  # sequences in one pass
 
@@ -125,19 +124,29 @@ def span_of(
     whole = torch.cat(parts)
     _, values, rows = torch.linalg.svd(whole, full_matrices=False)
     last = min(tokens, len(values) - 1)
-    ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
     if rank is None and steps == 1 and float(values[last]) <= _ROUNDED * float(values[0]):
-        edge = last if len(whole) > len(values) else min(last, len(values) - 1 - _EDGE)
-        above = min(edge, int((values[:last] > _LEAST_GAP * values[last]).sum()))
-        falls = (ratios[:above] >= _LEAST_GAP) & (values[1 : above + 1] <= _ROUNDED * values[0])
-        rank = int(falls.nonzero()[-1]) + 1 if falls.any() else max(above, 1)
+        rank = _ending(values, last, square=len(whole) <= len(values))
     elif rank is None:
+        ratios = values[:last] / values[1 : last + 1].clamp(min=1e-300)
         rank = int(ratios.argmax()) + 1
         if float(ratios[rank - 1]) < _LEAST_GAP:
             return None
     if rank > last or (len(values) < whole.shape[1] and rank >= len(values) - 1):
         return None
     return Span(rows[:rank].T.contiguous(), values[rank] / values[:rank], _ROUNDING if steps == 1 else _DRIFT)
+
+
+def _ending(values: Tensor, last: int, *, square: bool) -> int:
+    """Return at which singular value, of ``last`` at most, the span ends whose others are rounding to float32.
+
+    Rounding's own values are all about as large as the least of them, but in a square matrix: there they fall without
+    end, so their median says how large they are.
+    """
+    floor = values[values <= _ROUNDED * values[0]].median() if square else values[last]
+    above = int((values[:last] > _LEAST_GAP * floor).sum())
+    ratios = values[:above] / values[1 : above + 1].clamp(min=1e-300)
+    falls = (ratios >= _LEAST_GAP) & (values[1 : above + 1] <= _ROUNDED * values[0])
+    return int(falls.nonzero()[-1]) + 1 if falls.any() else max(above, 1)
 
 
 class _Reached(Exception):
