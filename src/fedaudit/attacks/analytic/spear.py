@@ -84,9 +84,10 @@ class Spear(Attack):
     A direction is taken only if its zeros define it: they have the rank of all but one example, by a margin over the
     noise, and not by one row alone (so no threshold on the sparsity is needed). An example is *certified*, without the
     truth, if besides the model's own activations at it fit its column's zeros, its own gradient is its column (where
-    that can be computed), and its estimated error is below an eighth of a grey level. Tolerances aren't set: noise is
-    what a row of the gradient has outside of the others' span, be it float32's rounding or a defence's. Updates of
-    several local steps are such products, too, as far as neurons stay inactive (:func:`.layer_product`).
+    that can be computed), and its estimated error is below an eighth of a grey level. Noise is what a row of the
+    gradient has outside of the others' span, be it float32's rounding or a defence's; the one tolerance that is set, a
+    hundred-thousandth of a column's mean size, is for rounding that equal pixels share. Updates of several local steps
+    are such products, too, as far as neurons stay inactive (:func:`.layer_product`).
 
     Args:
         rounds: of search, at most; it ends with the last direction, or when 40 rounds have found none.
