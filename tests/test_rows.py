@@ -199,11 +199,14 @@ def test_confidence_is_compared_with_what_is_right() -> None:
     result = scene(found, true, confidence=sure)
     assert metric(result, "surest_accuracy") == 1
     assert metric(result, "cell_accuracy") == 0.75
+    assert metric(result, "surest_numeric") == 1
     line = result.charts[0].lines[0]
     assert line.y[0] == 0
     assert line.y[-1] == 1
     against = scene(found, true, confidence=1 - sure)
     assert metric(against, "surest_accuracy") == 0
+    assert metric(against, "surest_numeric") == 0
+    assert metric(against, "surest_categorical") == 1
 
 
 def test_a_finding_survives_the_disk(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
+from fedaudit.attacks.analytic import spear as spear_module
 from fedaudit.attacks.analytic.sparse_columns import _descended, certify, low_rank, none_yet, search
 from fedaudit.models import build_model
 from fedaudit.threat import Message, Observation, ThreatModel
@@ -224,6 +225,15 @@ def test_dropout_behind_the_first_layer_hides_nothing():
     )
     assert any(isinstance(part, nn.Dropout) and part.training for part in observation.module.modules())
     assert float(errors(spear(observation), images).max()) < 1e-10
+
+
+def test_what_is_found_once_more_does_not_end_the_search(monkeypatch):
+    monkeypatch.setattr(spear_module, "alternate", lambda _parts, _layer, known, *_: known)
+    monkeypatch.setattr(spear_module, "_STARTS", 2)
+    images, labels = images_of(4, 7)
+    found = spear(seen(make(), images, labels))
+    assert bool(found.certified.all())
+    assert float(errors(found, images).max()) < 1e-10
 
 
 def test_what_it_refuses():

@@ -47,6 +47,8 @@ SUREST = Metric(
     "surest_accuracy",
     "share that were recovered of the quarter of cells that the attack is surest of; without the attack: of all cells",
 )
+SUREST_NUMBERS = Metric("surest_numeric", "the same of the cells with numbers alone")
+SUREST_CATEGORIES = Metric("surest_categorical", "the same of the cells with categories alone")
 CERTIFIED = Metric("certified_rows", "share of the rows that the attack proved to have, and has")
 WRONGLY = Metric("wrongly_certified", "rows that the attack proved to have, and hasn't", higher_is_better=False)
 
@@ -181,11 +183,13 @@ def _evaluation(
             metrics.append(metric.of(float(right[:, of].double().mean())))
     charts = []
     if sure:
-        confidence = torch.cat(sure).flatten()
-        order = confidence.argsort(stable=True)
-        hits = right.flatten()[order].double()
-        quarter = max(1, len(hits) // 4)
-        metrics.append(SUREST.of(float(hits[-quarter:].mean()), share))
+        confidence = torch.cat(sure)
+        hits = _by_confidence(confidence, right)
+        metrics.append(SUREST.of(_surest(hits), share))
+        for metric, of in ((SUREST_NUMBERS, table.numeric), (SUREST_CATEGORIES, ~table.numeric)):
+            if bool(of.any()):
+                own = _by_confidence(confidence[:, of], right[:, of])
+                metrics.append(metric.of(_surest(own), float(own.mean())))
         groups = [group for group in hits.tensor_split(_BINS) if len(group)]
         line = Line(name="cells", x=[100 * (i + 0.5) / len(groups) for i in range(len(groups))], y=_means(groups))
         level = Line(name="all cells", x=[0.0, 100.0], y=[share, share])
@@ -368,6 +372,15 @@ def _distinct(truth: Truth, message: Message) -> tuple[list[int], list[int]]:
 def _at_least(drawn: Tensor, share: float) -> float:
     """Return the Monte Carlo p-value: the share of draws, with what was found among them, that do as well."""
     return (1 + int((drawn >= share - 1e-12).sum())) / (1 + len(drawn))
+
+
+def _by_confidence(confidence: Tensor, right: Tensor) -> Tensor:
+    """Return whether cells (n, c) are right, flat, from the one that the attack is least sure of to the surest."""
+    return right.flatten()[confidence.flatten().argsort(stable=True)].double()
+
+
+def _surest(hits: Tensor) -> float:
+    return float(hits[-max(1, len(hits) // 4) :].mean())
 
 
 def _means(groups: Sequence[Tensor]) -> list[float]:

@@ -153,7 +153,7 @@ class Spear(Attack):
         best: Recovered | None = None
         before = whole = last = 0
         for done in range(self.rounds if parts.rank and layer.relu else 0):
-            found = found.and_(_more(opened, known, done, generator))
+            found = _more(opened, found, known, done, generator)
             new, before = len(found) > before, len(found)
             own = chosen(parts, found)
             known = own if best is None else sure
@@ -205,17 +205,25 @@ class Spear(Attack):
         return as_images(observation, found, self.name)
 
 
-def _more(opened: Opened, known: Directions, done: int, generator: torch.Generator) -> Directions:
-    """Return certain directions that aren't ``known``, by the next way that finds any."""
-    parts, more = opened.parts, none_yet(opened.parts)
+def _more(opened: Opened, found: Directions, known: Directions, done: int, generator: torch.Generator) -> Directions:
+    """Return ``found`` and the certain directions that the next way finds which leads to any that are new.
+
+    Args:
+        opened: the update.
+        found: all certain directions so far.
+        known: the independent ones among them that the search builds on.
+        done: rounds.
+        generator: of the starts.
+    """
+    parts, more = opened.parts, found
     if len(known) == parts.rank - 1:
-        more = _last(opened, known)
-    if not len(more):
-        more = alternate(parts, opened.layer, known, _STARTS, generator)
-    if not len(more) and len(known) and done % _CYCLE:
-        more = search_beside(parts, known, done % len(known), _STARTS_BESIDE, generator)
-    elif not len(more):
-        more = search(parts, known, _STARTS, generator)
+        more = found.and_(_last(opened, known))
+    if len(more) == len(found):
+        more = found.and_(alternate(parts, opened.layer, known, _STARTS, generator))
+    if len(more) == len(found) and len(known) and done % _CYCLE:
+        more = found.and_(search_beside(parts, known, done % len(known), _STARTS_BESIDE, generator))
+    elif len(more) == len(found):
+        more = found.and_(search(parts, known, _STARTS, generator))
     return more
 
 
