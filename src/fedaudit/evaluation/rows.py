@@ -463,7 +463,7 @@ FINDING_TYPES["rows"] = FindingType(
         "Rows that an attack certifies it vouches for without the truth. With the truth this is checked, and one that "
         "is wrong is said in the verdict.",
     ),
-    metrics=(ACCURACY, EXACT, NUMBERS, CATEGORIES, SUREST, CERTIFIED, WRONGLY),
+    metrics=(ACCURACY, EXACT, NUMBERS, CATEGORIES, SUREST, SUREST_NUMBERS, SUREST_CATEGORIES, CERTIFIED, WRONGLY),
     question="reconstruct training {things}",
     control="example",
 )
