@@ -236,6 +236,17 @@ def test_what_is_found_once_more_does_not_end_the_search(monkeypatch):
     assert float(errors(found, images).max()) < 1e-10
 
 
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_differences_of_columns_that_are_equal_but_for_their_zeros_are_no_examples(seed):
+    def two() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 80), nn.ReLU(), nn.Linear(80, 2))
+
+    images, labels = images_of(seed, 8)
+    found = spear(seen(make(two, seed), images, labels % 2, num_classes=2), seed)
+    assert bool(found.certified.all())
+    assert float(errors(found, images).max()) < 1e-10
+
+
 def test_what_it_refuses():
     flat = nn.Flatten
     refused(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), flat(), nn.Linear(32, 5)), "doesn't begin with")

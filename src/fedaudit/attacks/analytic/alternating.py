@@ -16,6 +16,8 @@ from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_y
 _TURNS = 5
 _WIDTH = 0.3  # of what counts as nearly zero, in mean sizes
 _NOTHING = 1e-10  # relative singular value that is none
+_MISFIT = 0.1  # of the neurons that an example activates: how many may contradict the model
+_NEWTON, _RIDGE = 12, 1e-3  # steps and penalty of the logistic regression that tells activations
 
 
 def alternate(
@@ -33,12 +35,10 @@ def alternate(
         starts: how many mixtures.
         generator: of the mixtures.
     """
-    assert layer.module.bias is not None
     if len(known) >= parts.rank:
         return none_yet(parts)
     rows = torch.linalg.svd(known.values.T)[2][len(known) :] @ parts.right
-    weight = torch.cat([layer.module.weight.detach(), layer.module.bias.detach()[:, None]], dim=1)[parts.live]
-    activations = weight @ rows.T  # of each row
+    activations = _weight(parts, layer) @ rows.T  # of each row
     left, sizes, right = torch.linalg.svd(activations, full_matrices=False)
     there = sizes > _NOTHING * sizes[0]
     left, inverse = left[:, there], right[there].T / sizes[there]
@@ -52,6 +52,41 @@ def alternate(
         mixture = inverse @ (left.T @ (1 - 2 * nearly_zero))
         directions = _least(scores, _silent(activations, rows, mixture))
     return refine(parts, directions / parts.singular[:, None])
+
+
+def possible(parts: LowRank, layer: FirstLayer, found: Directions) -> Directions:
+    """Return which of ``found`` may be columns: some mixture of the examples activates just the others of their zeros.
+
+    Where a model has two outputs and one hidden layer, the columns of all examples are equal but for their zeros and
+    their size. So differences of two columns have even more zeros, and a search finds them; no example has these zeros.
+    The mixture is a logistic regression of a direction's zeros on the neurons' activations.
+    """
+    if not len(found):
+        return found
+    mixed = (
+        torch.cat([_weight(parts, layer), torch.eye(parts.right.shape[1], dtype=torch.float64)[-1:]]) @ parts.right.T
+    )
+    left, sizes, _ = torch.linalg.svd(mixed, full_matrices=False)
+    rows = left[:, sizes > _NOTHING * sizes[0]]
+    rows /= rows.norm(dim=1, keepdim=True).clamp(min=_NOTHING)
+    signs = torch.cat([1 - 2 * found.zeros.to(rows.dtype), rows.new_ones(1, len(found))])  # the last number is one
+    mixture = rows.new_zeros(rows.shape[1], len(found))
+    ridge = _RIDGE * torch.eye(rows.shape[1], dtype=rows.dtype)
+    for _ in range(_NEWTON):
+        off = torch.sigmoid(-signs * (rows @ mixture))
+        slope = ridge @ mixture - rows.T @ (signs * off)
+        curves = torch.stack([(rows * w[:, None]).T @ rows for w in (off * (1 - off)).T]) + ridge
+        mixture = mixture - torch.linalg.solve(curves, slope.T[..., None])[..., 0].T
+    misfits = (signs * (rows @ mixture) < 0).sum(dim=0)
+    return found.of(misfits <= _MISFIT * (~found.zeros).sum(dim=0))
+
+
+def _weight(parts: LowRank, layer: FirstLayer) -> Tensor:
+    """Return (m, numbers + 1) the live neurons' weights and biases."""
+    assert layer.module.bias is not None
+    whole = torch.cat([layer.module.weight.detach(), layer.module.bias.detach()[:, None]], dim=1)
+    live: Tensor = whole[parts.live]
+    return live
 
 
 def _silent(activations: Tensor, rows: Tensor, mixture: Tensor) -> Tensor:

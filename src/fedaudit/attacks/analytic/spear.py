@@ -9,7 +9,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.alternating import alternate
+from fedaudit.attacks.analytic.alternating import alternate, possible
 from fedaudit.attacks.analytic.first_layer import (
     FirstLayer,
     comparable,
@@ -79,7 +79,8 @@ class Spear(Attack):
     Departures. SPEAR samples submatrices; here a column's zeros and its example are found in turn, since the model's
     weights tell which neurons an example doesn't activate (:func:`.alternate`). Where several local steps blur that,
     directions are found by a subgradient of the ℓ1 norm on the sphere from many starts at once, and once more among the
-    rows in which a known column is zero; the last one follows from the others.
+    rows in which a known column is zero; the last one follows from the others. With two classes, differences of columns
+    may have more zeros than columns; a direction counts only if an example can have its zeros (:func:`.possible`).
 
     A direction is taken only if its zeros define it: they have the rank of all but one example, by a margin over the
     noise, and not by one row alone (so no threshold on the sparsity is needed). An example is *certified*, without the
@@ -215,15 +216,21 @@ def _more(opened: Opened, found: Directions, known: Directions, done: int, gener
         done: rounds.
         generator: of the starts.
     """
-    parts, more = opened.parts, found
+    parts, layer = opened.parts, opened.layer
+    parallel = opened.observation.task_info.num_classes == 2 and not opened.several  # columns may be
+
+    def with_(new: Directions) -> Directions:
+        return found.and_(possible(parts, layer, new) if parallel else new)
+
+    more = found
     if len(known) == parts.rank - 1:
-        more = found.and_(_last(opened, known))
+        more = with_(_last(opened, known))
     if len(more) == len(found):
-        more = found.and_(alternate(parts, opened.layer, known, _STARTS, generator))
+        more = with_(alternate(parts, layer, known, _STARTS, generator))
     if len(more) == len(found) and len(known) and done % _CYCLE:
-        more = found.and_(search_beside(parts, known, done % len(known), _STARTS_BESIDE, generator))
+        more = with_(search_beside(parts, known, done % len(known), _STARTS_BESIDE, generator))
     elif len(more) == len(found):
-        more = found.and_(search(parts, known, _STARTS, generator))
+        more = with_(search(parts, known, _STARTS, generator))
     return more
 
 
