@@ -28,7 +28,9 @@ TABLES = ("adult", "breast-cancer", "diabetes")
 EXACT, WRONG = 1e-10, (0.5 / 255) ** 2
 
 
-def measure(data: Path, name: str, width: int, batch: int, model: str, seed: int) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+def measure(
+    data: Path, name: str, width: int, batch: int, model: str, seed: int
+) -> tuple[Tensor, Tensor, Tensor, list[float]]:
     """Return (batches, examples) mean squared errors, which are certified, which wrongly, and batches' CPU seconds."""
     attack, split = ("spear-rows", "train") if name in TABLES else ("spear", "test")
     made = scenario_from(
