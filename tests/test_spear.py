@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.analytic import spear as spear_module
+from fedaudit.attacks.analytic.alternating import on_a_line
 from fedaudit.attacks.analytic.sparse_columns import _descended, certify, low_rank, none_yet, search
 from fedaudit.models import build_model
 from fedaudit.threat import Message, Observation, ThreatModel
@@ -245,6 +246,20 @@ def test_differences_of_columns_that_are_equal_but_for_their_zeros_are_no_exampl
     found = spear(seen(make(two, seed), images, labels % 2, num_classes=2), seed)
     assert bool(found.certified.all())
     assert float(errors(found, images).max()) < 1e-10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_last_two_lie_on_a_line(seed):
+    images, labels = images_of(seed, 6)
+    observation = seen(make(seed=seed), images, labels)
+    _, layer, product, most = make_attack("spear")._prepare(observation)
+    parts = low_rank(product, most, generator(seed))
+    inputs = torch.cat([observation.task_info.normalise(images).flatten(1), torch.ones(6, 1)], dim=1).double()
+    true = torch.linalg.inv(inputs @ parts.right.T)
+    true /= true.norm(dim=0)
+    found = on_a_line(parts, layer, certify(parts, true[:, :4]))
+    assert float((found.values.T @ true[:, 4:]).abs().max(dim=0).values.min()) > 1 - 1e-8
+    assert len(found) == 2
 
 
 def test_what_it_refuses():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.analytic.first_layer import FirstLayer
-from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_yet, refine
+from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, certify, none_yet, refine
 
 _TURNS = 5
 _WIDTH = 0.3  # of what counts as nearly zero, in mean sizes
@@ -52,6 +52,30 @@ def alternate(
         mixture = inverse @ (left.T @ (1 - 2 * nearly_zero))
         directions = _least(scores, _silent(activations, rows, mixture))
     return refine(parts, directions / parts.singular[:, None])
+
+
+def on_a_line(parts: LowRank, layer: FirstLayer, known: Directions) -> Directions:
+    """Return certain directions of the last two examples, where all others are ``known``.
+
+    Rows orthogonal to the known columns of P are mixtures of the two, and those whose last number is positive are, but
+    for their size, the points of a line. On it each neuron changes sides once, so the zeros that an example may have
+    are few, and all are tried.
+    """
+    rows = torch.linalg.svd(known.values.T)[2][-2:] @ parts.right
+    ends = rows[:, -1]
+    if float(ends.norm()) < _NOTHING:
+        return none_yet(parts)
+    start, along = ends @ rows, ends[1] * rows[0] - ends[0] * rows[1]
+    weight = _weight(parts, layer)
+    before, change = weight @ start, weight @ along
+    turns = (-before / change)[change != 0].sort().values
+    if not len(turns):
+        return none_yet(parts)
+    between = torch.cat([turns[:1] - 1, (turns[1:] + turns[:-1]) / 2, turns[-1:] + 1])
+    scores = parts.scores / parts.singular
+    directions = _least(scores, ((before[:, None] + change[:, None] * between) < 0).to(scores.dtype))
+    found = certify(parts, directions / parts.singular[:, None])
+    return none_yet(parts).and_(possible(parts, layer, found.of(found.certain)))
 
 
 def possible(parts: LowRank, layer: FirstLayer, found: Directions) -> Directions:

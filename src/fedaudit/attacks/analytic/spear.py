@@ -9,7 +9,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.alternating import alternate, possible
+from fedaudit.attacks.analytic.alternating import alternate, on_a_line, possible
 from fedaudit.attacks.analytic.first_layer import (
     FirstLayer,
     comparable,
@@ -79,7 +79,8 @@ class Spear(Attack):
     Departures. SPEAR samples submatrices; here a column's zeros and its example are found in turn, since the model's
     weights tell which neurons an example doesn't activate (:func:`.alternate`). Where several local steps blur that,
     directions are found by a subgradient of the ℓ1 norm on the sphere from many starts at once, and once more among the
-    rows in which a known column is zero; the last one follows from the others. With two classes, differences of columns
+    rows in which a known column is zero; the last one follows from the others,
+    and of the last two all zeros that they may have are tried. With two classes, differences of columns
     may have more zeros than columns; a direction counts only if an example can have its zeros (:func:`.possible`).
 
     A direction is taken only if its zeros define it: they have the rank of all but one example, by a margin over the
@@ -231,6 +232,8 @@ def _more(opened: Opened, found: Directions, known: Directions, done: int, gener
         more = with_(search_beside(parts, known, done % len(known), _STARTS_BESIDE, generator))
     elif len(more) == len(found):
         more = with_(search(parts, known, _STARTS, generator))
+    if len(more) == len(found) and len(known) == parts.rank - 2 and not done % _CYCLE:
+        more = with_(on_a_line(parts, layer, known))
     return more
 
 
