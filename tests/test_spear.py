@@ -17,6 +17,7 @@ from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.analytic import spear as spear_module
 from fedaudit.attacks.analytic.alternating import on_a_line
 from fedaudit.attacks.analytic.sparse_columns import _descended, certify, low_rank, none_yet, search
+from fedaudit.attacks.analytic.spear import Spear
 from fedaudit.models import build_model
 from fedaudit.threat import Message, Observation, ThreatModel
 from fedaudit.training import TrainingConfig
@@ -252,7 +253,7 @@ def test_differences_of_columns_that_are_equal_but_for_their_zeros_are_no_exampl
 def test_the_last_two_lie_on_a_line(seed):
     images, labels = images_of(seed, 6)
     observation = seen(make(seed=seed), images, labels)
-    _, layer, product, most = make_attack("spear")._prepare(observation)
+    _, layer, product, most = Spear()._prepare(observation)
     parts = low_rank(product, most, generator(seed))
     inputs = torch.cat([observation.task_info.normalise(images).flatten(1), torch.ones(6, 1)], dim=1).double()
     true = torch.linalg.inv(inputs @ parts.right.T)

@@ -79,9 +79,9 @@ class Spear(Attack):
     Departures. SPEAR samples submatrices; here a column's zeros and its example are found in turn, since the model's
     weights tell which neurons an example doesn't activate (:func:`.alternate`). Where several local steps blur that,
     directions are found by a subgradient of the ℓ1 norm on the sphere from many starts at once, and once more among the
-    rows in which a known column is zero; the last one follows from the others,
-    and of the last two all zeros that they may have are tried. With two classes, differences of columns
-    may have more zeros than columns; a direction counts only if an example can have its zeros (:func:`.possible`).
+    rows in which a known column is zero; the last one follows from the others, and of the last two all zeros that they
+    may have are tried. With two classes, differences of columns may have more zeros than columns; a direction counts
+    only if an example can have its zeros (:func:`.possible`).
 
     A direction is taken only if its zeros define it: they have the rank of all but one example, by a margin over the
     noise, and not by one row alone (so no threshold on the sparsity is needed). An example is *certified*, without the
