@@ -238,15 +238,33 @@ def test_what_is_found_once_more_does_not_end_the_search(monkeypatch):
     assert float(errors(found, images).max()) < 1e-10
 
 
+def two_classes(*behind: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 80), nn.ReLU(), *behind, nn.Linear(80, 2))
+
+
 @pytest.mark.parametrize("seed", [0, 1, 5])
 def test_differences_of_columns_that_are_equal_but_for_their_zeros_are_no_examples(seed):
-    def two() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(36, 80), nn.ReLU(), nn.Linear(80, 2))
-
     images, labels = images_of(seed, 8)
-    found = spear(seen(make(two, seed), images, labels % 2, num_classes=2), seed)
+    found = spear(seen(make(two_classes, seed), images, labels % 2, num_classes=2), seed)
     assert bool(found.certified.all())
     assert float(errors(found, images).max()) < 1e-10
+
+
+def test_zeros_that_dropout_makes_say_nothing_of_what_an_example_activates():
+    images, labels = images_of(2, 5)
+    found = spear(seen(make(lambda: two_classes(nn.Dropout())), images, labels % 2, num_classes=2))
+    assert float(errors(found, images).max()) < 1e-10
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_zeros_that_noise_makes_say_nothing_of_it_either(seed):
+    images, labels = images_of(seed, 5)
+    observation = seen(make(two_classes, seed), images, labels % 2, num_classes=2)
+    message, rng = observation.single(), generator(seed)
+    noisy = {name: t + 1e-3 * torch.randn(t.shape, generator=rng) for name, t in message.update.tensors.items()}
+    update = dataclasses.replace(message.update, tensors=noisy)
+    found = spear(dataclasses.replace(observation, messages=(dataclasses.replace(message, update=update),)))
+    assert float(errors(found, images).max()) < 0.05**2
 
 
 @pytest.mark.parametrize("seed", range(3))

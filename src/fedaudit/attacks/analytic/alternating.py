@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.analytic.first_layer import FirstLayer
-from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, certify, none_yet, refine
+from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, certify, doubtful, none_yet, refine
 
 _TURNS = 5
 _WIDTH = 0.3  # of what counts as nearly zero, in mean sizes
 _NOTHING = 1e-10  # relative singular value that is none
 _MISFIT = 0.1  # of the neurons that an example activates: how many may contradict the model
+_DOUBTFUL = 0.05  # of them: how many may be near what noise hides, so that few others are hidden
 _NEWTON, _RIDGE = 12, 1e-3  # steps and penalty of the logistic regression that tells activations
 
 
@@ -83,7 +84,8 @@ def possible(parts: LowRank, layer: FirstLayer, found: Directions) -> Directions
 
     Where a model has two outputs and one hidden layer, the columns of all examples are equal but for their zeros and
     their size. So differences of two columns have even more zeros, and a search finds them; no example has these zeros.
-    The mixture is a logistic regression of a direction's zeros on the neurons' activations.
+    The mixture is a logistic regression of a direction's zeros on the neurons' activations. Where noise makes zeros,
+    too, they tell nothing of this.
     """
     if not len(found):
         return found
@@ -102,7 +104,8 @@ def possible(parts: LowRank, layer: FirstLayer, found: Directions) -> Directions
         curves = torch.stack([(rows * w[:, None]).T @ rows for w in (off * (1 - off)).T]) + ridge
         mixture = mixture - torch.linalg.solve(curves, slope.T[..., None])[..., 0].T
     misfits = (signs * (rows @ mixture) < 0).sum(dim=0)
-    return found.of(misfits <= _MISFIT * (~found.zeros).sum(dim=0))
+    active = (~found.zeros).sum(dim=0)
+    return found.of((misfits <= _MISFIT * active) | (doubtful(parts, found) > _DOUBTFUL * active))
 
 
 def _weight(parts: LowRank, layer: FirstLayer) -> Tensor:

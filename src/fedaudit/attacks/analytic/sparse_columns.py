@@ -271,6 +271,13 @@ def certify(parts: LowRank, directions: Tensor) -> Directions:
     return Directions(torch.stack(values, dim=1), torch.stack(zero_sets, dim=1), torch.tensor(certain))
 
 
+def doubtful(parts: LowRank, found: Directions) -> Tensor:
+    """Return (k,) how many numbers of each direction are within twice what counts as zero for the noise."""
+    sizes = (parts.scores @ found.values).abs() / parts.noise[:, None]
+    near: Tensor = (~found.zeros & (sizes <= 2 * _SIGMA)).sum(dim=0)
+    return near
+
+
 def _distinct(found: Directions, first: int = 0) -> Directions:
     """Return each direction once; the ``first`` are known to differ."""
     cosines = (found.values.T @ found.values).abs()

@@ -218,7 +218,8 @@ def _more(opened: Opened, found: Directions, known: Directions, done: int, gener
         generator: of the starts.
     """
     parts, layer = opened.parts, opened.layer
-    parallel = opened.observation.task_info.num_classes == 2 and not opened.several  # columns may be
+    parallel = opened.observation.task_info.num_classes == 2  # columns may be
+    parallel = parallel and not opened.several and comparable(opened.module, opened.observation)
 
     def with_(new: Directions) -> Directions:
         return found.and_(possible(parts, layer, new) if parallel else new)
