@@ -26,6 +26,7 @@ _NOTHING = 1e-14  # relative size of a squared length that is none
 _WINDOW = 0.15  # share of the other rows that must become zero by the right multiple
 _LOOSE = (1e-4, 1e-8, 0.0, 0.0)  # of the mean size: what counts as zero at first, before noise alone does
 _TINY = 1e-5  # of the mean size: zero, too, since equal pixels are rounded alike, which their spread doesn't show
+_ROUNDING = 1e-3  # of the mean size: what rounding hides is less
 _LEVERAGE = 0.95  # most by which a zero set's rank may hang on one of its rows
 _MARGIN = 10.0  # standard deviations of noise by which a zero set's rank must stand out
 _SPARE = 3  # rows that a zero set must have beyond those that define a direction
@@ -272,10 +273,10 @@ def certify(parts: LowRank, directions: Tensor) -> Directions:
 
 
 def doubtful(parts: LowRank, found: Directions) -> Tensor:
-    """Return (k,) how many numbers of each direction are within twice what counts as zero for the noise."""
+    """Return (k,) how many numbers of each direction are within twice what counts as zero, where noise is no rounding."""
     sizes = (parts.scores @ found.values).abs() / parts.noise[:, None]
-    near: Tensor = (~found.zeros & (sizes <= 2 * _SIGMA)).sum(dim=0)
-    return near
+    near = (~found.zeros & (sizes <= 2 * _SIGMA)).sum(dim=0)
+    return near.masked_fill(_ROUNDING * sizes.mean(dim=0) > _SIGMA, 0)
 
 
 def _distinct(found: Directions, first: int = 0) -> Directions:
