@@ -273,7 +273,7 @@ def certify(parts: LowRank, directions: Tensor) -> Directions:
 
 
 def doubtful(parts: LowRank, found: Directions) -> Tensor:
-    """Return (k,) how many numbers of each direction are within twice what counts as zero; 0 where noise is rounding."""
+    """Return (k,) how many numbers of each direction are within twice what counts as zero, 0 if noise is rounding."""
     sizes = (parts.scores @ found.values).abs() / parts.noise[:, None]
     near = (~found.zeros & (sizes <= 2 * _SIGMA)).sum(dim=0)
     return near.masked_fill(_ROUNDING * sizes.mean(dim=0) > _SIGMA, 0)
