@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedaudit.studies.analysis import analyse
+from fedaudit.utils.errors import BadInput
 from tests.test_studies import rows_of, tiny
 
 
@@ -31,6 +32,37 @@ def test_a_claim_may_have_a_margin(behind, outcome):
     agic = [value - behind + noise for value, noise in zip(invg, (0.1, -0.1, 0.2, -0.2), strict=True)]
     (found,) = analyse(study.model_copy(update={"claims": [claim]}), "cpu", rows_of(agic, invg)).claims
     assert found.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("ahead", "outcome"),
+    [
+        (1.0, "holds"),
+        (-1.0, "holds"),
+        (3.0, "doesn't hold"),
+        (-3.0, "doesn't hold"),
+        (2.0, "undecided"),
+        (-2.0, "undecided"),
+    ],
+)
+def test_a_claim_may_say_that_two_sides_are_alike(ahead, outcome):
+    claim = {
+        "text": "alike",
+        "better": {"attack": "agic"},
+        "worse": {"attack": "invg"},
+        "margin": 2.0,
+        "either_way": True,
+    }
+    invg = [20.0, 21.0, 22.5, 20.5]
+    agic = [value + ahead + noise for value, noise in zip(invg, (0.1, -0.1, 0.2, -0.2), strict=True)]
+    (found,) = analyse(tiny(claims=[claim]), "cpu", rows_of(agic, invg)).claims
+    assert found.outcome == outcome
+
+
+def test_alike_needs_a_margin():
+    claim = {"text": "alike", "better": {"attack": "agic"}, "worse": {"attack": "invg"}, "either_way": True}
+    with pytest.raises(BadInput, match="needs a margin above zero"):
+        tiny(claims=[claim])
 
 
 @pytest.mark.parametrize(

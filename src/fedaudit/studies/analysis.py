@@ -228,7 +228,7 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
                 claims.append(Claim(text, where, None, "not measured", name))
             continue
         difference = paired_interval([sign * (sides[0][unit] - sides[1][unit]) for unit in shared])
-        claims.append(Claim(text, where, difference, _outcome(difference, claim.margin), name))
+        claims.append(Claim(text, where, difference, _outcome(difference, claim), name))
     return claims
 
 
@@ -249,7 +249,10 @@ def _at(point: Point, wanted: Point) -> bool:
     return all(point.get(axis) == level for axis, level in wanted.items())
 
 
-def _outcome(difference: Interval, margin: float) -> Outcome:
-    if difference.n < 2 or difference.low <= -margin <= difference.high:
+def _outcome(difference: Interval, claim: ClaimSpec) -> Outcome:
+    low, high, margin = difference.low, difference.high, claim.margin
+    if difference.n < 2:
         return "undecided"
-    return "holds" if difference.low > -margin else "doesn't hold"
+    if high < -margin or (claim.either_way and low > margin):
+        return "doesn't hold"
+    return "holds" if low > -margin and not (claim.either_way and high >= margin) else "undecided"

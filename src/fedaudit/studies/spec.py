@@ -140,13 +140,14 @@ class ClaimSpec(Spec):
     """Something that the table is meant to show: by the metric, ``better`` has the better value.
 
     Either side may be a number, a published one for example. With a margin: ``better`` falls behind ``worse`` by less
-    than that.
+    than that; with ``either_way``, it leads by less than that, too.
     """
 
     text: Text
     better: Point | Number
     worse: Point | Number
     margin: Annotated[Number, Field(ge=0)] = Field(default=0.0, description="in units of the metric")
+    either_way: bool = Field(default=False, description="the sides are alike: neither leads by the margin")
     metric: str | None = Field(default=None, description="the study's own if null")
 
 
@@ -186,6 +187,8 @@ class StudySpec(Spec):
         for claim in self.claims:
             if not any(isinstance(side, dict) for side in (claim.better, claim.worse)):
                 raise ValueError(f"the claim '{claim.text}' compares two numbers; one side must be levels of axes")
+            if claim.either_way and not claim.margin:
+                raise ValueError(f"the claim '{claim.text}' says either_way and needs a margin above zero")
         points = [p.at for p in self.published] + [t.at for t in self.together]
         points += [side for c in self.claims for side in (c.better, c.worse) if isinstance(side, dict)]
         for point in [*points, *({a: v for a in s.only for v in s.only[a]} for s in self.scales.values())]:
