@@ -89,7 +89,7 @@ def test_where_a_relu_follows_the_batch_is_exact_and_certified():
 
 
 def test_sources_that_are_left_are_told_apart_again_among_themselves():
-    found = cocktail(gradient(64, 290, nn.ReLU())[0], rounds=1)
+    found = cocktail(gradient(64, 265, nn.ReLU())[0], rounds=1)
     assert found.certified is not None
     assert bool(found.certified.all())
 
