@@ -16,6 +16,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 
 def test_every_link_leads_to_a_file_and_to_a_place_in_it():
     texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    places = {page: anchors(text) for page, text in texts.items()}
     wrong = []
     for page, text in texts.items():
         for url in links(text):
@@ -23,7 +24,7 @@ def test_every_link_leads_to_a_file_and_to_a_place_in_it():
                 continue
             path, _, anchor = url.partition("#")
             target = (page.parent / path).resolve() if path else page
-            if not target.exists() or (anchor and anchor not in anchors(texts.get(target, ""))):
+            if not target.exists() or (anchor and anchor not in places.get(target, set())):
                 wrong.append(f"{page.relative_to(ROOT)}: {url}")
     assert not wrong, "\n".join(wrong)
 
