@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
+from fedaudit.attacks.inversion.engines import passes
 from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, CHECK_EVERY, make_engine
 from fedaudit.attacks.inversion.engines.passes import eager, traced
@@ -358,6 +360,7 @@ def test_a_model_that_cannot_be_traced_is_run_as_written_and_says_so():
 
 @pytest.mark.parametrize("name", ["first-order", "compiled"])
 def test_batches_of_different_sizes_are_each_traced(name, monkeypatch):
+    monkeypatch.setattr(passes, "_TRACED", OrderedDict())
     monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
     training = TrainingConfig(0.1, 3, (2, 2, 1))
@@ -371,6 +374,7 @@ def test_without_a_compiler_the_compiled_engine_is_the_traced_one_and_says_so(mo
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("No working C++ compiler found\nmore")
 
+    monkeypatch.setattr(passes, "_TRACED", OrderedDict())
     monkeypatch.setattr("torch._inductor.compile", broken)
     victim = victim_of(build_model("lenet", input_shape=SHAPE, outputs=5))
     training = one_gradient(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,12 +16,20 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedaudit.attacks.inversion.engines.activation_pattern import ActivationPattern
 from fedaudit.attacks.victim import Victim
-from fedaudit.utils.native import Unavailable
+from fedaudit.utils.fingerprint import fingerprint
+from fedaudit.utils.native import Unavailable, native_code
 from fedaudit.utils.winograd import register, substitute
 
 _ATEN = torch.ops.aten
 # Up to here torch itself prefers its own convolution to oneDNN's for one image and one thread, if the kernel is 3×3.
 _SMALL_INPUT = 20_480
+
+Pass = Callable[..., Any]
+# What was traced of the victims met last, each form with the notes on it. Updates of one round, for example, share it
+# under every attack: to trace takes as long as some hundred iterations of a small network.
+_TRACED: OrderedDict[str, dict[Any, tuple[Pass, list[str]]]] = OrderedDict()
+_MOST_VICTIMS = 4
+_OF_A_MODULE = ("training", "_parameters", "_buffers", "_modules")
 
 
 def channels_last(tensor: Tensor) -> Tensor:
@@ -70,7 +79,8 @@ def traced(
     Channels last.
 
     It is traced when it is first called, once for every batch size and each of its forms (torch.fx), in the memory
-    order that the model takes; a model that can't be traced runs as it is, with a note.
+    order that the model takes; a model that can't be traced runs as it is, with a note. Victims that differ in their
+    parameters' values alone share what was traced.
 
     Args:
         victim: the model.
@@ -79,7 +89,8 @@ def traced(
             keeps the result on disk.
     """
     orders = [eager(victim, channels_last), eager(victim)]
-    graphs: dict[Any, Callable[..., Any]] = {}
+    graphs = _traced_of(victim)
+    used: dict[Any, Pass] = {}
 
     def run(
         parameters: Sequence[Tensor],
@@ -90,12 +101,46 @@ def traced(
         weights: bool = True,
     ) -> Any:
         arguments = (parameters, images, labels) if pattern is None else (parameters, images, labels, pattern)
-        form = images.shape, pattern is None, weights
-        if form not in graphs:
-            graphs[form] = _first_that_works([partial(o, weights=weights) for o in orders], arguments, notes, compiled)
-        return graphs[form](*arguments)
+        form = images.shape, images.dtype, labels.shape, labels.dtype, pattern is None, weights, compiled
+        if form not in used:
+            if form not in graphs:
+                said: list[str] = []
+                functions: list[Pass] = [partial(order, weights=weights) for order in orders]
+                graphs[form] = _first_that_works(functions, arguments, said, compiled), said
+            used[form], said = graphs[form]
+            for text in said:
+                _note(notes, text)
+        return used[form](*arguments)
 
     return run
+
+
+def _traced_of(victim: Victim) -> dict[Any, tuple[Pass, list[str]]]:
+    """Return what was traced of victims whose passes are the same function of parameters, images and labels."""
+    key = _function_of(victim)
+    graphs = _TRACED.setdefault(key, {})
+    _TRACED.move_to_end(key)
+    while len(_TRACED) > _MOST_VICTIMS:
+        _TRACED.popitem(last=False)
+    return graphs
+
+
+def _function_of(victim: Victim) -> str:
+    """Return the fingerprint of all that a pass is made of but the values of its arguments."""
+    modules = [
+        (
+            name,
+            module.training,
+            type(module),
+            {key: value for key, value in vars(module).items() if key not in _OF_A_MODULE},
+            [(key, p is None) for key, p in module._parameters.items()],
+            list(module._buffers.items()),
+        )
+        for name, module in victim.module.named_modules(remove_duplicate=False)
+    ]
+    inputs = [(name, tuple(p.shape), p.dtype, p.device) for name, p in victim.parameters.items()]
+    surroundings = native_code(), torch.get_num_threads(), torch.get_default_dtype()
+    return fingerprint(modules, victim.loss, inputs, list(victim.constants.items()), surroundings)
 
 
 def _first_that_works(
