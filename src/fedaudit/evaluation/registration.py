@@ -90,10 +90,9 @@ def _registered(image: Tensor, others: Tensor) -> tuple[Tensor, list[Move]]:
     least, place = found.flatten(1).min(dim=1)
     counts = least <= plain * 10 ** (-LEAST_GAIN_DB / 10)
     counts &= plain > 0
+    shifts = [(y, x) for y in down.tolist() for x in right.tolist()]
     moves = [
-        Move(bool(p // (len(down) * len(right))), int(down[p // len(right) % len(down)]), int(right[p % len(right)]))
-        if gains
-        else STAY
+        Move(p >= len(shifts), *shifts[p % len(shifts)]) if gains else STAY
         for p, gains in zip(place.tolist(), counts.tolist(), strict=True)
     ]
     return torch.where(counts, least, plain), moves
