@@ -438,6 +438,21 @@ def test_a_folder_holds_one_study_at_one_scale(command, tmp_path):
     assert "holds another at scale cpu" in done.err
 
 
+def test_what_set_changed_stands_in_the_result_and_is_not_mixed(command, tmp_path):
+    run = ("study", "run", as_file(tmp_path), "--scale", "smoke", "--out", tmp_path / "out", "--workers", 1)
+    only = ("--only", "attack=invg", "--only", "iterations=1")
+    changed = (*only, "--set", "attacks.0.learning_rate=0.05")
+    assert command(*run, *changed).code == 0
+    for name in ("result.md", "result.html"):
+        assert "Changed by --set: attacks.0.learning_rate=0.05." in (tmp_path / "out" / name).read_text()
+    assert "--set attacks.0.learning_rate=0.05 --out DIR" in (tmp_path / "out/result.html").read_text()
+    refused = command(*run, "--only", "attack=agic")
+    assert (refused.code, "holds finished trials with --set attacks.0.learning_rate=0.05" in refused.err) == (2, True)
+    assert command(*run, *only, "--again").code == 0
+    assert "Changed by --set" not in (tmp_path / "out/result.md").read_text()
+    assert command(*run, "--only", "attack=agic").code == 0
+
+
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     script = f"""
 import resource, signal, sys

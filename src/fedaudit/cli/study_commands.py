@@ -120,7 +120,7 @@ def report(folder: Path, metric: str | None = None) -> None:
 
 
 def _conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
-    analysis = analyse(study, scale, store.rows())
+    analysis = analyse(study, scale, store.rows(), store.about().get("overrides", []))
     paths = write(analysis, store.folder, suffix)
     pictures = write_pictures(study, store.rows(), store.folder)
     say_note(store)

@@ -80,6 +80,7 @@ class Analysis:
         done, failed, pending: trials.
         failures: label and reason of each failed trial.
         old: which trials were kept from another version of code, torch, data or device: combination, repetitions.
+        overrides: settings that ``--set`` changed, as ``key=value``.
     """
 
     study: StudySpec
@@ -91,6 +92,7 @@ class Analysis:
     pending: int
     failures: list[tuple[str, str]]
     old: dict[str, list[int]] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
 
     @property
     def mixture(self) -> str:
@@ -104,13 +106,14 @@ class Analysis:
         )
 
 
-def analyse(study: StudySpec, scale: str, rows: Sequence[Row]) -> Analysis:
+def analyse(study: StudySpec, scale: str, rows: Sequence[Row], overrides: Sequence[str] = ()) -> Analysis:
     """Return cells, claims and failures of ``rows``.
 
     Args:
         study: that they belong to.
         scale: at which they were run.
         rows: of the store.
+        overrides: what ``--set`` changed in them.
 
     Raises:
         BadInput: rows are none of the study's.
@@ -136,6 +139,7 @@ def analyse(study: StudySpec, scale: str, rows: Sequence[Row]) -> Analysis:
         pending=sum(row.status == "pending" for row in rows),
         failures=[(row.label, row.error or "") for row in rows if row.status == "failed"],
         old=_by_combination([row for row in rows if row.old]),
+        overrides=tuple(overrides),
     )
 
 

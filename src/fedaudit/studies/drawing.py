@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -313,13 +314,15 @@ def page(analysis: Analysis, drawn: bytes | None, points: bytes | None = None, s
         pictures=[(base64.b64encode(data).decode(), alt) for data, alt in pictures if data],
         difference=lambda claim: difference_text(claim.metric, claim.difference),
         command=f"fedaudit study run {study.name if study.name in builtin_studies() else 'STUDY.yaml'} "
-        f"--scale {analysis.scale} --out DIR",
+        f"--scale {analysis.scale} {''.join(f'--set {shlex.quote(o)} ' for o in analysis.overrides)}--out DIR",
         suffix=suffix,
     )
 
 
 def _states(analysis: Analysis) -> str:
-    return next((s.states for name, s in analysis.study.scales.items() if name == analysis.scale), "")
+    """Return what the scale changes, and what ``--set`` changed after it: the scale's words don't know of that."""
+    states = next((s.states for name, s in analysis.study.scales.items() if name == analysis.scale), "")
+    return f"{states} Changed by --set: {', '.join(analysis.overrides)}." if analysis.overrides else states
 
 
 def grid(analysis: Analysis) -> tuple[list[str], list[str], list[_Row]]:

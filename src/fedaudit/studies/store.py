@@ -214,7 +214,8 @@ class Store:
             if digest or found:
                 self._check(json.dumps(found), digest, _DIGEST, "what the study is")
             about = {key: from_json(value) for key, value in found.items()}
-            if about and not (isinstance(about["name"], str) and isinstance(about["scale"], str)):
+            words = [about["name"], about["scale"], *about.get("overrides", [])] if about else []
+            if not all(isinstance(word, str) for word in words):
                 raise ValueError("the study's name or scale is no text")
             return about
 
@@ -222,13 +223,13 @@ class Store:
         """Add the trials that aren't there yet; what there is of them stays.
 
         Args:
-            about: the study's name, scale and definition.
+            about: the study's name, scale and definition, and what ``--set`` changed.
             trials: of this run.
             replace: finished trials of the same cells with another scenario make room; their files stay.
 
         Raises:
             BadInput: the folder belongs to another study or scale; it holds finished trials of the same cells with
-                another scenario, which one table can't mix; the disk is full.
+                another scenario, or of other cells with another ``--set``, which one table can't mix; the disk is full.
         """
         before = self.about()
         for key in ("name", "scale"):
@@ -244,6 +245,11 @@ class Store:
                 f"{sum(others.values())} finished trials in '{self.folder}' are of the same cells with other settings: "
                 "the study or --set has changed; --again runs them anew, another --out keeps them"
             )
+        if before and set(before.get("overrides", [])) != set(about.get("overrides", [])):
+            staying = {key for (key,) in self._db.execute("select key from trials where status = 'done'")}
+            if staying - {t.key for t in trials} - others.keys():
+                earlier = " ".join(f"--set {text}" for text in before.get("overrides", [])) or "no --set"
+                raise BadInput(f"'{self.folder}' holds finished trials with {earlier}; choose another --out")
         with self._writing():
             self._db.executemany("delete from trials where key = ?", [(key,) for key in others])
             self._db.executemany(
