@@ -216,7 +216,7 @@ class Store:
             about = {key: from_json(value) for key, value in found.items()}
             words = [about["name"], about["scale"], *about.get("overrides", [])] if about else []
             if not all(isinstance(word, str) for word in words):
-                raise ValueError("the study's name or scale is no text")
+                raise ValueError("the study's name, scale or --set is no text")
             return about
 
     def plan(self, about: dict[str, Any], trials: list[StudyTrial], *, replace: bool = False) -> None:
