@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedaudit.attacks.inversion.engines import passes
 from fedaudit.attacks.inversion.engines.passes import eager, traced
 from fedaudit.attacks.victim import Victim
+from fedaudit.utils.channels_last import is_miscomputed
 from fedaudit.utils.seeds import generator
 
 
@@ -34,7 +35,7 @@ class Net(nn.Module):
         return torch.as_tensor(self.last(F.leaky_relu(self.normal(self.first(x)), self.slope).flatten(1)))
 
 
-def victim_of(module: Net, frozen: str = "") -> Victim:
+def victim_of(module: nn.Module, frozen: str = "") -> Victim:
     parameters = {n: p.detach() for n, p in module.named_parameters() if n != frozen}
     others = {n: t.detach() for n, t in module.state_dict().items() if n not in parameters}
     return Victim(module, F.cross_entropy, parameters, others)
@@ -121,3 +122,47 @@ def test_only_the_last_victims_are_kept(tracings):
     for slope in range(passes._MOST_VICTIMS + 3):
         traced(victim_of(Net(slope=float(slope))), [])
     assert len(passes._TRACED) == passes._MOST_VICTIMS
+
+
+class Strided(nn.Module):
+    """Two of a narrow ResNet's layers: a 1x1 convolution that strides over few channels, after one of 3x3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.narrow = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 8, 1, stride=2)
+        self.last = nn.Linear(8 * 16, 3)
+        for p in self.parameters():
+            p.data = torch.randn(p.shape, generator=generator(0, "p", *p.shape)) / 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.last(self.narrow(self.first(x).relu()).flatten(1)))
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_a_convolution_that_onednn_miscomputes_channels_last_is_right(order):
+    # where it isn't avoided its gradient is wrong, or the process ends
+    victim = victim_of(Strided())
+    parameters = list(victim.parameters.values())
+    expected = victim_of(Strided().double())
+    run_pass = traced(victim, [])
+    for seed in range(20):
+        images = torch.randn((8, 1, 8, 8), generator=generator(seed, "images")).to(memory_format=order)
+        labels = torch.arange(8) % 3
+        own, on_images, _ = run_pass(parameters, images, labels)
+        exact = eager(expected)(list(expected.parameters.values()), images.double(), labels)
+        torch.testing.assert_close([*own, on_images], [*exact[0], exact[1]], check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("filters", "stride", "wrong"),
+    [
+        ((8, 4, 1, 1), (2, 2), True),
+        ((32, 15, 1, 1), (1, 2), True),
+        ((32, 16, 1, 1), (2, 2), False),
+        ((8, 4, 1, 1), (1, 1), False),
+        ((8, 4, 3, 3), (2, 2), False),
+        ((8, 4, 1, 3), (2, 2), False),
+    ],
+)
+def test_which_convolutions_must_not_run_channels_last(filters, stride, wrong):
+    assert is_miscomputed(filters, stride) is wrong

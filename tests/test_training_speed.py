@@ -133,8 +133,23 @@ class Viewed(nn.Module):
         return logits
 
 
-def test_a_model_that_insists_on_the_usual_order_is_trained_as_it_is() -> None:
-    rest = {"own": {"model": Viewed()}}
+class Strided(nn.Module):
+    """A model with a convolution whose gradient oneDNN computes wrongly channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 32, 3, padding=1)
+        self.narrow = nn.Sequential(nn.Conv2d(32, 4, 1), nn.Conv2d(4, 8, 1, stride=2))
+        self.fc = nn.Linear(8 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.narrow(self.conv(x)).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("kind", [Viewed, Strided])
+def test_a_model_that_needs_the_usual_order_is_trained_as_it_is(kind: type[nn.Module]) -> None:
+    rest = {"own": {"model": kind()}}
     assert updates({"arithmetic": "fast"}, **rest).equal(updates({}, **rest))
 
 

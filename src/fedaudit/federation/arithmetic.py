@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.models import set_training_mode
+from fedaudit.utils.channels_last import is_miscomputed
 from fedaudit.utils.native import Unavailable, kernels
 from fedaudit.utils.winograd import conv2d
 
@@ -49,13 +50,15 @@ def _native() -> bool:
 
 
 def runs_fast(model: nn.Module, inputs: Tensor) -> bool:
-    """Return whether ``model`` can be trained so: it is on the CPU, and no part of it insists on the usual order.
+    """Return whether ``model`` can be trained so: on the CPU, no part insists on the usual order or needs it for oneDNN.
 
     Args:
         model: a copy of which is tried.
         inputs: (n, ...) as the model sees them.
     """
     if any(p.device.type != "cpu" for p in model.parameters()):
+        return False
+    if any(isinstance(m, nn.Conv2d) and is_miscomputed(m.weight.shape, m.stride) for m in model.modules()):
         return False
     tried = copy.deepcopy(model)
     set_training_mode(tried, "eval", dropout=False)

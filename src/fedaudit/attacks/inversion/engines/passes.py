@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedaudit.attacks.inversion.engines.activation_pattern import ActivationPattern
 from fedaudit.attacks.victim import Victim
+from fedaudit.utils.channels_last import channels_last, is_miscomputed, usual_order
 from fedaudit.utils.fingerprint import fingerprint
 from fedaudit.utils.native import Unavailable, native_code
 from fedaudit.utils.winograd import register, substitute
@@ -32,13 +33,8 @@ _MOST_VICTIMS = 4
 _OF_A_MODULE = ("training", "_parameters", "_buffers", "_modules")
 
 
-def channels_last(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in the memory order in which convolutions are fastest."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor.contiguous()
-
-
 def eager(
-    victim: Victim, arrange: Callable[[Tensor], Tensor] = Tensor.contiguous
+    victim: Victim, arrange: Callable[[Tensor], Tensor] = usual_order
 ) -> Callable[..., tuple[list[Tensor], Tensor, list[Any]]]:
     """Return a first-order pass of a local step, forward and backward once, as torch's autograd runs it.
 
@@ -78,7 +74,7 @@ def traced(
 
     Channels last.
 
-    It is traced when it is first called, once for every batch size and each of its forms (torch.fx), in the memory
+    It is traced when it is first called, once for every batch size, memory order and each of its forms (torch.fx), in the
     order that the model takes; a model that can't be traced runs as it is, with a note. Victims that differ in their
     parameters' values alone share what was traced.
 
@@ -101,7 +97,7 @@ def traced(
         weights: bool = True,
     ) -> Any:
         arguments = (parameters, images, labels) if pattern is None else (parameters, images, labels, pattern)
-        form = images.shape, images.dtype, labels.shape, labels.dtype, pattern is None, weights, compiled
+        form = (*_form(images), *_form(labels), pattern is None, weights, compiled)
         if form not in used:
             if form not in graphs:
                 said: list[str] = []
@@ -113,6 +109,10 @@ def traced(
         return used[form](*arguments)
 
     return run
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _traced_of(victim: Victim) -> dict[Any, tuple[Pass, list[str]]]:
@@ -178,6 +178,7 @@ def _graph(
 
     # on fake tensors: the real first pass would need autograd's memory beside that of the trace
     module = _without_detaching(make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves))
+    _refuse_wrong_gradients(module)
     small = _is_small(module)
     if compiled:
         register()
@@ -223,6 +224,15 @@ def _without_detaching(module: GraphModule) -> GraphModule:
             module.graph.erase_node(node)
     module.recompile()
     return module
+
+
+def _refuse_wrong_gradients(module: GraphModule) -> None:
+    for node in module.graph.nodes:
+        if node.target is _ATEN.convolution.default:
+            images, filters, _, stride, *_ = node.args
+            usual = images.meta["val"].is_contiguous()
+            if not usual and is_miscomputed(filters.meta["val"].shape, stride):
+                raise ValueError(f"{node.name} of this shape can't run channels last")
 
 
 def _is_small(module: GraphModule) -> bool:
