@@ -133,6 +133,8 @@ class ImageFinding(Finding, kind="images"):
         label_source: ``given``, or the name of the label inference.
         trace: of the restart that was kept; None where the attack kept none.
         rounds: for each image the rounds whose update it is an example of; empty if the attack received one update.
+        separate: for each of an image's rounds, the (n, C, H, W) images that this round's updates alone gave, by which
+            rounds were tied, and their (n,) labels; empty where none were.
         certified: (n,) which images the attack vouches for without the truth: they are the client's own, up to half a
             grey level; None where it vouches for none.
     """
@@ -142,6 +144,7 @@ class ImageFinding(Finding, kind="images"):
     label_source: str
     trace: Trace | None = None
     rounds: tuple[tuple[int, ...], ...] = ()
+    separate: tuple[tuple[Tensor, Tensor], ...] = ()
     certified: Tensor | None = None
 
 

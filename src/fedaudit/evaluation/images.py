@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -128,7 +128,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         certified_wrong=None if finding.certified is None else _wrongly(finding, messages, parts, truth),
         label_source=finding.label_source,
         label_accuracy=label_accuracy(labels, true_labels),
-        matching=matching(order, true),
+        matching=matching(finding, messages, parts, truth, kind.vectors),
         curve=curve,
     )
     if vertical:  # what stood for examples were no rounds
@@ -215,16 +215,35 @@ def _after_move(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
     )
 
 
-def matching(order: Tensor, true: Tensor) -> float | None:
+def matching(
+    finding: ImageFinding,
+    messages: Sequence[Message],
+    parts: Sequence[Tensor],
+    truth: Truth,
+    vectors: Callable[[Tensor], Tensor],
+) -> float | None:
     """Return the share of images that were rightly tied to several rounds; None where each is of one round only.
 
+    Which example of a round an image stands for is told by what that round alone gave (:attr:`ImageFinding.separate`),
+    where the attack kept it: what is made of a wrong tie is like neither. Equal labels before all others.
+
     Args:
-        order: (m,) for every true example of every round, the image that is paired with it.
-        true: (m, C, H, W) those examples.
+        finding: the images.
+        messages: of every round that images were recovered of.
+        parts: for each, which images are its examples.
+        truth: what they are paired with.
+        vectors: what images are compared by.
     """
     partners: dict[int, list[Tensor]] = {}
-    for image, example in zip(order.tolist(), true, strict=True):
-        partners.setdefault(image, []).append(example)
+    for message, rows in zip(messages, parts, strict=True):
+        images, labels = finding.images[rows], finding.labels[rows]
+        if finding.separate:
+            epoch = finding.rounds[int(rows[0])].index(message.round)
+            images, labels = (of[rows] for of in finding.separate[epoch])
+        true, true_labels = (of[message.round, message.client] for of in (truth.inputs, truth.labels))
+        columns = assign(vectors(true), vectors(images), true_labels[:, None] == labels)
+        for example, row in zip(true, rows[columns].tolist(), strict=True):
+            partners.setdefault(row, []).append(example)
     tied = [examples for examples in partners.values() if len(examples) > 1]
     right = sum(all(e.equal(examples[0]) for e in examples) for examples in tied)
     return right / len(tied) if tied else None
@@ -245,12 +264,19 @@ def _different(images: Tensor) -> int:
     return len({tensor_digest(image) for image in images})
 
 
-def assign(true: Tensor, images: Tensor) -> Tensor:
+def assign(true: Tensor, images: Tensor, alike: Tensor | None = None) -> Tensor:
     """Return, for each of n ``true`` images, the index of the one of n ``images`` that is paired with it.
 
-    The one-to-one pairing of least total squared error (Hungarian method); both are (n, C, H, W), or their vectors.
+    The one-to-one pairing of least total squared error (Hungarian method).
+
+    Args:
+        true: (n, C, H, W), or (n, d) vectors.
+        images: as ``true``.
+        alike: (n, n) bool, which pairs come before all others; None: no matter.
     """
     cost = torch.cdist(true.flatten(1).double(), images.flatten(1).double()).square()
+    if alike is not None:
+        cost += ~alike * (1 + cost.sum())
     _, columns = linear_sum_assignment(cost.numpy())
     return torch.as_tensor(columns, dtype=torch.int64)
 

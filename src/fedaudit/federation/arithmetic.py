@@ -50,7 +50,7 @@ def _native() -> bool:
 
 
 def runs_fast(model: nn.Module, inputs: Tensor) -> bool:
-    """Return whether ``model`` can be trained so: on the CPU, no part insists on the usual order or needs it for oneDNN.
+    """Return whether ``model`` can be trained so: it is on the CPU, and no part of it needs the usual order.
 
     Args:
         model: a copy of which is tried.

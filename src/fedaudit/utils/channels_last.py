@@ -33,7 +33,7 @@ def usual_order(tensor: Tensor) -> Tensor:
 
 
 def is_miscomputed(filters: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether oneDNN may compute a convolution's gradient on its filters wrongly if its images are channels last.
+    """Return whether oneDNN may get a convolution's gradient on its filters wrong where the images are channels last.
 
     It writes past the end of its memory, which gives wrong numbers or ends the process
     (https://github.com/uxlfoundation/oneDNN/issues/6035, in every torch so far).

@@ -158,16 +158,22 @@ class Epochs(Attack):
             return images, trace
 
         chains = torch.arange(sum(len(p.labels) for p in epochs[0])).repeat(len(epochs), 1)
+        separate: tuple[tuple[Tensor, Tensor], ...] = ()
         if matching:
             short = dataclasses.replace(method, iterations=self.pre_iterations)
             alone = [[minimise(short, distances[p], p, len(p.labels))[0] for p in epoch] for epoch in epochs]
             images = [torch.cat(epoch) for epoch in alone]
-            labels = [torch.cat([p.labels for p in epoch]) if self.label_filter else None for epoch in epochs]
+            labels = [torch.cat([p.labels for p in epoch]) for epoch in epochs]
+            filtered = labels if self.label_filter else [None] * len(epochs)
             partners = [
                 match(a, b, x, y, self.pooling)
-                for a, b, x, y in zip(images, images[1:], labels, labels[1:], strict=False)
+                for a, b, x, y in zip(images, images[1:], filtered, filtered[1:], strict=False)
             ]
             chains = chain(partners, len(images[0]))
+            separate = tuple(
+                (to_pixels(own[places], observation.task_info), classes[places])
+                for own, classes, places in zip(images, labels, chains, strict=True)
+            )
         places = [_places(epoch, column) for epoch, column in zip(epochs, chains, strict=True)]
         parts = _components(places)
         total += len(parts) * method.iterations * method.restarts
@@ -198,6 +204,7 @@ class Epochs(Attack):
             trace=Trace(runs[0][1].iterations, objective, pixels[1:]),
             notes=(*decided, *method.notes(updates[0]), *(note for p in updates for note in p.notes)),
             rounds=tuple(map(tuple, rounds)),
+            separate=separate,
         )
 
     def _prepare(

@@ -74,7 +74,7 @@ def traced(
 
     Channels last.
 
-    It is traced when it is first called, once for every batch size, memory order and each of its forms (torch.fx), in the
+    It is traced when it is first called, once for every batch size and each of its forms (torch.fx), in the memory
     order that the model takes; a model that can't be traced runs as it is, with a note. Victims that differ in their
     parameters' values alone share what was traced.
 
@@ -96,8 +96,9 @@ def traced(
         *,
         weights: bool = True,
     ) -> Any:
+        images = usual_order(images)  # what is traced is for these strides, which views inside rely on
         arguments = (parameters, images, labels) if pattern is None else (parameters, images, labels, pattern)
-        form = (*_form(images), *_form(labels), pattern is None, weights, compiled)
+        form = images.shape, images.dtype, labels.shape, labels.dtype, pattern is None, weights, compiled
         if form not in used:
             if form not in graphs:
                 said: list[str] = []
@@ -109,10 +110,6 @@ def traced(
         return used[form](*arguments)
 
     return run
-
-
-def _form(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _traced_of(victim: Victim) -> dict[Any, tuple[Pass, list[str]]]:
