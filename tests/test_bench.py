@@ -227,6 +227,15 @@ def test_flower_simulates_the_same_federation(command):
 
 @pytest.mark.slow
 @pytest.mark.peers
+def test_flower_trains_beside_the_bare_loop(command):
+    pytest.importorskip("flwr.simulation")
+    result = json.loads(command("bench", "training", "--quick", "--vs", "flower", "--json").out)
+    for row in result["rows"]:
+        assert 0 < row["flower"] < 1.5  # it trains by the same loop, and sends messages beside
+
+
+@pytest.mark.slow
+@pytest.mark.peers
 def test_aggregators_are_timed_beside_byzfl_and_flower(command):
     own_process()
     with contextlib.suppress(ImportError):

@@ -15,6 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedaudit.attacks.inversion.engines import passes
 from fedaudit.attacks.inversion.engines.passes import eager, traced
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
+from fedaudit.attacks.inversion.objectives import Distance
 from fedaudit.attacks.victim import Victim
 from fedaudit.utils.channels_last import is_miscomputed
 from fedaudit.utils.seeds import generator
@@ -151,6 +153,18 @@ def test_a_convolution_that_onednn_miscomputes_channels_last_is_right(order):
         own, on_images, _ = run_pass(parameters, images, labels)
         exact = eager(expected)(list(expected.parameters.values()), images.double(), labels)
         torch.testing.assert_close([*own, on_images], [*exact[0], exact[1]], check_dtype=False)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_double_backward_is_right_for_it_too(order):
+    victim, exact = victim_of(Strided()), victim_of(Strided().double())
+    labels = torch.arange(8) % 3
+    distance = Distance(lambda vector: (vector - 1).square().mean(), Mock())
+    steps = [reference(v, labels, one_gradient(8), distance) for v in (victim, exact)]
+    for seed in range(20):
+        images = torch.randn((8, 1, 8, 8), generator=generator(seed, "images")).to(memory_format=order)
+        found, expected = steps[0](images), steps[1](images.double())
+        torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def time_flower(federation: Federation) -> tuple[float, float]:
         rows = torch.randperm(len(data)).split(spec.batch_size)
         steps = [rows[i % len(rows)] for i in range(spec.local_steps or 1)]
         batches = [(federation.task_info.normalise(data.inputs[r]), data.targets[r]) for r in steps]
-        train(model, federation.loss, batches, learning_rate=spec.learning_rate)
+        train(model, federation.loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
         metrics = app.MetricRecord({"num-examples": sum(len(r) for r in steps)})
         content = app.RecordDict({"arrays": app.ArrayRecord(model.state_dict()), "metrics": metrics})
         return app.Message(content=content, reply_to=message)

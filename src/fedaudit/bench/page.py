@@ -193,17 +193,21 @@ def _training(result: dict[str, Any]) -> Sheet:
         about=f"{result['rounds']} rounds of {result['clients']} clients beside a bare PyTorch loop of the same "
         f"steps, one thread; native code: {result['native_code']}",
         left=["model"],
-        right=["width", "pixels", "batch", "bare: ms a step", "GFLOP/s", "of matrix rate", "simulator ×", "fast ×"],
+        right=[
+            *("width", "pixels", "batch", "bare: ms a step", "GFLOP/s", "of matrix rate"),
+            *("simulator ×", "fast ×", "flower ×"),
+        ],
         rows=[
             [
                 *(row["model"], str(row["width"] or "–"), str(row["pixels"]), str(row["batch"])),
                 *(_number(row["bare_ms"], ".2f"), _number(row["gflops"], ".0f"), f"{row['share']:.0%}"),
-                *(_number(row[way], ".2f") for way in ("simulator", "fast")),
+                *(_number(row[way], ".2f") for way in ("simulator", "fast", "flower")),
             ]
             for row in result["rows"]
         ],
         reading="“×” is the bare loop's CPU time by the simulator's, above 1 where the simulator is faster; fast: with "
-        "`arithmetic: fast`. The share is of the rate of a product of matrices of 1,024 × 1,024.",
+        "`arithmetic: fast`; flower: seconds that pass on Flower's simulation engine, from the second round on. The "
+        "share is of the rate of a product of matrices of 1,024 × 1,024.",
     )
 
 

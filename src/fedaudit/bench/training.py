@@ -22,6 +22,7 @@ from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display, Quiet
 
 _CLIENTS, _ROUNDS = 2, 2
+_PEER_ROUNDS = 4  # of which the first isn't counted
 _SIDE = 1024  # of the matrices whose product tells what this core can do
 
 
@@ -56,7 +57,7 @@ _FULL = [
 ]
 
 
-def time_training(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
+def time_training(*, quick: bool, peer: bool = False, display: Display | None = None) -> dict[str, Any]:
     """Time clients' local training (SGD with momentum, BatchNorm in training mode) in three ways.
 
     The bare loop is ``torch.optim.SGD`` on batches that lie ready, and nothing else. The simulator's time is that of a
@@ -64,19 +65,23 @@ def time_training(*, quick: bool, display: Display | None = None) -> dict[str, A
 
     Args:
         quick: two small networks, few repetitions.
+        peer: beside Flower's simulation engine, whose client trains by our own loop; seconds that pass, not CPU time.
         display: shows progress.
+
+    Raises:
+        BadInput: Flower isn't there.
     """
     cases = _QUICK if quick else _FULL
     report = (display or Quiet()).stage("local training", len(cases))
     rows = []
     with one_thread():
         for done, case in enumerate(cases, start=1):
-            rows.append(_time(case, repetitions=3 if quick else 5))
+            rows.append(_time(case, repetitions=3 if quick else 5, peer=peer))
             report(done)
     return {"native_code": native_code(), "clients": _CLIENTS, "rounds": _ROUNDS, "rows": rows}
 
 
-def _time(case: Case, repetitions: int) -> dict[str, Any]:
+def _time(case: Case, repetitions: int, *, peer: bool) -> dict[str, Any]:
     plain, fast = (_federation(case, arithmetic) for arithmetic in ("torch", "fast"))
     batches = _batches(plain, case)
     with FlopCounterMode(display=False) as counter:
@@ -102,9 +107,25 @@ def _time(case: Case, repetitions: int) -> dict[str, Any]:
         "bare_ms": 1e3 * step,
         "simulator": least["bare"] / least["simulator"],
         "fast": least["bare"] / least["fast"],
+        "flower": _beside_flower(plain, ways["bare"], repetitions) if peer else None,
         "gflops": rate / 1e9,
         "share": rate / (2 * _SIDE**3 / least["matrix"]),
     }
+
+
+def _beside_flower(federation: Federation, bare: Callable[[], object], repetitions: int) -> float:
+    """Return the bare loop's seconds by those of Flower's rounds."""
+    from fedaudit.bench.flower import time_flower
+
+    seconds, _ = time_flower(
+        dataclasses.replace(federation, spec=federation.spec.model_copy(update={"rounds": _PEER_ROUNDS}))
+    )
+    times = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        bare()
+        times.append(time.perf_counter() - began)
+    return min(times) / _ROUNDS / (seconds / _PEER_ROUNDS)
 
 
 def _federation(case: Case, arithmetic: str) -> Federation:

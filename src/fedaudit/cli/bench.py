@@ -84,14 +84,20 @@ def bench_simulator(
 
 
 @bench.command("training")
-def bench_training(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
+def bench_training(
+    quick: _QUICK = False,
+    out: _OUT = None,
+    json_output: _JSON = False,
+    versus: Annotated[str | None, typer.Option("--vs", help="Compare with flower.", show_default=False)] = None,
+) -> None:
     """Time the simulator's local training beside a bare PyTorch loop of the same steps, in both arithmetics."""
-    _begin("training", out, quick=quick)
+    peers = _peers([versus] if versus else [], "flower")
+    _begin("training", out, quick=quick, peers=peers)
     from fedaudit.bench.training import time_training
     from fedaudit.utils.progress import live_display
 
     with live_display() as display:
-        result = time_training(quick=quick, display=display)
+        result = time_training(quick=quick, peer=bool(peers), display=display)
     _conclude({"training": result}, out, json_output=json_output)
 
 
@@ -201,7 +207,7 @@ def bench_all(
             "inversion": time_inversion(quick=quick, peer=breaching, display=display),
             "picture": time_to_picture(images=2 if quick else 10, data_dir=data_dir, peer=breaching, display=display),
             "simulator": time_simulator(quick=quick, peer="flower" in peers, display=display),
-            "training": time_training(quick=quick, display=display),
+            "training": time_training(quick=quick, peer="flower" in peers, display=display),
             "aggregators": time_aggregators(
                 quick=quick, peers=[p for p in peers if p in ("byzfl", "flower")], display=display
             ),

@@ -17,6 +17,7 @@ from fedaudit.attacks.inversion.engines.optimisers import clipped, optimiser_ste
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
 from fedaudit.training import Pass, TrainingConfig
+from fedaudit.utils.channels_last import usual_order
 
 # Of one pass: the model, its weights by name, inputs and labels -> a tensor a parameter.
 Gradient = Callable[[Victim, dict[str, Tensor], Tensor, Tensor], list[Tensor]]
@@ -46,7 +47,7 @@ def reference(
     sizes = list(training.batch_sizes)
 
     def step(images: Tensor) -> tuple[Tensor, Tensor]:
-        images = images.detach().requires_grad_()
+        images = usual_order(images.detach()).requires_grad_()
         pseudo_gradient = unrolled(victim, start, images.split(sizes), labels.split(sizes), training, softness)
         value = distance.value(flatten(pseudo_gradient))
         (grad,) = torch.autograd.grad(value, images)
@@ -71,7 +72,7 @@ def with_soft_labels(
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
 
     def step(images: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-        leaves = [images.detach().requires_grad_(), logits.detach().requires_grad_()]
+        leaves = [usual_order(images.detach()).requires_grad_(), logits.detach().requires_grad_()]
         own = unrolled(victim, start, leaves[:1], [leaves[1].softmax(dim=1)], training)
         result = distance.value(flatten(own))
         return result.detach(), *torch.autograd.grad(result, leaves)
