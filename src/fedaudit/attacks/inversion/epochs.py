@@ -171,7 +171,7 @@ class Epochs(Attack):
             ]
             chains = chain(partners, len(images[0]))
             separate = tuple(
-                (to_pixels(own[places], observation.task_info), classes[places])
+                (to_pixels(own[None, places], observation.task_info)[0], classes[places].cpu())
                 for own, classes, places in zip(images, labels, chains, strict=True)
             )
         places = [_places(epoch, column) for epoch, column in zip(epochs, chains, strict=True)]
