@@ -225,7 +225,7 @@ def test_of_several_restarts_the_one_of_least_objective_is_kept():
     best: Any = make_attack("invg", {"iterations": 8, "restarts": 3})(seen, generator=generator(0, "restarts"))
     assert best.objective == pytest.approx(min(f.objective for f in singles), rel=1e-4)
     assert best.iterations == 24
-    assert any(best.images.equal(f.images) for f in singles)
+    assert min((best.images - f.images).abs().max() for f in singles) < 1e-3  # few steps run otherwise: rounding
 
 
 def test_progress_is_reported_up_to_the_end():

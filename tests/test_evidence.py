@@ -55,5 +55,5 @@ def test_a_study_s_outcomes_are_told_as_the_paper_claims_them(tmp_path, monkeypa
     assert "batch 1: psnr +2.0 [+1.0, +3.0], n=20" in row
     assert "batch 8" not in row
     decided = "it differs" not in more
-    assert f"{int(decided)} rows are decided" in page
+    assert f"{int(decided)} of 1 claims are decided" in page
     assert f"about {0 if decided else 3} hours" in page

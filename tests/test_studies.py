@@ -476,4 +476,4 @@ def test_studies_are_listed_for_programs(command):
     listed = json.loads(command("study", "list", "--json").out)["studies"]
     assert {"agic/table-1", "agic/table-4", "agic/figure-8"} <= {entry["name"] for entry in listed}
     assert all(entry["summary"] and entry["paper"] for entry in listed)
-    assert "2,500 iterations" in command("study", "show", "agic/table-4").out
+    assert "2,000 iterations" in command("study", "show", "agic/table-4").out
