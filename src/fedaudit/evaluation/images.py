@@ -234,6 +234,8 @@ def matching(
         truth: what they are paired with.
         vectors: what images are compared by.
     """
+    if all(len(rounds) < 2 for rounds in finding.rounds):
+        return None
     partners: dict[int, list[Tensor]] = {}
     for message, rows in zip(messages, parts, strict=True):
         images, labels = finding.images[rows], finding.labels[rows]

@@ -36,7 +36,7 @@ def is_miscomputed(filters: Sequence[int], stride: Sequence[int]) -> bool:
     """Return whether oneDNN may get a convolution's gradient on its filters wrong where the images are channels last.
 
     It writes past the end of its memory, which gives wrong numbers or ends the process
-    (https://github.com/uxlfoundation/oneDNN/issues/6035, in every torch so far).
+    (https://github.com/uxlfoundation/oneDNN/issues/6035, still open; seen with torch 2.13).
 
     Args:
         filters: shape of the filters, (outputs, channels of a group, height, width).
