@@ -26,6 +26,7 @@ from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, FindingResult, Line, MetricResult
 from fedaudit.threat import Observation
 from fedaudit.training import class_logits
+from fedaudit.utils.finite import all_finite
 
 GAP_CLOSED = Metric(
     "gap_closed",
@@ -196,7 +197,7 @@ def least_loss(local: Local, start: dict[str, Tensor]) -> tuple[dict[str, Tensor
     before = slope()
     search.step(closure)
     found = {n: t.detach() for n, t in state.items()}
-    if not all(bool(torch.isfinite(t).all()) for t in found.values()):
+    if not all_finite(found.values()):
         return dict(start), False
     # Where every example is classified correctly, larger weights are always better: there is no finite optimum.
     apart = not local.targets.is_floating_point() and local.accuracy(found) == 1.0

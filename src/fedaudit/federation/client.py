@@ -33,6 +33,7 @@ from fedaudit.models import set_training_mode
 from fedaudit.training import Loss, TrainingConfig
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.finite import all_finite
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
 
@@ -192,8 +193,14 @@ class Client:
         per_epoch = math.ceil(len(self.data) / self.spec.batch_size)
         return [self._next() for _ in range((self.spec.local_epochs or 1) * per_epoch)]
 
-    def train(self, model: nn.Module, index: int) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch."""
+    def train(self, model: nn.Module, index: int, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Train ``model`` in place for round ``index``; return gradient or ΔW, and the rows of each batch.
+
+        Args:
+            model: with the weights of the round.
+            index: of the round.
+            start: these weights, which training doesn't change.
+        """
         self.due = []
         rows = self._batches()
         together, sizes = torch.cat(rows), [len(r) for r in rows]
@@ -201,15 +208,15 @@ class Client:
         task_info, loss = self.task_info, self.loss
         inputs, targets = task_info.normalise(self.data.inputs[together]), self.data.targets[together]
         batches = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
-        start = {name: value.detach().clone() for name, value in model.state_dict().items()}
         honest = partial(self._honest, model, start)
         set_training_mode(model, task_info.batch_norm, dropout=task_info.dropout)
         with local_randomness(derive_seed(self.seed, self.spec.name, "dropout", self.number, index)):
             if self.behaviour is None:
                 return honest(batches), rows
             held = (task_info.normalise(self.records.inputs), self.records.labels) if self.records else None
+            own = {name: value.clone() for name, value in start.items()}  # whoever wrote it may change them
             step = ClientStep(
-                index, self.number, model, start, batches, honest, task_info, loss, self.behaviour_rng, held
+                index, self.number, model, own, batches, honest, task_info, loss, self.behaviour_rng, held
             )
             return self.behaviour(step), rows
 
@@ -252,13 +259,13 @@ class Client:
         """
         spec = self.spec
         began = time.perf_counter()
-        tensors, rows = self.train(model, index)
+        tensors, rows = self.train(model, index, start)
         history.training_seconds += time.perf_counter() - began
         end = model.state_dict()
         moved = {
             n: end[n].detach().clone() for n, _ in model.named_buffers() if n in end and not end[n].equal(start[n])
         }
-        if not all(torch.isfinite(value).all() for value in moved.values()):
+        if not all_finite(moved.values()):
             raise BadInput(
                 f"BatchNorm's statistics are not finite after client {self.number}'s training; lower learning_rate"
             )

@@ -14,6 +14,7 @@ from fedaudit.utils.errors import CorruptTranscript
 _DENSE, _SPARSE, _BITMAP, _SIGNS = range(4)
 _HEADER = struct.Struct("<HB")  # position in the list of names that both sides know; form
 _COUNT = struct.Struct("<I")
+_FIRST = 64  # elements, of which few are all of one magnitude unless all are
 
 
 def encode(tensors: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
@@ -29,11 +30,8 @@ def encode(tensors: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
     parts = []
     for name, tensor in tensors.items():
         array = np.ascontiguousarray(tensor.detach().cpu().reshape(-1).numpy())
-        forms = {_DENSE: array.tobytes()}
-        if array.dtype == np.float32 and array.size:
-            forms |= _short_forms(array)
-        form = min(forms, key=lambda f: len(forms[f]))
-        parts += [_HEADER.pack(names.index(name), form), forms[form]]
+        form = _shortest(array)
+        parts += [_HEADER.pack(names.index(name), form), *_written(array, form)]
     return b"".join(parts)
 
 
@@ -61,18 +59,34 @@ def decode(message: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _short_forms(array: np.ndarray) -> dict[int, bytes]:
-    forms = {}
-    bits = array.view(np.uint32)
-    positions = np.flatnonzero(bits)  # a negative zero is written, too
-    if len(positions) < len(array):
-        values = array[positions].tobytes()
-        forms[_SPARSE] = _COUNT.pack(len(positions)) + positions.astype(np.uint32).tobytes() + values
-        forms[_BITMAP] = np.packbits(bits != 0).tobytes() + values
-    magnitude = np.abs(array[0])
-    if (np.abs(array) == magnitude).all():
-        forms[_SIGNS] = magnitude.tobytes() + np.packbits(np.signbit(array)).tobytes()
-    return forms
+def _shortest(array: np.ndarray) -> int:
+    if array.dtype != np.float32 or not array.size:
+        return _DENSE
+    size, bitmap, width = array.size, (array.size + 7) // 8, array.itemsize
+    written = int(np.count_nonzero(array.view(np.uint32)))  # a negative zero is, too
+    lengths = {_DENSE: width * size}
+    if written < size:
+        lengths |= {_SPARSE: _COUNT.size + 2 * width * written, _BITMAP: bitmap + width * written}
+    if _one_magnitude(array[:_FIRST]) and _one_magnitude(array):
+        lengths[_SIGNS] = width + bitmap
+    return min(lengths, key=lengths.__getitem__)
+
+
+def _one_magnitude(array: np.ndarray) -> bool:
+    return bool((np.abs(array) == np.abs(array[0])).all())
+
+
+def _written(array: np.ndarray, form: int) -> list[bytes | memoryview]:
+    """Return ``array`` in a form, in parts; without a copy where it is written as it is."""
+    if form == _DENSE:
+        return [array.data]
+    if form == _SIGNS:
+        return [np.abs(array[0]).tobytes(), np.packbits(np.signbit(array)).data]
+    there = array.view(np.uint32) != 0
+    if form == _BITMAP:
+        return [np.packbits(there).data, array[there].data]
+    positions = np.flatnonzero(there)
+    return [_COUNT.pack(len(positions)), positions.astype(np.uint32).data, array[positions].data]
 
 
 def _read(message: bytes, at: int, form: int, like: Tensor) -> tuple[np.ndarray, int]:

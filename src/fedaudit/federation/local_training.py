@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.models import set_training_mode
 from fedaudit.training import Loss
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.finite import all_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ def gradient(
     result = {}
     for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
         grad = torch.zeros_like(parameter) if grad is None else grad
-        if not torch.isfinite(grad).all():
+        if not all_finite([grad]):
             raise BadInput(f"the gradient of '{name}' is not finite: check the data, the loss and the learning rate")
         result[name] = grad.detach()
     return result
@@ -139,7 +140,7 @@ def train(
                 for parameter, start in zip(parameters, anchor, strict=True):
                     torch.clamp(parameter, start - limit, start + limit, out=parameter)
         losses.append(value.detach())
-    if not all(torch.isfinite(p).all() for p in parameters):
+    if not all_finite(parameters):
         raise BadInput(f"local training diverged at learning rate {learning_rate:g}; lower it")
     return [float(value) for value in losses]
 

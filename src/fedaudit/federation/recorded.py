@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from fedaudit.training import BCE, Loss, TrainingConfig, loss_function
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.bounds import JSON, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.finite import all_finite
 from fedaudit.utils.integrity import blank, check, sealed, write_whole
 from fedaudit.utils.validation import explain
 
@@ -318,7 +318,7 @@ class _Reader:
                 start = own[message.client] = self._whole(message.sent)
             tensors, moved = self._update(message.file, message.form, start)
             what = f"round {entry.index}, client {message.name}"
-            if not all(bool(torch.isfinite(value).all()) for value in (*tensors.values(), *moved.values())):
+            if not all_finite((*tensors.values(), *moved.values())):
                 self.notes.append(f"{what}: the update has NaN or infinite values and is left out")
                 own.pop(message.client, None)
                 continue
@@ -348,7 +348,7 @@ class _Reader:
     def _sum(self, total: TotalEntry, weights: dict[str, Tensor], what: str) -> list[Update]:
         """Return what several clients sent together as one update, if it can be read; who they are isn't told."""
         tensors, moved = self._update(total.file, total.form, weights)
-        if not all(bool(torch.isfinite(value).all()) for value in (*tensors.values(), *moved.values())):
+        if not all_finite((*tensors.values(), *moved.values())):
             self.notes.append(f"{what}: the sum has NaN or infinite values and is left out")
             return []
         number = total.num_examples or (sum(total.training.batch_sizes) if total.training else None)
@@ -390,7 +390,7 @@ class _Reader:
     def _whole(self, file: str) -> dict[str, Tensor]:
         """Return a whole state: what didn't travel is the module's own."""
         sent = self._read(file)
-        if not all(bool(torch.isfinite(value).all()) for value in sent.values()):
+        if not all_finite(sent.values()):
             raise CorruptTranscript(f"{self.folder / file}: the global weights have NaN or infinite values")
         return {name: sent.get(name, value.detach().clone()) for name, value in self.state.items()}
 

@@ -19,6 +19,7 @@ from fedaudit.examples import NOTHING
 from fedaudit.update import TaskInfo, Update
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.finite import all_finite
 from fedaudit.utils.integrity import check_listed
 
 REMEDY = "take it from where it was made"  # what to do about a changed file
@@ -140,7 +141,7 @@ def check_tensors(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: P
     for name, tensor in tensors.items():
         if name not in wanted:
             raise CorruptTranscript(f"{path}: the model has no tensor '{name}'")
-        if not torch.isfinite(tensor).all():
+        if not all_finite([tensor]):
             raise CorruptTranscript(f"{path}: tensor '{name}' has NaN or infinite values")
 
 

@@ -11,6 +11,7 @@ from fedaudit.defences.aggregation import Aggregate, Aggregator, Cohort
 from fedaudit.federation.checkpoint import State
 from fedaudit.update import Update
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.finite import all_finite
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,7 @@ class Server:
         )
         matrix = _flat([u.tensors for u in updates], names)
         for update, row in zip(updates, matrix, strict=True):
-            # the sum of squares costs a tenth of isfinite(), but may overflow
-            if not bool(row.dot(row).isfinite()) and not bool(row.isfinite().all()):
+            if not all_finite([row]):
                 raise BadInput(f"client {update.client} sent NaN or infinite values")
         return self.aggregator(matrix, cohort)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedaudit.training import Loss
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.finite import all_finite
 from fedaudit.utils.registry import Plugin, Registry
 from fedaudit.utils.registry import register as register
 
@@ -111,7 +112,7 @@ def sent(behaviour: ServerBehaviour, step: ServerStep) -> tuple[dict[str, Tensor
     states = [altered, *(altered | dict(tensors) for tensors in own.values())]
     wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in step.weights.items()}
     fits = all({name: (t.shape, t.dtype) for name, t in state.items()} == wanted for state in states)
-    finite = all(bool(torch.isfinite(t).all()) for part in (altered, *own.values()) for t in part.values())
+    finite = all_finite(t for part in (altered, *own.values()) for t in part.values())
     if not fits or not finite or not set(own) <= set(step.clients):
         raise BadInput(
             f"what the server sends by '{behaviour.name}' is no finite state of the model in round {step.round}"

@@ -191,8 +191,9 @@ def simulate(
         updates = [update for update, _ in results]
         if kept:
             rows |= {(index, number): used for number, (_, used) in zip(chosen, results, strict=True)}
-        model.load_state_dict(weights)
-        own = root.train(model, index)[0] if root else None
+        if root or canaries:
+            model.load_state_dict(weights)
+        own = root.train(model, index, weights)[0] if root else None
         guests = canaries.join(weights, layers) if canaries else None
         after, aggregate = server.apply(weights, updates, own, guests)
         model.load_state_dict(after)

@@ -19,6 +19,7 @@ from fedaudit.models import VerticalModel, has_batch_norm
 from fedaudit.training import Loss
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.finite import all_finite
 from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import check_memory
 
@@ -112,7 +113,7 @@ def exchange(
         if after:
             split = vertical.protocol == "split"
             after(index + 1, module, sent[0].numel() if split else sum(g.numel() for g in own) // spec.clients)
-    if not all(bool(torch.isfinite(p).all()) for p in parameters.values()):
+    if not all_finite(parameters.values()):
         raise BadInput("the training diverged; lower learning_rate")
     return VerticalRecord(
         vertical,

@@ -16,6 +16,7 @@ from fedaudit.federation.vertical_spec import VerticalSpec
 from fedaudit.models import VerticalModel, build_vertical
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import CorruptTranscript
+from fedaudit.utils.finite import all_finite
 
 VERTICAL = "vertical.safetensors"
 _WEIGHTS, _UPDATES, _SERVER = "weights/", "updates/", "server."
@@ -127,7 +128,7 @@ class VerticalRecord:
             tensor = getattr(self, name)
             if tuple(tensor.shape) != expected or tensor.dtype != torch.float32:
                 raise CorruptTranscript(f"{where}: {name} of shape {tuple(tensor.shape)}, expected {expected}")
-            if not torch.isfinite(tensor).all():
+            if not all_finite([tensor]):
                 raise CorruptTranscript(f"{where}: {name} have NaN or infinite values")
         wanted = {} if split else dict(module.named_parameters())
         check_tensors(self.updates, {n: p.detach().expand(rounds, *p.shape) for n, p in wanted.items()}, where)

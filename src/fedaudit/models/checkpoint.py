@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedaudit.models.torch_files import read_torch_file
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, MissingData
+from fedaudit.utils.finite import all_finite
 
 _NESTED = ("state_dict", "model_state_dict")  # where training scripts put the tensors in a larger dictionary
 
@@ -67,7 +68,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
                 f"checkpoint '{path}' does not fit the model: '{name}' has the shape {tuple(tensor.shape)}, "
                 f"the model's {tuple(own[name].shape)}; check width, input shape and outputs"
             )
-        if not tensor.isfinite().all():
+        if not all_finite([tensor]):
             raise BadInput(f"checkpoint '{path}': '{name}' holds NaN or infinite values; take an earlier checkpoint")
     with torch.no_grad():
         for name, tensor in loaded.items():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, MissingData
+from fedaudit.utils.finite import all_finite
 
 _FORMAT = 1
 _EXAMPLES = "examples"  # the fingerprints' name in the file
@@ -176,7 +177,7 @@ class TrainedGenerator:
                 raise ValueError(f"format {about['format']}, this version reads {_FORMAT}")
             spec = TypeAdapter(GeneratorSpec).validate_python(about["spec"])
             examples = tensors.pop(_EXAMPLES)
-            if examples.dtype != torch.int64 or not all(bool(t.isfinite().all()) for t in tensors.values()):
+            if examples.dtype != torch.int64 or not all_finite(tensors.values()):
                 raise ValueError("a value isn't finite, or the examples are no fingerprints")
             with torch.device("meta"):  # no weights are drawn that are replaced at once
                 network = Generator(spec)

@@ -24,6 +24,7 @@ from fedaudit.pipeline.estimate import Enough, Pace, say_how_long
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.fingerprint import computation
+from fedaudit.utils.finite import all_finite
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.seeds import derive_seed, generator
@@ -151,7 +152,7 @@ def train_generator(
         IMAGE.fingerprints(images).sort().values,
         key,
     )
-    if not all(bool(t.isfinite().all()) for t in run.result.state_dict().values()):
+    if not all_finite(run.result.state_dict().values()):
         raise BadInput(f"the training diverged at learning rate {plan.learning_rate:g}; lower it")
     out.parent.mkdir(parents=True, exist_ok=True)
     trained.save(out)
