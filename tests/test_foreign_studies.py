@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from rich.markup import render
 
 from fedaudit.studies.analysis import analyse
-from fedaudit.studies.drawing import claims_csv, figure, markdown, page, table_csv, write
+from fedaudit.studies.drawing import claims_csv, figure, markdown, page, table_csv, values_csv, write
 from fedaudit.studies.spec import expand
 from fedaudit.studies.store import FILE, Row, Store
 from fedaudit.utils.errors import BadInput
@@ -107,7 +107,7 @@ def test_formulas_are_no_formulas_in_csv() -> None:
         for r in rows_of([20, 21, 22], [10, 11, 13])
     ]
     analysis = analyse(study, "cpu", rows)
-    for text in (table_csv(analysis), claims_csv(analysis)):
+    for text in (table_csv(analysis), values_csv(analysis), claims_csv(analysis)):
         cells = [cell for row in csv.reader(text.splitlines()) for cell in row]
         assert any(cell.startswith("'") for cell in cells)
         assert not [c for c in cells if c[:1] in ("=", "@") or (c[:1] in ("+", "-") and not _number(c))]

@@ -16,7 +16,7 @@ import scipy.io
 import torch
 from PIL import Image
 
-from fedaudit.data import find_dataset, load_dataset
+from fedaudit.data import find_dataset, load_dataset, reading_once
 from fedaudit.utils.errors import BadInput, MissingData
 from tests.data_cases import RNG, as_bytes, one_line, random_images
 
@@ -200,6 +200,28 @@ def test_idx_files(name: str, folder: str, stems: tuple[str, str], zipped: bool,
     with pytest.raises(BadInput) as error:
         load_dataset(name, data_dir=tmp_path)
     one_line(error, "is not in 0..")
+
+
+def test_trials_read_a_data_set_once_until_its_files_change(tmp_path: Path) -> None:
+    (tmp_path / "fashion_mnist").mkdir()
+    path = tmp_path / "fashion_mnist/fashion_mnist.npz"
+    x, y = random_images(20, 28, 28), (np.arange(20) % 10).astype(np.uint8)
+
+    def write() -> None:
+        np.savez(path, x_train=x[:15], y_train=y[:15], x_test=x[15:], y_test=y[15:])
+
+    def load(**options: Any) -> Any:
+        return load_dataset("fashion-mnist", data_dir=tmp_path, **options)
+
+    write()
+    with reading_once():
+        first = load()
+        assert load() is first
+        assert len(load(limit=10).train) < len(first.train)  # asked for in another way
+        x = 255 - x
+        write()
+        assert np.array_equal(as_bytes(load().train.inputs)[:, 0], x[:15])
+    assert load() is not load()
 
 
 def test_npz(tmp_path: Path) -> None:

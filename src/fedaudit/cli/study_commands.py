@@ -85,7 +85,8 @@ def run(
                     seconds = estimate(trials, store, data_dir=data_dir, workers=workers, display=display)
                     if seconds > _LONG:
                         print(f"about {seconds / 60:.0f} min with {workers} workers", file=sys.stderr)
-                failed = run_study(study, trials, store, backend=backend, data_dir=data_dir, display=display)
+                here = ray_address is None
+                failed = run_study(study, trials, store, backend=backend, data_dir=data_dir, display=display, here=here)
         _conclude(study, scale, store)
     finally:
         store.close()

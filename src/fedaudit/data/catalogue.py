@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from fedaudit.data.dataset import Dataset
@@ -67,6 +70,8 @@ class Recipe:
     get: str
 
 
+_again: ContextVar[bool] = ContextVar("again", default=False)
+
 DATASETS: Registry[Recipe] = Registry("data set", "fedaudit.datasets")
 
 
@@ -106,7 +111,7 @@ def load_dataset(
     for layout in entry.value.layouts:
         paths = layout.find(directory)
         if paths is not None:
-            return layout.read(paths, request)
+            return _read_again(layout, paths, request) if _again.get() else layout.read(paths, request)
     wanted = "; or ".join(layout.describe() for layout in entry.value.layouts)
     if directory is None:
         looked = f"no data folder given (--data-dir or {DATA_DIR_VARIABLE}) to look in for {wanted}"
@@ -115,6 +120,34 @@ def load_dataset(
     else:
         looked = f"looked in {directory} for {wanted}"
     raise MissingData(f"data set '{name}' not found: {looked}. To get it: {entry.value.get}")
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Let :func:`load_dataset` return the last data set again while its files are the same; nobody may change it.
+
+    A process that runs one trial of a study after another would decode the same thousands of images for each.
+    """
+    token = _again.set(True)
+    try:
+        yield
+    finally:
+        _again.reset(token)
+
+
+def _read_again(layout: Layout, paths: list[Path], request: Request) -> Dataset:
+    stamps = []
+    for path in paths:
+        known = path.stat()
+        if not path.is_file():  # a folder doesn't tell whether what is in it has changed
+            return layout.read(paths, request)
+        stamps.append((path, known.st_size, known.st_mtime_ns))
+    return _kept(layout, tuple(stamps), request)
+
+
+@lru_cache(maxsize=1)
+def _kept(layout: Layout, stamps: tuple[tuple[Path, int, int], ...], request: Request) -> Dataset:
+    return layout.read([path for path, *_ in stamps], request)
 
 
 def find_dataset(name: str, data_dir: Path | None = None) -> list[Path] | None:

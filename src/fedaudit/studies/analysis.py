@@ -30,6 +30,7 @@ class Cell:
         images: how many.
         different: of them, how many differ from each other; None where the rows don't tell (of an older version).
         seeds: repetitions, each with a network and a draw of the data of its own.
+        units: what the intervals are of: the metrics of every update, or federation.
         published: the paper's number.
         missing: why there is no value, or why some trials are missing.
         seconds: mean of an attack.
@@ -47,6 +48,7 @@ class Cell:
     others_published: dict[str, float] = field(default_factory=dict)
     different: int | None = None
     seeds: int = 0
+    units: dict[Unit, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ def values(metric: str, rows: Sequence[Row]) -> dict[Unit, float]:
 
 
 def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Cell:
-    numbers = list(values(study.metric, rows).values())
+    measured = {name: values(name, rows) for name in (study.metric, *study.also)}
+    numbers = list(measured[study.metric].values())
     updates = [u for row in rows for u in (row.outcome or {}).get("updates", [])]
     reasons = [u["reason"] for u in updates if u["reason"]]
     failed = sum(row.status == "failed" for row in rows)
@@ -197,11 +200,15 @@ def _cell(study: StudySpec, point: Point, rows: Sequence[Row], scale: str) -> Ce
         others={
             name: interval(found, resamples=_RESAMPLES, seed=study.seed)
             for name in study.also
-            if (found := list(values(name, rows).values()))
+            if (found := list(measured[name].values()))
         },
         others_published={p.metric: p.value for p in there if p.metric and p.metric in study.also},
         different=len(set(victims)) if victims and all(victims) else None,
         seeds=len({row.repetition for row in rows if row.outcome}),
+        units={
+            unit: {name: found[unit] for name, found in measured.items() if unit in found}
+            for unit in dict.fromkeys(unit for found in measured.values() for unit in found)
+        },
     )
 
 

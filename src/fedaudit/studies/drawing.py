@@ -45,7 +45,7 @@ _LEVEL: dict[Outcome, int] = {"holds": 1, "undecided": 2, "doesn't hold": 3, "no
 
 
 def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
-    """Write result.md, result.csv, claims.csv, figure.png and result.html to ``folder`` and return their paths.
+    """Write result.md, result.csv, values.csv, claims.csv, figure.png, result.html to ``folder``; return their paths.
 
     A ``suffix`` follows each name, before its ending.
 
@@ -60,6 +60,7 @@ def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
     contents = {
         f"result{suffix}.md": markdown(analysis).encode(),
         f"result{suffix}.csv": table_csv(analysis).encode(),
+        f"values{suffix}.csv": values_csv(analysis).encode(),
         f"result{suffix}.html": page(analysis, drawn, points, suffix).encode(),
     }
     if analysis.claims:
@@ -151,6 +152,22 @@ def table_csv(analysis: Analysis) -> str:
                 *(cell.others[name].mean if name in cell.others else "" for name in analysis.study.also),
             ]
         )
+    return out.getvalue()
+
+
+def values_csv(analysis: Analysis) -> str:
+    """Return one row per update of a cell (or federation): levels, repetition, which it is, and its metrics."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    metrics = [analysis.study.metric, *analysis.study.also]
+    axes = list(analysis.study.axes)
+    writer.writerow([*map(_plain, axes), "repetition", "federation", "round", "client", *metrics])
+    for cell in analysis.cells:
+        levels = [_plain(cell.point[a]) for a in axes]
+        for (repetition, federation, number, client), found in cell.units.items():
+            which = ["" if value in (None, -1) else value for value in (number, client)]
+            numbers = [found.get(name, "") for name in metrics]
+            writer.writerow([*levels, repetition, _plain(federation), *which, *numbers])
     return out.getvalue()
 
 

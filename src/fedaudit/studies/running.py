@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.attacks import make_attack
-from fedaudit.data import find_dataset, load_dataset
+from fedaudit.data import find_dataset, load_dataset, reading_once
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS
@@ -42,11 +42,12 @@ _PROBES = (20, 60)  # iterations: enough for the engine that a long run would ha
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is given."""
+    """What a worker is given; what it has of a trial that isn't over lies in ``unfinished``, if that is a folder."""
 
     key: str
     scenario: str
     data_dir: str | None
+    unfinished: str | None = None
 
 
 @dataclass(frozen=True)
@@ -147,16 +148,32 @@ def run_study(
     backend: Backend,
     data_dir: Path | None,
     display: Display,
+    here: bool = True,
 ) -> int:
     """Run every trial that isn't done, the failed ones again, and return how many failed.
+
+    Args:
+        study: what the trials belong to.
+        trials: of this run.
+        store: where they are planned.
+        backend: where they run.
+        data_dir: where data sets lie.
+        display: shows progress.
+        here: the backend's workers see the store's folder: then a trial that is killed goes on where it stood.
 
     Raises:
         BadInput: another run is at work in the folder; the disk is full. What was finished is kept.
     """
     wanted = {trial.key: trial for trial in trials}
     done = {row.key for row in store.rows() if row.status == "done"}
+    unfinished = (store.folder / "unfinished").resolve()
     tasks = [
-        Task(trial.key, trial.text, str(data_dir.resolve()) if data_dir else None)
+        Task(
+            trial.key,
+            trial.text,
+            str(data_dir.resolve()) if data_dir else None,
+            str(unfinished / trial.key) if here else None,
+        )
         for trial in trials
         if trial.key not in done
     ]
@@ -174,21 +191,28 @@ def run_study(
             failed += 1
             store.fail(task.key, _one_line(result), when)
             _keep(store.folder / "trials" / task.key, {"error.txt": _trace(result).encode("utf-8", "backslashreplace")})
+        shutil.rmtree(unfinished / task.key, ignore_errors=True)
         finished += 1
         report(finished)
+    shutil.rmtree(unfinished, ignore_errors=True)
     return failed
 
 
 def run_trial(task: Task) -> Played:
-    """Run one trial, in a worker, which writes nothing."""
+    """Run one trial, in a worker, which writes nothing but what it goes on from when it is killed."""
     own_process()  # Ray's workers, too
     began, cpu_began = time.perf_counter(), time.process_time()
     scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
     before = start_measuring_memory()
-    with one_thread():
-        audit = run_audit(_without_controls(scenario), data_dir=Path(task.data_dir) if task.data_dir else None)
+    unfinished = Path(task.unfinished) if task.unfinished else None
+    goes_on = unfinished is not None and unfinished.exists()
+    with one_thread(), reading_once():
+        audit = run_audit(
+            _without_controls(scenario), data_dir=Path(task.data_dir) if task.data_dir else None, store=unfinished
+        )
     result = audit.result
-    outcome = _outcome(audit, peak_memory(before), time.process_time() - cpu_began)
+    cost = (None, None) if goes_on else (peak_memory(before), time.process_time() - cpu_began)  # a part of it isn't all
+    outcome = _outcome(audit, *cost)
     return Played(outcome, time.perf_counter() - began, _versions(result), _files(audit))
 
 
@@ -268,7 +292,7 @@ def _given(**values: float | None) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None = None) -> dict[str, Any]:
+def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> dict[str, Any]:
     """Return the values of every update: images and metrics, or the reason why the attack couldn't be run.
 
     ``victim`` is a hash of the true image: equal ones in several trials are one image.
