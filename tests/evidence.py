@@ -78,19 +78,26 @@ def _joined(rows: list[tuple[str, str]]) -> Iterator[str]:
 
 def _rows(claim: dict[str, Any]) -> Iterable[tuple[str, str]]:
     """Return what was measured and the outcome, wherever the study decides the claim."""
-    file = DOCS / "results" / claim["study"].removeprefix("fedaudit/").replace("/", "-") / "claims.csv"
-    command = f"`fedaudit study run {claim['study']}`"
     if not claim.get("says"):
         return [("no study compares it", "not measured")]
-    rows: list[dict[str, str]] = []
-    if file.is_file():
-        with file.open(encoding="utf-8") as opened:
-            rows = [row for row in csv.DictReader(opened) if row["claim"] == claim["says"] and row["n"]]
-        rows = [row for row in rows if claim.get("at") in (None, row["where"])]
+    rows = [
+        (row, folder)
+        for row, folder in _compared()
+        if row["study"] == claim["study"] and row["claim"] == claim["says"] and claim.get("at") in (None, row["where"])
+    ]
     if not rows:
         took = f", about {_hours(claim):g} hours" if _hours(claim) else ""
-        return [(f"{command}{took}", "not measured")]
-    return [(_measured(row, file.parent.name), _outcome(row, claim)) for row in rows]
+        return [(f"`fedaudit study run {claim['study']}`{took}", "not measured")]
+    return [(_measured(row, folder), _outcome(row, claim)) for row, folder in rows]
+
+
+def _compared() -> list[tuple[dict[str, str], str]]:
+    """Return what the results say of their studies' claims, each with the result's folder; a study may have several."""
+    found = []
+    for file in sorted((DOCS / "results").glob("*/claims.csv")):
+        with file.open(encoding="utf-8") as opened:
+            found += [(row, file.parent.name) for row in csv.DictReader(opened) if row["n"]]
+    return found
 
 
 def _measured(row: dict[str, str], folder: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Finding, make_attack
+from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import plan, record
 from fedaudit.scenario import scenario_from
@@ -51,22 +53,26 @@ MODELS: dict[str, tuple[dict[str, Any], type[nn.Module] | None]] = {
     "dropout without bias": ({"name": "custom", "initialisation": "given"}, Dropping),
     "no classifier": ({"name": "custom", "initialisation": "given"}, NoClassifier),
 }
-QUICK = {"iterations": 2, "pre_iterations": 2, "group": 2, "attack": {"name": "agic", "iterations": 2}}
+QUICK = {"iterations": 1, "pre_iterations": 2, "group": 2, "attack": {"name": "agic", "iterations": 1}}
 
 
-def outcome_of(model: str, update: str, attack: str) -> str:
+@cache
+def transcript_of(model: str, update: str) -> Transcript:
     spec, own = MODELS[model]
     values = {
         "data": {"name": "digits"},
         "model": spec,
         "federations": [{"name": "f", **UPDATES[update]}],
-        "attacks": [{"name": attack}],
+        "attacks": [{"name": "labels"}],
     }
-    made = scenario_from(values)
-    (only,) = record(resolve(made, model=own() if own else None))
+    (only,) = record(resolve(scenario_from(values), model=own() if own else None))
+    return only.transcript
+
+
+def outcome_of(model: str, update: str, attack: str) -> str:
     known = make_attack(attack).settings()
     settings = {name: value for name, value in QUICK.items() if name in known}
-    trial, *_ = plan([only.transcript], [make_attack(attack, settings)], ThreatModel())
+    trial, *_ = plan([transcript_of(model, update)], [make_attack(attack, settings)], ThreatModel())
     reason = trial.outcome or trial.run()
     if isinstance(reason, Finding):
         return "runs"

@@ -259,7 +259,7 @@ def test_findings_survive_the_disk(tmp_path):
 
 @pytest.mark.slow
 def test_a_finding_does_not_change_when_the_ground_truth_does():
-    made, only = recording(attacks=[{"name": n, "iterations": 10} for n in INVERSIONS])
+    made, only = recording(attacks=[{"name": n, "iterations": 4} for n in INVERSIONS])
     start = generator(0, "lies")
     lies = dataclasses.replace(
         only.truth,

@@ -45,6 +45,7 @@ def test_a_study_s_outcomes_are_told_as_the_paper_claims_them(tmp_path, monkeypa
         "x beats y,batch 4,psnr,0.1,-1.0,1.2,5,undecided,a/b,cpu\n"
         "x beats y,batch 8,psnr,,,,,not measured,a/b,cpu\n"
         "y beats x,batch 1,psnr,-2.04,-3.0,-1.0,20,doesn't hold,a/b,cpu\n"
+        "x beats y,batch 1,psnr,-9.0,-9.9,-8.0,20,doesn't hold,a/other,cpu\n"
     )
     paper = "- paper: P\n  claims:\n    - {place: T, claim: c, study: a/b, says: x beats y, hours: 3%s}\n"
     (tmp_path / "evidence").mkdir()

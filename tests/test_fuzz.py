@@ -53,10 +53,10 @@ def test_a_worker_s_limits_hold(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # minutes of CPU, on a busy machine more
-def test_100_000_mutated_batches() -> None:
-    ran, findings = run_block("pickle", 10**7, 100_000)
+def test_20_000_mutated_batches() -> None:
+    ran, findings = run_block("pickle", 10**7, 20_000)
     assert findings == []
-    assert ran > 90_000  # the strategy may draw a seed twice
+    assert ran > 18_000  # the strategy may draw a seed twice
 
 
 def test_a_case_that_ends_its_worker_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

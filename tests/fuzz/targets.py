@@ -33,7 +33,7 @@ from fedaudit.pipeline.prepare import resolve, spell_out
 from fedaudit.pipeline.run import record
 from fedaudit.scenario import Scenario, parse_setting, scenario_from
 from fedaudit.studies.analysis import analyse
-from fedaudit.studies.drawing import claims_csv, markdown, table_csv
+from fedaudit.studies.drawing import claims_csv, markdown, table_csv, values_csv
 from fedaudit.studies.spec import StudySpec, expand, study_from
 from fedaudit.studies.store import Row
 from fedaudit.utils import plain_yaml
@@ -254,7 +254,7 @@ def _study(values: Any) -> None:
     }
     rows = [Row(t.key, t.point, t.repetition, "done", 1, {"updates": [update]}, 1.0, None) for t in trials[:20]]
     analysis = analyse(study, "cpu", rows)
-    for text in (markdown(analysis), table_csv(analysis), claims_csv(analysis)):
+    for text in (markdown(analysis), table_csv(analysis), values_csv(analysis), claims_csv(analysis)):
         text.encode()
 
 
