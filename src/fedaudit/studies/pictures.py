@@ -1,4 +1,4 @@
-"""What malicious clients drew in a study's trials, all of them in one picture: a row a level, a column a seed."""
+"""A study's images, all of them in one picture: what malicious clients drew, a row a level, a column a seed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedaudit.studies.recovered import recovered
 from fedaudit.studies.spec import StudySpec
 from fedaudit.studies.store import Row
 from fedaudit.utils.errors import BadInput
@@ -25,8 +26,9 @@ _PICTURES = "pictures.png"
 
 
 def write_pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> Path | None:
-    """Write ``pictures.png`` to the study's folder and return its path; None where its trials drew nothing.
+    """Write ``pictures.png`` to the study's folder and return its path; None where its trials have no images.
 
+    What attacks recovered is drawn by :func:`.recovered.recovered`, the following is about what malicious clients drew.
     Nothing is chosen: every finished trial shows all images that its last round kept, from the same codes in each
     round; above them stand real images of the class. Rows are the levels of all axes but the one that tables have
     across (if there are several axes), columns this one's levels, each with all of its seeds.
@@ -42,7 +44,9 @@ def write_pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> Path 
     import matplotlib as mpl
 
     with mpl.rc_context({"text.parse_math": False}):  # a study's own words may have dollars
-        drawn = pictures(study, rows, folder)
+        drawn = pictures(study, rows, folder) or recovered(
+            study, rows, lambda row, name: _read(folder / "trials" / row.key, name, row.files)
+        )
     if drawn is None:
         return None
     try:
