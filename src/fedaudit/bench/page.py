@@ -190,16 +190,17 @@ def _simulator(result: dict[str, Any]) -> Sheet:
 def _training(result: dict[str, Any]) -> Sheet:
     return Sheet(
         title="Local training",
-        about=f"{result['rounds']} rounds of {result['clients']} clients beside a bare PyTorch loop of the same "
-        f"steps, one thread; native code: {result['native_code']}",
+        about=f"{result['clients']} clients beside a bare PyTorch loop of the same steps, one thread; "
+        f"native code: {result['native_code']}",
         left=["model"],
         right=[
-            *("width", "pixels", "batch", "bare: ms a step", "GFLOP/s", "of matrix rate"),
+            *("width", "pixels", "batch", "steps", "rounds", "bare: ms a step", "GFLOP/s", "of matrix rate"),
             *("simulator ×", "fast ×", "flower ×"),
         ],
         rows=[
             [
                 *(row["model"], str(row["width"] or "–"), str(row["pixels"]), str(row["batch"])),
+                *(str(row["steps"]), str(row["rounds"])),
                 *(_number(row["bare_ms"], ".2f"), _number(row["gflops"], ".0f"), f"{row['share']:.0%}"),
                 *(_number(row[way], ".2f") for way in ("simulator", "fast", "flower")),
             ]

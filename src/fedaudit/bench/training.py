@@ -21,13 +21,13 @@ from fedaudit.utils.machine import one_thread
 from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display, Quiet
 
-_CLIENTS, _ROUNDS = 2, 2
+_CLIENTS = 2
 _PEER_ROUNDS = 4  # of which the first isn't counted
 _SIDE = 1024  # of the matrices whose product tells what this core can do
 
 
 class Case(NamedTuple):
-    """A network, its images and its batches."""
+    """A network, its images, its batches, and the steps and rounds of each client."""
 
     model: str
     width: int | None
@@ -35,16 +35,17 @@ class Case(NamedTuple):
     pixels: int
     batch: int
     steps: int
+    rounds: int = 2
 
 
 _QUICK = [
-    Case("mlp", None, "digits", 28, 16, 20),
+    Case("mlp", None, "digits", 28, 16, 20, 20),
     Case("convnet-small", 8, "digits", 28, 32, 6),
 ]
 _FULL = [
-    Case("logistic", None, "digits", 28, 32, 40),
-    Case("mlp", None, "digits", 28, 16, 40),
-    Case("lenet", None, "digits", 28, 32, 16),
+    Case("logistic", None, "digits", 28, 32, 40, 20),
+    Case("mlp", None, "digits", 28, 16, 40, 20),
+    Case("lenet", None, "digits", 28, 32, 16, 10),
     Case("leaky-cnn", None, "digits", 28, 32, 16),
     Case("convnet-small", 8, "digits", 28, 32, 16),
     Case("convnet-small", 16, "photos", 16, 32, 16),
@@ -52,8 +53,8 @@ _FULL = [
     Case("convnet", 16, "photos", 16, 32, 6),
     Case("convnet", 16, "photos", 32, 32, 4),
     Case("resnet20", None, "photos", 32, 32, 4),
-    Case("resnet20-4", None, "photos", 32, 8, 2),
-    Case("resnet18", None, "photos", 32, 8, 2),
+    Case("resnet20-4", None, "photos", 32, 8, 8),
+    Case("resnet18", None, "photos", 32, 8, 8),
 ]
 
 
@@ -78,7 +79,7 @@ def time_training(*, quick: bool, peer: bool = False, display: Display | None = 
         for done, case in enumerate(cases, start=1):
             rows.append(_time(case, repetitions=3 if quick else 5, peer=peer))
             report(done)
-    return {"native_code": native_code(), "clients": _CLIENTS, "rounds": _ROUNDS, "rows": rows}
+    return {"native_code": native_code(), "clients": _CLIENTS, "rows": rows}
 
 
 def _time(case: Case, repetitions: int, *, peer: bool) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def _time(case: Case, repetitions: int, *, peer: bool) -> dict[str, Any]:
         _bare(plain, batches[:1], clients=1)
     square = torch.randn(_SIDE, _SIDE)
     ways: dict[str, Callable[[], object]] = {
-        "bare": lambda: _bare(plain, batches, clients=_CLIENTS * _ROUNDS),
+        "bare": lambda: _bare(plain, batches, clients=_CLIENTS * case.rounds),
         "simulator": lambda: simulate(plain),
         "fast": lambda: simulate(fast),
         "matrix": lambda: square @ square,
@@ -100,7 +101,7 @@ def _time(case: Case, repetitions: int, *, peer: bool) -> dict[str, Any]:
             way()
             seconds[name].append(time.process_time() - began)
     least = {name: min(times[1:]) for name, times in seconds.items()}
-    step = least["bare"] / (_CLIENTS * _ROUNDS * case.steps)
+    step = least["bare"] / (_CLIENTS * case.rounds * case.steps)
     rate = counter.get_total_flops() / step
     return {
         **case._asdict(),
@@ -125,12 +126,12 @@ def _beside_flower(federation: Federation, bare: Callable[[], object], repetitio
         began = time.perf_counter()
         bare()
         times.append(time.perf_counter() - began)
-    return min(times) / _ROUNDS / (seconds / _PEER_ROUNDS)
+    return min(times) / federation.spec.rounds / (seconds / _PEER_ROUNDS)
 
 
 def _federation(case: Case, arithmetic: str) -> Federation:
     training = {
-        **{"name": "f", "algorithm": "fedavg", "clients": _CLIENTS, "rounds": _ROUNDS, "arithmetic": arithmetic},
+        **{"name": "f", "algorithm": "fedavg", "clients": _CLIENTS, "rounds": case.rounds, "arithmetic": arithmetic},
         **{"batch_size": case.batch, "local_steps": case.steps, "learning_rate": 0.01, "momentum": 0.5, "record": [0]},
     }
     scenario = Scenario.model_validate(
