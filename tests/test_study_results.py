@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 
 import pytest
@@ -53,6 +54,8 @@ def test_a_study_can_be_about_any_metric_of_any_kind_of_finding():
 def test_a_finished_study_can_be_drawn_by_another_metric(command, tmp_path):
     path = as_file(tmp_path)
     assert command("study", "run", path, "--scale", "smoke", "--out", tmp_path / "out", "--workers", 1).code == 0
+    shown = (tmp_path / "out/pictures.png").read_bytes()
+    assert base64.b64encode(shown).decode() in (tmp_path / "out/result.html").read_text()
     assert command("study", "report", tmp_path / "out", "--metric", "ssim").code == 0
     assert "SSIM: mean over updates" in (tmp_path / "out/result-ssim.md").read_text()
     assert "PSNR, dB: mean over updates" in (tmp_path / "out/result.md").read_text()
@@ -89,7 +92,8 @@ def test_what_is_missing_says_why():
 
 def test_results_are_written_in_every_form(tmp_path):
     analysis = analyse(tiny(), "cpu", rows_of([20, 21, 22], [10, 11, 13]))
-    write(analysis, tmp_path)
+    write(analysis, tmp_path, shown=b"the trials' images")
+    assert base64.b64encode(b"the trials' images").decode() in (tmp_path / "result.html").read_text()
     told = (tmp_path / "result.md").read_text()
     assert "21.0 [20.0, 22.0]; n=3 (3 images, 3 seeds); paper 30" in told
     assert "**holds**" in told

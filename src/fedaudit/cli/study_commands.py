@@ -122,8 +122,8 @@ def report(folder: Path, metric: str | None = None) -> None:
 
 def _conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
     analysis = analyse(study, scale, store.rows(), store.about().get("overrides", []))
-    paths = write(analysis, store.folder, suffix)
     pictures = write_pictures(study, store.rows(), store.folder)
+    paths = write(analysis, store.folder, suffix, pictures.read_bytes() if pictures else None)
     say_note(store)
     _print(analysis)
     if pictures:

@@ -44,10 +44,10 @@ _Row = tuple[list[str], list[Cell | None]]  # levels on the left, and a row's ce
 _LEVEL: dict[Outcome, int] = {"holds": 1, "undecided": 2, "doesn't hold": 3, "not measured": 0}  # colours of the page
 
 
-def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
+def write(analysis: Analysis, folder: Path, suffix: str = "", shown: bytes | None = None) -> list[Path]:
     """Write result.md, result.csv, values.csv, claims.csv, figure.png, result.html to ``folder``; return their paths.
 
-    A ``suffix`` follows each name, before its ending.
+    A ``suffix`` follows each name, before its ending; ``shown`` is the PNG of the trials' images, for the page.
 
     Raises:
         BadInput: the folder can't be written.
@@ -61,7 +61,7 @@ def write(analysis: Analysis, folder: Path, suffix: str = "") -> list[Path]:
         f"result{suffix}.md": markdown(analysis).encode(),
         f"result{suffix}.csv": table_csv(analysis).encode(),
         f"values{suffix}.csv": values_csv(analysis).encode(),
-        f"result{suffix}.html": page(analysis, drawn, points, suffix).encode(),
+        f"result{suffix}.html": page(analysis, drawn, points, suffix, shown).encode(),
     }
     if analysis.claims:
         contents[f"claims{suffix}.csv"] = claims_csv(analysis).encode()
@@ -302,7 +302,13 @@ def _widen(axes: Any, metric: str) -> None:
         axes.set_ylim(*limits(list(axes.get_ylim()), LEAST_DB))
 
 
-def page(analysis: Analysis, drawn: bytes | None, points: bytes | None = None, suffix: str = "") -> str:
+def page(
+    analysis: Analysis,
+    drawn: bytes | None,
+    points: bytes | None = None,
+    suffix: str = "",
+    shown: bytes | None = None,
+) -> str:
     """Return one self-contained HTML page, in the dress of the audits' reports.
 
     Args:
@@ -310,6 +316,7 @@ def page(analysis: Analysis, drawn: bytes | None, points: bytes | None = None, s
         drawn: its ``figure``, a PNG.
         points: its ``frontier``, a PNG.
         suffix: follows the names of the files beside the page.
+        shown: the trials' images, a PNG.
     """
     study = analysis.study
     down, across, rows = grid(analysis)
@@ -318,6 +325,7 @@ def page(analysis: Analysis, drawn: bytes | None, points: bytes | None = None, s
     outcomes = Counter(claim.outcome for claim in analysis.claims)
     pictures = [(drawn, f"{study.title}: {unit_of(study.metric)} by {study.columns}, with 95 % intervals.")]
     pictures += [(points, f"{study.title}: leakage against held-out accuracy.")]
+    pictures += [(shown, "What attacks recovered or drew, a row a combination of levels, true images above.")]
     return render(
         "study.html.j2",
         a=analysis,
