@@ -393,6 +393,23 @@ def test_what_set_changed_stands_in_the_result_and_is_not_mixed(command, tmp_pat
     assert command(*run, "--only", "attack=agic").code == 0
 
 
+def test_trials_of_axes_that_a_study_has_no_more_are_refused_before_anything_runs(command, tmp_path):
+    axes = {"attack": TINY["axes"]["attack"], "model": {"lenet": {"model.name": "lenet"}}}
+    (tmp_path / "changed").mkdir()
+    changed = as_file(tmp_path / "changed", published=[], claims=[], axes=axes)
+    rest = ("--scale", "smoke", "--only", "attack=invg", "--workers", 1, "--out")
+    assert command("study", "run", as_file(tmp_path), "--only", "iterations=1", *rest, tmp_path / "out").code == 0
+    refused = command("study", "run", changed, *rest, tmp_path / "out")
+    assert refused.code == 2
+    assert "2 finished trials" in refused.err
+    assert "are of the same cells with other settings, or of other axes or levels" in refused.err
+    assert command("study", "run", changed, *rest, tmp_path / "out", "--again").code == 0
+    store = Store(tmp_path / "planned")
+    store.plan({"name": "tiny", "scale": "smoke", "study": {}}, expand(tiny(), "smoke"))
+    store.close()
+    assert command("study", "run", changed, *rest, tmp_path / "planned").code == 0, "nothing of the others was finished"
+
+
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     script = f"""
 import resource, signal, sys
@@ -402,7 +419,7 @@ store = Store(Path({str(tmp_path)!r}))
 store.plan({{"name": "x", "scale": "smoke"}}, [])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-store.plan({{"name": "x", "scale": "smoke", "study": "y" * 10**6}}, [])
+store.plan({{"name": "x", "scale": "smoke", "study": {{"title": "y" * 10**6}}}}, [])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -225,11 +225,13 @@ class Store:
         Args:
             about: the study's name, scale and definition, and what ``--set`` changed.
             trials: of this run.
-            replace: finished trials of the same cells with another scenario make room; their files stay.
+            replace: finished trials of the same cells with another scenario, or of cells that the study hasn't any
+                more, make room; their files stay. Unfinished ones always do.
 
         Raises:
             BadInput: the folder belongs to another study or scale; it holds finished trials of the same cells with
-                another scenario, or of other cells with another ``--set``, which one table can't mix; the disk is full.
+                another scenario, of cells that the study hasn't any more, or of other cells with another ``--set``,
+                which one table can't mix; the disk is full.
         """
         before = self.about()
         for key in ("name", "scale"):
@@ -239,11 +241,12 @@ class Store:
                 )
         for _ in self._whole():  # before they are sealed again
             pass
-        others = self._others(trials)
+        others = self._others(trials, about.get("study", {}).get("axes"))
         if any(others.values()) and not replace:
             raise BadInput(
-                f"{sum(others.values())} finished trials in '{self.folder}' are of the same cells with other settings: "
-                "the study or --set has changed; --again runs them anew, another --out keeps them"
+                f"{sum(others.values())} finished trials in '{self.folder}' are of the same cells with other settings, "
+                "or of other axes or levels: the study or --set has changed; --again runs them anew, another --out "
+                "keeps them"
             )
         if before and set(before.get("overrides", [])) != set(about.get("overrides", [])):
             staying = {key for (key,) in self._db.execute("select key from trials where status = 'done'")}
@@ -273,15 +276,24 @@ class Store:
             )
             self._seal()
 
-    def _others(self, trials: Sequence[StudyTrial]) -> dict[str, bool]:
-        """Return which trials are of the same cell and repetition as one of these, but not it, and if they are done."""
+    def _others(self, trials: Sequence[StudyTrial], axes: Mapping[str, Any] | None) -> dict[str, bool]:
+        """Return which trials there is no place for beside these, and if they are done.
+
+        They are of the same cell and repetition as one of these, but not it, or of other axes or levels than ``axes``.
+        """
         keys = {trial.key for trial in trials}
         cells = {(tuple(sorted(trial.point.items())), trial.repetition) for trial in trials}
+
+        def is_other(point: Mapping[str, str], repetition: int) -> bool:
+            if axes is not None and (point.keys() != axes.keys() or any(point[a] not in axes[a] for a in axes)):
+                return True
+            return (tuple(sorted(point.items())), repetition) in cells
+
         found = self._db.execute("select key, point, repetition, status from trials").fetchall()
         return {
             key: status == "done"
             for key, point, repetition, status in found
-            if key not in keys and (tuple(sorted(json.loads(point).items())), repetition) in cells
+            if key not in keys and is_other(json.loads(point), repetition)
         }
 
     def scenarios(self) -> dict[str, str]:
