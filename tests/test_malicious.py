@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedaudit.attacks import ClassImagesFinding, make_attack
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.class_images import likeness
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement
 from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour, ClientStep
 from fedaudit.federation.simulator import simulate
 from fedaudit.federation.spec import DefencesSpec
@@ -257,6 +259,47 @@ def test_real_threes_pass_for_threes_and_noise_and_sevens_do_not() -> None:
     baseline = threes["recognised"][1]
     assert baseline is not None
     assert baseline <= 0.2
+
+
+def test_grey_threes_are_closest_to_the_class_and_decide_nothing() -> None:
+    made = scenario(QUICK)
+    transcript, truth = simulated(made)
+    observation = observe(transcript, made.threat)
+    labels = truth.candidate_labels
+    threes = truth.candidates[labels == 3][-8:]
+    grey = 0.2 * threes + 0.6
+    clear, faint = (evaluated(images, truth, observation) for images in (threes, grey))
+    for name in ("closest_class", "class_correlation"):
+        assert faint[name] == pytest.approx(clear[name]), "brightness and contrast don't count"
+    assert faint["closest_class"][0] >= 0.7
+    baseline = faint["closest_class"][1]
+    assert baseline is not None
+    assert baseline <= 0.2
+    assert faint["recognised"][0] == 0
+    mean = truth.candidates[labels == 3].mean(dim=0).flatten()
+    oracle = sum(float(np.corrcoef(image.flatten(), mean)[0, 1]) for image in threes) / len(threes)
+    assert clear["class_correlation"][0] == pytest.approx(oracle, abs=0.05)
+
+    def verdict(images: Tensor, target: int = 3) -> Judgement:
+        finding = ClassImagesFinding(attack="gan", images=images[None], rounds=(1,), target=target)
+        return FINDING_TYPES[finding.kind].verdict([evaluate(finding, observation, truth, seed=0).result])
+
+    assert verdict(threes).verdict == "recovered"
+    assert verdict(grey).verdict == "inconclusive"
+    assert "75% of them are closer to the class" in verdict(grey).text
+    assert verdict(1 - grey).verdict == "not demonstrated"
+    assert {verdict(torch.full_like(grey, 0.5), target).verdict for target in range(10)} == {"not demonstrated"}
+
+
+def test_two_held_out_images_of_a_class_are_enough_wherever_they_fall() -> None:
+    made = scenario(QUICK)
+    transcript, truth = simulated(made)
+    own = (truth.candidate_labels == 3).nonzero().flatten()
+    rows = torch.cat([(truth.candidate_labels != 3).nonzero().flatten()[:60], own[-2:]])
+    few = dataclasses.replace(truth, candidates=truth.candidates[rows], candidate_labels=truth.candidate_labels[rows])
+    finding = ClassImagesFinding(attack="gan", images=truth.candidates[own[-2:]][None], rounds=(1,), target=3)
+    for seed in range(40):
+        evaluate(finding, observe(transcript, made.threat), few, seed=seed)
 
 
 def test_what_judges_drawings_doesn_t_depend_on_the_rounds_that_are_recorded() -> None:

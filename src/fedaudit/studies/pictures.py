@@ -114,7 +114,7 @@ def _sheets(trial: Path, files: Mapping[str, str]) -> tuple[Pixels, Pixels, str]
         return None
     real, last = (finding["sheets"][i] for i in (0, -1))
     course = next((f["course"] for f in result["federations"] if f["name"] == finding["federation"]), None) or {}
-    caption = last["title"].partition(",")[0]
+    caption = last["title"].rpartition(", ")[0]  # without its PSNR
     if course.get("accuracy"):
         caption += f"; accuracy {course['accuracy'][-1]:.2f}"
     first, second = (decode(_read(trial, s["path"], files), s["path"], None, ("PNG",)) for s in (real, last))
