@@ -81,8 +81,8 @@ class Image(ExampleKind):
         return eight_bit(examples)
 
     def draw(self, examples: Tensor) -> Tensor:
-        """Return (k, C, H, W) images side by side, one pixel of white between."""
-        gap = examples.new_ones((*examples.shape[1:3], 1))
+        """Return (k, C, H, W) images side by side, one pixel of grey between: white reads as a part of white shapes."""
+        gap = examples.new_full((*examples.shape[1:3], 1), 0.5)
         parts = [part for image in examples for part in (image, gap)]
         return torch.cat(parts[:-1], dim=2)
 

@@ -20,7 +20,7 @@ from fedaudit.utils.integrity import check_listed
 
 Pixels = np.ndarray[Any, Any]
 
-_WIDTH, _CAPTION = 2.8, 0.2  # inches: of a strip of images, and of the line above it
+_WIDTH, _CAPTION = 4.2, 0.2  # inches: of a strip of images, and of the line above it
 _MOST = 16  # columns
 _PICTURES = "pictures.png"
 
@@ -88,9 +88,9 @@ def pictures(study: StudySpec, rows: Sequence[Row], folder: Path) -> bytes | Non
             continue
         i, j = left.index(tuple(row.point[a] for a in down)) + 1, across.index(column)
         real, last, caption = shown[row.key]
-        axes[0, j].imshow(real, cmap="gray", vmin=0, vmax=255)
+        axes[0, j].imshow(real, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axes[0, j].set_title(f"{column[0]} seed {row.repetition}".strip(), fontsize=8)
-        axes[i, j].imshow(last, cmap="gray", vmin=0, vmax=255)
+        axes[i, j].imshow(last, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axes[i, j].set_title(caption, fontsize=6, pad=2)
     for i, name in enumerate(["real", *map(", ".join, left)]):
         axes[i, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
