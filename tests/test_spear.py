@@ -198,12 +198,14 @@ def test_the_rank_is_the_one_of_an_svd():
 
 def test_zeros_that_hang_on_one_row_define_no_direction():
     # Two columns vanish together in 20 rows, of rank r − 2; one more row makes it r − 1, and the choice is anybody's.
-    rng = generator(1)
-    left = torch.randn(60, 4, generator=rng).double()
-    left[:20, :2] = 0
-    parts = low_rank(left @ torch.randn(4, 30, generator=rng).double(), 6, rng)
-    assert parts.rank == 4
-    assert not len(search(parts, none_yet(parts), 64, rng))
+    # Many draws: whether rounding passes for a rank hangs on the processor's arithmetic, too.
+    for seed in range(1, 25):
+        rng = generator(seed)
+        left = torch.randn(60, 4, generator=rng).double()
+        left[:20, :2] = 0
+        parts = low_rank(left @ torch.randn(4, 30, generator=rng).double(), 6, rng)
+        assert parts.rank == 4
+        assert not len(search(parts, none_yet(parts), 64, rng))
     left[20:45, 0] = 0
     parts = low_rank(left @ torch.randn(4, 30, generator=rng).double(), 6, rng)
     own = torch.linalg.lstsq(parts.scores, left[:, :1]).solution

@@ -260,7 +260,9 @@ def certify(parts: LowRank, directions: Tensor) -> Directions:
                 break
             spectrum, vectors = torch.linalg.eigh(own.T @ own)
             one = vectors[:, 0]
-            stands = float(spectrum[1]) > _MARGIN**2 * len(own)
+            # squares of rows hold half the digits: below this an eigenvalue is rounding
+            rounded = 64 * r * torch.finfo(spectrum.dtype).eps * float(spectrum[-1])
+            stands = float(spectrum[1]) > max(_MARGIN**2 * len(own), rounded)
             leverage = (own @ (vectors[:, 1:] / spectrum[1:].clamp(min=1e-300).sqrt())).square().sum(dim=1)
             sure = stands and float(leverage.max()) <= _LEVERAGE
         values.append(one)
