@@ -46,7 +46,8 @@ CORRELATION = Metric(
     "ones; without the attack: of real images of the other classes",
 )
 CORRELATION_REAL = Metric(
-    "class_correlation_real", "what to hold class_correlation against: that of real images of the class"
+    "class_correlation_real",
+    "what to hold class_correlation against: that of real images of the class, some of which the mean is made of",
 )
 PSNR_NEAREST = Metric(
     "nearest_pair_psnr",
