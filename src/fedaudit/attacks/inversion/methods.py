@@ -11,11 +11,12 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.findings import Trace
+from fedaudit.attacks.inversion.denoiser import CHANNELS, looks_like_photographs
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
 from fedaudit.attacks.inversion.moves import explore, rounds_within
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import label_regulariser, off_scale, outside_range
-from fedaudit.attacks.inversion.reconstruct import reconstruct
+from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
 from fedaudit.attacks.inversion.template import (
     FedAvgWay,
     GradientInversion,
@@ -287,7 +288,9 @@ class AGICPlus(AGIC):
     iterations change nothing: the network hardly knows where a thing is, and between the places lies a barrier. So a
     share of the iterations goes to short descents from several starts, and to shifts and flips of the best one
     (:func:`.moves.explore`); the objective alone chooses. The rest is one descent from half the rate,
-    which falls linearly to zero. Everything else is AGIC's. In a batch every image moves on its own, one a round.
+    which falls linearly to zero. All the way a small denoiser, trained on drawn shapes, pulls the images away from
+    noise, ever less (:mod:`.denoiser`). Everything else is AGIC's. In a batch every image moves on its own, one a
+    round.
 
     What had failed on stuck images: unsigned or smaller steps, β of 5 and 500, no ReLU modifier, small or smooth
     starts, more total variation, the plain or layer-wise cosine, relative L2, softplus sharpened on the way,
@@ -299,6 +302,8 @@ class AGICPlus(AGIC):
         moving: share of the iterations that is spent on starts and moves; where it doesn't pay for a round of moves,
             as below some 1,050 iterations by default, all are spent on one descent.
         starts: short descents from new noise, the best of which is moved about.
+        denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
+            three channels; not used for others.
     """
 
     name: ClassVar[str] = "agic-plus"
@@ -308,13 +313,19 @@ class AGICPlus(AGIC):
     schedule: Schedule = "linear"
     moving: Fraction = 0.5
     starts: Count = 3
+    denoising: NonNegative = 0.03
 
     def search(
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress
     ) -> tuple[list[Tensor], Trace]:
         """Explore, then descend from what was found."""
+        if self.optimiser != "adam":
+            return super().search(objective, prepared, count, generator, progress)
+        if prepared.task_info.input_shape[0] in CHANNELS:
+            pull = looks_like_photographs(prepared.pixel_range, self.iterations)
+            objective = with_priors(objective, [(self.denoising, pull)])
         rounds = rounds_within(round(self.moving * self.iterations), self.starts)
-        if not rounds or self.optimiser != "adam":
+        if not rounds:
             return super().search(objective, prepared, count, generator, progress)
         settings = self.optimisation()
         images, before = explore(
