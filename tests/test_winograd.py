@@ -149,7 +149,7 @@ def test_a_convolution_that_qualifies_is_replaced(bias):
         (nn.ConvTranspose2d(32, 32, 3, padding=1), 32),
         (nn.Conv2d(32, 32, 5, padding=2), 32),
         (nn.Conv2d(32, 48, 3, padding=1), 32),
-        (nn.Conv2d(32, 32, 3, padding=1), 8),  # four tiles: too few
+        (nn.Conv2d(32, 32, 3, padding=1), 4),  # one tile: too few
     ],
     ids=["stride", "dilation", "groups", "uneven-padding", "transposed", "kernel", "channels", "small"],
 )

@@ -20,6 +20,7 @@ constexpr int LANES = 4, ROWS = 6;
 #endif
 constexpr int TILE = 4, POINTS = 36;
 constexpr int PANEL = 32;               // channels taken at a time
+constexpr int DEPTH = 64;               // channels summed over at a time, at most: transformed filters stay in the cache
 constexpr int MOST_TILES = 32;          // tiles taken at a time: at most these,
 constexpr int MOST_NUMBERS = 64 * 128;  // and at most these, times channels
 
@@ -76,22 +77,23 @@ struct Sum {
     }
 };
 
-// out = M in
-template <const auto& M>
-[[gnu::always_inline]] inline void to_points(const Vec* in, int in_step, Vec* out, int out_step) {
+// put(p, …) the rows of M in
+template <const auto& M, class Put>
+[[gnu::always_inline]] inline void to_points(const Vec* in, int in_step, Put put) {
+#pragma GCC unroll 2
     for (int p : {0, 5}) {
         Sum sum;
 #pragma GCC unroll 6
         for (int k = 0; k < M.columns; ++k) sum.add(M.at[p][k], in[k * in_step]);
-        out[p * out_step] = sum.value;
+        put(p, sum.value);
     }
 #pragma GCC unroll 2
     for (int p : {1, 3}) {
         Sum even_odd[2];
 #pragma GCC unroll 6
         for (int k = 0; k < M.columns; ++k) even_odd[k % 2].add(M.at[p][k], in[k * in_step]);
-        out[p * out_step] = even_odd[0].value + even_odd[1].value;
-        out[(p + 1) * out_step] = even_odd[0].value - even_odd[1].value;
+        put(p, even_odd[0].value + even_odd[1].value);
+        put(p + 1, even_odd[0].value - even_odd[1].value);
     }
 }
 
@@ -111,15 +113,17 @@ template <const auto& M>
     }
 }
 
-// out = M in M^T, from columns x columns to 6 x 6
+// M in M^T, from columns x columns to 6 x 6: each point goes to its matrix, at `offset`.
 template <const auto& M>
-[[gnu::always_inline]] inline void expand(const Vec* in, Vec* out) {
+[[gnu::always_inline]] inline void expand(const Vec* in, const Points& out, long offset) {
     constexpr int C = M.columns;
     Vec half[6 * C];
 #pragma GCC unroll 6
-    for (int j = 0; j < C; ++j) to_points<M>(in + j, C, half + j, C);
+    for (int j = 0; j < C; ++j)
+        to_points<M>(in + j, C, [&](int p, Vec value) { half[p * C + j] = value; });
 #pragma GCC unroll 6
-    for (int i = 0; i < 6; ++i) to_points<M>(half + i * C, 1, out + i * 6, 1);
+    for (int i = 0; i < 6; ++i)
+        to_points<M>(half + i * C, 1, [&](int p, Vec value) { vec(out[i * 6 + p] + offset) = value; });
 }
 
 // out = M^T in M, from 6 x 6 to columns x columns
@@ -158,14 +162,13 @@ void gather(const float* images, const Grid& grid, int first, int count, const P
     for (int t = 0; t < count; ++t) {
         const auto corner = grid.corner(first + t);
         for (int c = 0; c < grid.channels; c += LANES) {
-            Vec in[S * S], result[POINTS];
+            Vec in[S * S];
             for (int i = 0; i < S; ++i)
                 for (int j = 0; j < S; ++j) {
                     const bool there = grid.has(corner.top + i, corner.left + j);
                     in[i * S + j] = there ? vec(images + grid.pixel(corner, i, j) + c) : Vec{};
                 }
-            expand<M>(in, result);
-            for (int e = 0; e < POINTS; ++e) vec(out[e] + (long)t * grid.channels + c) = result[e];
+            expand<M>(in, out, (long)t * grid.channels + c);
         }
     }
 }
@@ -192,21 +195,27 @@ void scatter(const Points& in, const Grid& grid, int first, int count, int panel
 void gather_filters(const float* filters, int rows, int columns, int panel, const Points& out) {
     for (int r = 0; r < rows; ++r)
         for (int c = 0; c < PANEL; c += LANES) {
-            Vec in[9], result[POINTS];
-            for (int i = 0; i < 9; ++i) in[i] = vec(filters + (r * 9L + i) * columns + panel + c);
-            expand<FILTER>(in, result);
-            for (int e = 0; e < POINTS; ++e) vec(out[e] + r * PANEL + c) = result[e];
+            Vec in[9];
+            for (int i = 0; i < 9; ++i) {
+                const float* tap = filters + (r * 9L + i) * columns + panel + c;
+                __builtin_prefetch(tap + 9L * columns);
+                in[i] = vec(tap);
+            }
+            expand<FILTER>(in, out, r * PANEL + c);
         }
 }
 
-// Points to filters: the adjoint.
-void scatter_filters(const Points& in, int rows, int columns, int panel, float* filters) {
+// Points to filters: the adjoint; added to what is there if `add`.
+void scatter_filters(const Points& in, int rows, int columns, int panel, float* filters, bool add) {
     for (int r = 0; r < rows; ++r)
         for (int c = 0; c < PANEL; c += LANES) {
             Vec values[POINTS], result[9];
             for (int e = 0; e < POINTS; ++e) values[e] = vec(in[e] + r * PANEL + c);
             reduce<FILTER>(values, result);
-            for (int i = 0; i < 9; ++i) vec(filters + (r * 9L + i) * columns + panel + c) += result[i];
+            for (int i = 0; i < 9; ++i) {
+                Vec& filter = vec(filters + (r * 9L + i) * columns + panel + c);
+                filter = add ? filter + result[i] : result[i];
+            }
         }
 }
 
@@ -233,21 +242,23 @@ template <int... I>
     }
 }
 
-// Filters to points, transposed: (columns, panel) matrices, the panel being of rows.
-void gather_transposed(const float* filters, int columns, int panel, const Points& out) {
+// Filters to points, transposed: (count, panel) matrices of `count` columns from `first` on, the panel being of rows.
+void gather_transposed(const float* filters, int columns, int panel, int first, int count, const Points& out) {
     for (int r = 0; r < PANEL; r += LANES)
-        for (int c = 0; c < columns; c += LANES) {
+        for (int c = 0; c < count; c += LANES) {
             Vec taps[9][LANES];
             for (int i = 0; i < 9; ++i) {
-                for (int lane = 0; lane < LANES; ++lane)
-                    taps[i][lane] = vec(filters + ((panel + r + lane) * 9L + i) * columns + c);
+                for (int lane = 0; lane < LANES; ++lane) {
+                    const float* tap = filters + ((panel + r + lane) * 9L + i) * columns + first + c;
+                    __builtin_prefetch(tap + LANES);  // far apart: the processor doesn't see what comes next
+                    taps[i][lane] = vec(tap);
+                }
                 transpose(taps[i]);
             }
             for (int lane = 0; lane < LANES; ++lane) {
-                Vec in[9], result[POINTS];
+                Vec in[9];
                 for (int i = 0; i < 9; ++i) in[i] = taps[i][lane];
-                expand<FILTER>(in, result);
-                for (int e = 0; e < POINTS; ++e) vec(out[e] + (c + lane) * PANEL + r) = result[e];
+                expand<FILTER>(in, out, (c + lane) * PANEL + r);
             }
         }
 }
@@ -259,8 +270,14 @@ struct View {
 };
 
 template <int R>
-void block(int depth, View a, const float* b, long b_row, float* out) {
+void block(int depth, View a, const float* b, long b_row, float* out, bool add) {
     Vec sums[R][2] = {};
+    if (add)
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+            sums[r][0] = vec(out + r * PANEL);
+            sums[r][1] = vec(out + r * PANEL + LANES);
+        }
     for (int k = 0; k < depth; ++k) {
         const Vec left = vec(b + k * b_row), right = vec(b + k * b_row + LANES);
 #pragma GCC unroll 12
@@ -278,22 +295,22 @@ void block(int depth, View a, const float* b, long b_row, float* out) {
 }
 
 template <int R>
-void last_block(int rows, int depth, View a, const float* b, long b_row, float* out) {
+void last_block(int rows, int depth, View a, const float* b, long b_row, float* out, bool add) {
     if constexpr (R > 0) {
         if (rows == R)
-            block<R>(depth, a, b, b_row, out);
+            block<R>(depth, a, b, b_row, out, add);
         else
-            last_block<R - 1>(rows, depth, a, b, b_row, out);
+            last_block<R - 1>(rows, depth, a, b, b_row, out, add);
     }
 }
 
-// out (rows, panel) = a (rows, depth) times b (depth, panel)
-void multiply(int rows, int depth, View a, const float* b, long b_row, float* out) {
+// out (rows, panel) = a (rows, depth) times b (depth, panel), added to what is there if `add`
+void multiply(int rows, int depth, View a, const float* b, long b_row, float* out, bool add) {
     for (int column = 0; column < PANEL; column += 2 * LANES, b += 2 * LANES, out += 2 * LANES) {
         int r = 0;
         for (; r + ROWS <= rows; r += ROWS)
-            block<ROWS>(depth, {a.data + r * a.row, a.row, a.column}, b, b_row, out + r * PANEL);
-        last_block<ROWS - 1>(rows - r, depth, {a.data + r * a.row, a.row, a.column}, b, b_row, out + r * PANEL);
+            block<ROWS>(depth, {a.data + r * a.row, a.row, a.column}, b, b_row, out + r * PANEL, add);
+        last_block<ROWS - 1>(rows - r, depth, {a.data + r * a.row, a.row, a.column}, b, b_row, out + r * PANEL, add);
     }
 }
 
@@ -318,14 +335,18 @@ struct Shape {
 extern "C" void convolve(const float* x, const float* w, float* y, int n, int height, int width, int c, int k,
                          int padding) {
     const Shape shape(n, height, width, c, k, padding);
-    const Points v((long)shape.chunk * c), u(c * PANEL), m(shape.chunk * PANEL);
+    const Points v((long)shape.chunk * c), u(DEPTH * PANEL), m(shape.chunk * PANEL);
     std::fill_n(y, (long)n * shape.out.height * shape.out.width * k, 0.f);
     for (int first = 0; first < shape.tiles; first += shape.chunk) {
         const int count = std::min(shape.chunk, shape.tiles - first);
         gather<INPUT>(x, shape.in, first, count, v);
         for (int panel = 0; panel < k; panel += PANEL) {
-            gather_transposed(w, c, panel, u);
-            for (int e = 0; e < POINTS; ++e) multiply(count, c, {v[e], c, 1}, u[e], PANEL, m[e]);
+            for (int from = 0; from < c; from += DEPTH) {
+                const int depth = std::min(DEPTH, c - from);
+                gather_transposed(w, c, panel, from, depth, u);
+                for (int e = 0; e < POINTS; ++e)
+                    multiply(count, depth, {v[e] + from, c, 1}, u[e], PANEL, m[e], from > 0);
+            }
             scatter<OUTPUT>(m, shape.out, first, count, panel, y);
         }
     }
@@ -335,23 +356,27 @@ extern "C" void convolve(const float* x, const float* w, float* y, int n, int he
 extern "C" void convolve_backward(const float* dy, const float* x, const float* w, float* dx, float* dw, int n,
                                   int height, int width, int c, int k, int padding) {
     const Shape shape(n, height, width, c, k, padding);
-    const Points q((long)shape.chunk * k), u(k * PANEL), p(shape.chunk * PANEL), v(dw ? (long)shape.chunk * c : 0);
+    const Points q((long)shape.chunk * k), u(DEPTH * PANEL), p(shape.chunk * PANEL), v(dw ? (long)shape.chunk * c : 0);
     if (dx) std::fill_n(dx, (long)n * height * width * c, 0.f);
-    if (dw) std::fill_n(dw, 9L * c * k, 0.f);
     for (int first = 0; first < shape.tiles; first += shape.chunk) {
         const int count = std::min(shape.chunk, shape.tiles - first);
         gather<OUTPUT>(dy, shape.out, first, count, q);
         if (dw) gather<INPUT>(x, shape.in, first, count, v);
         for (int panel = 0; panel < c; panel += PANEL) {
-            if (dx) {
-                gather_filters(w, k, c, panel, u);
-                for (int e = 0; e < POINTS; ++e) multiply(count, k, {q[e], k, 1}, u[e], PANEL, p[e]);
-                scatter<INPUT>(p, shape.in, first, count, panel, dx);
+            for (int from = 0; from < k; from += DEPTH) {
+                const int depth = std::min(DEPTH, k - from);
+                if (dx) {
+                    gather_filters(w + from * 9L * c, depth, c, panel, u);
+                    for (int e = 0; e < POINTS; ++e)
+                        multiply(count, depth, {q[e] + from, k, 1}, u[e], PANEL, p[e], from > 0);
+                }
+                if (dw) {
+                    for (int e = 0; e < POINTS; ++e)
+                        multiply(depth, count, {q[e] + from, 1, k}, v[e] + panel, c, u[e], false);
+                    scatter_filters(u, depth, c, panel, dw + from * 9L * c, first > 0);
+                }
             }
-            if (dw) {
-                for (int e = 0; e < POINTS; ++e) multiply(k, count, {q[e], 1, k}, v[e] + panel, c, u[e]);
-                scatter_filters(u, k, c, panel, dw);
-            }
+            if (dx) scatter<INPUT>(p, shape.in, first, count, panel, dx);
         }
     }
 }

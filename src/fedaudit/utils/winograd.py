@@ -24,7 +24,7 @@ _ATEN = torch.ops.aten
 _PANEL = 32  # channels that the kernels take at a time
 _TILE = 4
 # Fewer tiles don't repay the transformation of the filters.
-_LEAST_TILES = 8
+_LEAST_TILES = 4
 
 
 def convolve(x: Tensor, w: Tensor, padding: int) -> Tensor:
