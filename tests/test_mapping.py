@@ -60,6 +60,7 @@ def test_every_attack_has_a_class_of_nist_and_a_nearest_technique(name):
         ("attribute-loss", ["NISTAML.032", "AML.T0024.001", "attribute-inference"]),
         ("local-model", ["NISTAML.031", "AML.T0024.002"]),
         ("gan", ["NISTAML.032", "NISTAML.026", "AML.T0024.001", "AML.T0020", "model-inversion"]),
+        ("imprint", ["NISTAML.032", "NISTAML.026", "NISTAML.051", "AML.T0024.001", "AML.T0018", "reconstruction"]),
         ("agrevader", ["NISTAML.033", "NISTAML.026", "AML.T0024.000", "AML.T0018", "membership-inference"]),
     ],
 )
@@ -90,6 +91,9 @@ def test_a_plug_in_declares_its_own():
     assert mapping("a kind of somebody else's") == []
 
 
+ALTERED = "a server that alters the model it sends (NIST AI 100-2 E2025: NISTAML.026 and NISTAML.051)"
+
+
 def summary(attack: str, verdict: Verdict, federation: str = "f") -> AttackSummary:
     row = {"attack": attack, "federation": federation, "update_kind": "gradient", "updates": 1, "images": 0}
     return AttackSummary.model_validate({**row, "verdict": verdict, "verdict_text": "so it is"})
@@ -116,7 +120,21 @@ def test_the_assessment_lists_what_was_tested_and_what_was_not(tmp_path):
     assert untested["model inversion"] == "gan: could not be run"
     for test in ("membership inference", "exfiltration", "regurgitation of training data"):
         assert untested[test] == "no attack of this audit makes this test"
-    assert "NISTAML.051" in untested["a server that alters the model it sends"]
+    assert untested[ALTERED] == "no attack of this audit makes this test"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [("not demonstrated", None), ("recovered", None), ("not applicable", "imprint: could not be run")],
+)
+def test_an_audit_of_a_malicious_server_says_that_it_tested_one(tmp_path, verdict, why):
+    was = result(tmp_path)
+    changes = {
+        "adversary": was.adversary.model_copy(update={"adversary": "malicious-server"}),
+        "summaries": [summary("imprint", verdict)],
+        "attacks": [attack("imprint", "images")],
+    }
+    assert dict(assessment(was.model_copy(update=changes)).untested).get(ALTERED) == why
 
 
 def test_the_page_carries_the_table(tmp_path):

@@ -81,7 +81,7 @@ BY_KIND: dict[str, tuple[str, ...]] = {
     "local-model": ("NISTAML.031", "AML.T0024.002"),
 }
 
-# Who acts, and isn't among our attacks' adversaries: for the list of what was not tested.
+# What a server does that alters the model before it sends it.
 ALTERED_MODELS = ("NISTAML.026", "NISTAML.051")
 
 

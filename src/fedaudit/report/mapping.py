@@ -32,7 +32,7 @@ class Assessment:
     Attributes:
         standards: title and what it is.
         rows: of the attacks.
-        untested: the opinion's tests that no attack here made, each with why.
+        untested: the opinion's tests, and a malicious server, if no attack here answered for them, each with why.
         reading: what else to read.
     """
 
@@ -54,15 +54,21 @@ def assessment(result: AuditResult) -> Assessment:
                 verdicts.setdefault(summary.verdict, []).append(summary.federation)
         called = [[record for record in attack.mapping if record.standard == title] for title in titles]
         rows.append(Covered(attack, list(verdicts.items()), called))
-    untested = [(IDENTIFIERS[test].name, why) for test in EDPB_TESTS if (why := _why_untested(test, rows))]
-    ids = " and ".join(ALTERED_MODELS)
-    untested.append(("a server that alters the model it sends", f"{NO_ATTACK} ({NIST}: {ids})"))
+    tests = [
+        (
+            IDENTIFIERS[test].name,
+            [row for row in rows if (EDPB, test) in {(r.standard, r.id) for r in row.attack.mapping}],
+        )
+        for test in EDPB_TESTS
+    ]
+    active = rows if result.adversary.adversary == "malicious-server" else []
+    tests.append((f"a server that alters the model it sends ({NIST}: {' and '.join(ALTERED_MODELS)})", active))
+    untested = [(test, why) for test, own in tests if (why := _why_untested(own))]
     return Assessment([(title, ABOUT.get(title, "")) for title in titles], rows, untested, READING)
 
 
-def _why_untested(test: str, rows: list[Covered]) -> str:
-    """Return why a test of the opinion was not made; empty where it was, with an answer."""
-    own = [row for row in rows if any(r.standard == EDPB and r.id == test for r in row.attack.mapping)]
+def _why_untested(own: list[Covered]) -> str:
+    """Return why a test was not made by its ``own`` attacks; empty where it was, with an answer."""
     if not own:
         return NO_ATTACK
     reached = {verdict for row in own for verdict, _ in row.verdicts}

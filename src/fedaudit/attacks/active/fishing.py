@@ -18,6 +18,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, make_attack, 
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.attacks.victim import one_batch_gradient
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.federation.server_behaviour import LocalPlan, ServerBehaviour, ServerStep
@@ -203,7 +204,7 @@ class Fishing(Attack):
         "what the method needs (attack), but for labels",
         "a server that alters the last layer (federations[].server: fishing)",
     )
-    standards: ClassVar[tuple[str, ...]] = ()
+    standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
 
     attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
         default_factory=lambda: {"name": "agic"}

@@ -15,6 +15,7 @@ from fedaudit.attacks.analytic.recovered import Recovered, as_images
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.federation.local_training import local_randomness
 from fedaudit.federation.server_behaviour import LocalPlan, ServerBehaviour, ServerStep
 from fedaudit.models.front import Fronted
@@ -135,7 +136,7 @@ class Imprint(Attack):
         "images and a classifier",
         "a server that puts an imprint module before the network (federations[].server: imprint)",
     )
-    standards: ClassVar[tuple[str, ...]] = ()
+    standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
 
     def check(self, observation: Observation) -> None:
         """Refuse an update of a model without an imprint module.

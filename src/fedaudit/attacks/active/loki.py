@@ -16,6 +16,7 @@ from fedaudit.attacks.analytic.recovered import Recovered, as_images
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.federation.server_behaviour import LocalPlan, ServerBehaviour, ServerStep
 from fedaudit.models.front import Fronted
 from fedaudit.threat import Message, Observation
@@ -150,7 +151,7 @@ class Loki(Attack):
         "images and a classifier",
         "a server that sends each client kernels of its own (federations[].server: loki)",
     )
-    standards: ClassVar[tuple[str, ...]] = ()
+    standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
     unlike: ClassVar[bool] = True
 
     def check(self, observation: Observation) -> None:

@@ -102,7 +102,6 @@ class TrapWeights(Attack):
         "a model that begins with a fully connected layer with a bias, and ReLU",
         "better: a server that draws that layer for it (federations[].server: trap-weights)",
     )
-    standards: ClassVar[tuple[str, ...]] = ()
 
     def check(self, observation: Observation) -> None:
         """Refuse a model that doesn't begin with such a layer.
