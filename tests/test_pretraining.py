@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedaudit.federation.local_training import train
+from fedaudit.pipeline import pretraining
 from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.pretraining import training_once
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario import Scenario, scenario_from
 from fedaudit.utils.errors import BadInput
@@ -105,3 +108,59 @@ def steps(made: Scenario, size: int) -> list[int]:
     values["federations"] = [{"name": "fed", "clients": 1, "examples": 1}]
     resolve(scenario_from(values), model=Watching())
     return seen
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that grows with every epoch of training."""
+    done: list[None] = []
+
+    def counted(*arguments: Any, **settings: Any) -> Any:
+        done.append(None)
+        return train(*arguments, **settings)
+
+    monkeypatch.setattr(pretraining, "train", counted)
+    return done
+
+
+FEW: dict[str, Any] = {"federations": [{"name": "fed", "clients": 1, "examples": 2}], "evaluation": {}}
+
+
+def test_a_study_trains_a_network_once_for_all_attacks_on_it(loops: list[None]) -> None:
+    model = {"name": "convnet-small", "width": 2, "training": {"epochs": 2, "learning_rate": 0.05}}
+    values = {**FEW, "model": model, "data": {"name": "digits", "limit": 200}}
+    alone = resolve(scenario(**values))
+    assert len(loops) == 2
+    with training_once():
+        first = resolve(scenario(**values))
+        again = resolve(scenario(**values, attacks=[{"name": "agic", "iterations": 2}]))
+    assert len(loops) == 4
+    assert alone.model.trained == first.model.trained == again.model.trained
+    one, two, three = (made.federations[0].model.state_dict() for made in (alone, first, again))
+    for name in one:
+        assert one[name].equal(two[name])
+        assert one[name].equal(three[name])
+        assert two[name].data_ptr() != three[name].data_ptr()  # a client may change its own
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 7},
+        {"model": {"name": "logistic", "training": {"epochs": 1, "learning_rate": 0.3}}},
+        {"model": {"name": "logistic", "initialisation": "uniform", "training": {"epochs": 1}}},
+        {"data": {"name": "digits", "limit": 300}},
+    ],
+)
+def test_another_training_is_done(change: dict[str, Any], loops: list[None]) -> None:
+    with training_once():
+        resolve(scenario(**FEW))
+        before = len(loops)
+        resolve(scenario(**{**FEW, **change}))
+    assert len(loops) == before + 1
+
+
+def test_outside_of_studies_nothing_is_kept(loops: list[None]) -> None:
+    for _ in range(2):
+        resolve(scenario(**FEW, seed=1234))
+    assert len(loops) == 2

@@ -20,7 +20,7 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour
 from fedaudit.federation.canaries import CanarySpec
 from fedaudit.federation.client import Federation
-from fedaudit.federation.local_training import draws_at_random, local_randomness, train
+from fedaudit.federation.local_training import draws_at_random
 from fedaudit.federation.record_draw import draw_records
 from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS, ServerBehaviour
 from fedaudit.federation.simulator import check, partition_clients
@@ -33,21 +33,21 @@ from fedaudit.models import (
     initialise,
     layer_groups,
     load_checkpoint,
-    set_training_mode,
 )
 from fedaudit.models.front import with_front
 from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.modes import mode_in_words, with_modes
+from fedaudit.pipeline.pretraining import pretrain
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario import Scenario
-from fedaudit.training import BCE, Loss, class_logits, loss_function
+from fedaudit.training import BCE, Loss, loss_function
 from fedaudit.update import TaskInfo
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.registry import make
-from fedaudit.utils.seeds import derive_seed, generator
+from fedaudit.utils.seeds import generator
 from fedaudit.utils.validation import NamedSpec
 
 
@@ -155,7 +155,7 @@ def resolve(
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
     if spec.training.epochs:
-        trained = _pretrain(module, loss, task_info, dataset, scenario, display or Quiet())
+        trained = pretrain(module, loss, task_info, dataset, scenario, display or Quiet())
     data_record = DataRecord(
         name=dataset.name,
         summary=f"{dataset.summary}; {dataset.source}",
@@ -447,41 +447,3 @@ def _fewer_classes(dataset: Dataset, outputs: int) -> str:
         f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "
         f"don't show every class, say how many there are, Dataset.from_tensors(…, num_classes={outputs})"
     )
-
-
-def _pretrain(
-    model: nn.Module, loss: Loss, task_info: TaskInfo, dataset: Dataset, scenario: Scenario, display: Display
-) -> str:
-    """Train the model on the train split and return what was done, in words."""
-    spec = scenario.model.training
-    data = dataset.train
-    least = 2 if has_batch_norm(model) else 1  # BatchNorm can't normalise over a single example
-    if min(spec.batch_size, len(data)) < least:
-        raise BadInput(
-            f"model.training.batch_size is {spec.batch_size}, and there are {len(data)} examples: BatchNorm can't be "
-            "trained on single examples; use batches of 2 or more"
-        )
-    report = display.stage("training the model", spec.epochs)
-    shuffle = generator(scenario.seed, "pretraining")
-    for epoch in range(spec.epochs):
-        set_training_mode(model, "train")
-        order = torch.randperm(len(data), generator=shuffle).split(spec.batch_size)
-        batches = ((task_info.normalise(data.inputs[rows]), data.targets[rows]) for rows in order if len(rows) >= least)
-        with local_randomness(derive_seed(scenario.seed, "pretraining", epoch)):
-            train(model, loss, batches, learning_rate=spec.learning_rate, momentum=spec.momentum)
-        report(epoch + 1)
-    text = f"{spec.epochs} epoch{'s' if spec.epochs > 1 else ''} on {len(data)} examples"
-    if dataset.task == "classification":
-        text += f", test accuracy {accuracy(model, task_info, dataset):.3f}"
-    return text
-
-
-def accuracy(model: nn.Module, task_info: TaskInfo, dataset: Dataset) -> float:
-    """Return the share of the test split that the model classifies correctly."""
-    test = dataset.test
-    model.eval()
-    right = 0
-    with torch.no_grad():
-        for inputs, targets in zip(test.inputs.split(500), test.targets.split(500), strict=True):
-            right += int((class_logits(model(task_info.normalise(inputs))).argmax(dim=1) == targets).sum())
-    return right / int((test.targets >= 0).sum())

@@ -19,6 +19,7 @@ from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.federation.behaviour import BEHAVIOURS
 from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
+from fedaudit.pipeline.pretraining import training_once
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.results import AuditResult
 from fedaudit.scenario import Scenario, apply_override, scenario_from
@@ -206,7 +207,7 @@ def run_trial(task: Task) -> Played:
     before = start_measuring_memory()
     unfinished = Path(task.unfinished) if task.unfinished else None
     goes_on = unfinished is not None and unfinished.exists()
-    with one_thread(), reading_once():
+    with one_thread(), reading_once(), training_once():
         audit = run_audit(
             _without_controls(scenario), data_dir=Path(task.data_dir) if task.data_dir else None, store=unfinished
         )
