@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import csv
+from typing import Any
 
 import pytest
 import scipy.stats
+from matplotlib import pyplot
 
 from fedaudit.studies.analysis import analyse, values
-from fedaudit.studies.drawing import markdown, write
+from fedaudit.studies.drawing import figure, markdown, write
 from fedaudit.studies.store import Row
-from tests.test_studies import as_file, row, rows_of, tiny
+from tests.test_studies import TINY, as_file, row, rows_of, tiny
 
 
 def test_a_joint_attack_is_paired_with_what_it_was_played_beside_in_the_same_repetition():
@@ -115,3 +117,23 @@ def test_a_claim_can_be_decided_again_from_the_values_alone(tmp_path):
     differences = [psnr["agic", str(i)] - psnr["invg", str(i)] for i in range(3)]
     t = scipy.stats.ttest_1samp(differences, 0).confidence_interval(0.95)
     assert [float(claim[name]) for name in ("difference", "low", "high")] == pytest.approx([sum(differences) / 3, *t])
+
+
+def test_a_place_on_the_axis_is_the_same_in_every_panel(monkeypatch):
+    """Where a panel lacks a column, what it has must not move away from the labels below."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    widths = {str(width): {"model.width": width} for width in range(1, 10)}
+    axes = {**TINY["axes"], "width": widths}
+    rows = [
+        row({"attack": attack, "iterations": iterations, "width": width}, 0, 20.0)
+        for attack in axes["attack"]
+        for iterations in axes["iterations"]
+        for width in axes["width"]
+        if (attack, iterations) != ("invg", "1")
+    ]
+    assert figure(analyse(tiny(axes=axes, claims=[]), "cpu", rows))
+    (drawing,) = drawn
+    panels = drawing.axes
+    assert [len(panel.get_xticks()) for panel in panels] == [2, 2]
+    assert panels[0].get_xlim() == panels[1].get_xlim()

@@ -252,6 +252,7 @@ def _lines(axes: Any, analysis: Analysis, across: list[str], rows: list[_Row]) -
             if marks:
                 axes.plot(*zip(*marks, strict=True), look, label=name)
     axes.set_xticks(range(len(across)), across)
+    axes.set_xlim(-0.5, len(across) - 0.5)  # the same in every panel, whatever is missing: only the lowest have labels
     axes.set_xlabel(analysis.study.columns)
     _widen(axes, metric)
     axes.grid(axis="y", alpha=0.3)
