@@ -15,6 +15,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "evidence" / "claims.md"
 _TURNED = {"holds": "doesn't hold", "doesn't hold": "holds"}  # where the study's claim is the contrary of the paper's
 _DIGITS = {"psnr": 1, "mse": 4}
+_PUBLISHED = "paper"  # the scale of the published setting: where there is a result of it, it decides
 
 
 # of a claim that is compared at several places the first that occurs
@@ -54,8 +55,9 @@ def page() -> str:
         "departs from the paper's, and pictures.",
         "",
         "*Ours* is the paired difference between the two sides of the claim, with Student's 95 % interval; n counts",
-        "updates, or federations where accuracy is compared. *Undecided*: the interval holds zero. *Not measured*: not",
-        "since examples are drawn by the seed and federations are trained; the results before are",
+        "updates, or federations where accuracy is compared. Where the published setting was measured (the scale",
+        "`paper`), it decides, not a smaller one. *Undecided*: the interval holds zero. *Not measured*: not since",
+        "examples are drawn by the seed and federations are trained; the results before are",
         "[withdrawn](../results/README.md#withdrawn).",
         "",
         f"{decided} of {outcomes.total()} claims are decided ({several}): {counts}.",
@@ -85,6 +87,8 @@ def _rows(claim: dict[str, Any]) -> Iterable[tuple[str, str]]:
         for row, folder in _compared()
         if row["study"] == claim["study"] and row["claim"] == claim["says"] and claim.get("at") in (None, row["where"])
     ]
+    published = {row["where"] for row, _ in rows if row["scale"] == _PUBLISHED}
+    rows = [(row, folder) for row, folder in rows if row["scale"] == _PUBLISHED or row["where"] not in published]
     if not rows:
         took = f", about {_hours(claim):g} hours" if _hours(claim) else ""
         return [(f"`fedaudit study run {claim['study']}`{took}", "not measured")]

@@ -58,3 +58,24 @@ def test_a_study_s_outcomes_are_told_as_the_paper_claims_them(tmp_path, monkeypa
     decided = "it differs" not in more
     assert f"{int(decided)} of 1 claims are decided" in page
     assert f"about {0 if decided else 3} hours" in page
+
+
+def test_the_published_setting_decides_not_a_smaller_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "DOCS", tmp_path)
+    head = "claim,where,metric,difference,low,high,n,outcome,study,scale"
+    results = {
+        "cpu": ["batch 1,psnr,2.0,1.0,3.0,20,holds,a/b,cpu", "batch 4,psnr,1.5,1.0,2.0,8,holds,a/b,cpu"],
+        "paper": ["batch 1,psnr,1.1,-1.0,3.2,20,undecided,a/b,paper", "batch 4,psnr,,,,,not measured,a/b,paper"],
+    }
+    for name, rows in results.items():
+        folder = tmp_path / "results" / name
+        folder.mkdir(parents=True)
+        (folder / "claims.csv").write_text("\n".join([head, *(f"x beats y,{row}" for row in rows)]))
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "claims.yaml").write_text(
+        "- paper: P\n  claims:\n    - {place: T, claim: c, study: a/b, says: x beats y, hours: 3}\n"
+    )
+    (row,) = [line for line in evidence.page().splitlines() if line.startswith("| T |")]
+    assert "batch 1: psnr +1.1 [-1.0, +3.2], n=20 ([a/b](../results/paper/result.md))" in row
+    assert "batch 4: psnr +1.5 [+1.0, +2.0], n=8 ([a/b](../results/cpu/result.md))" in row
+    assert "+2.0 [" not in row
