@@ -57,7 +57,7 @@ def run(true: Tensor, first: Tensor, rounds: int = 1) -> tuple[Tensor, list[floa
     done: list[int] = []
     images, trace = explore(
         counted, lambda: first, RANGE, generator(0, "noise"), lambda now, total: done.append(now),
-        starts=1, rounds=rounds, **SETTINGS,
+        starts=1, start_iterations=60, rounds=rounds, **SETTINGS,
     )  # fmt: skip
     assert trace.iterations[-1] == calls == done[-1]
     assert trace.snapshots[-1].equal(images)
@@ -108,16 +108,42 @@ def test_moves_are_a_grid_of_eighths_and_shift_without_wrapping():
 
 def test_rounds_fit_the_budget():
     """A start costs 61 evaluations; a round 97 moved copies and four short descents."""
-    assert rounds_within(3 * 61 + 97 + 4 * 61 - 1, 3) == 0
-    assert rounds_within(3 * 61 + 97 + 4 * 61, 3) == 1
-    assert rounds_within(3_000, 3) == 8
-    assert rounds_within(0, 3) == 0
+    assert rounds_within(3 * 61 + 97 + 4 * 61 - 1, 3, 60) == 0
+    assert rounds_within(3 * 61 + 97 + 4 * 61, 3, 60) == 1
+    assert rounds_within(2 * 401 + 97 + 4 * 61 - 1, 2, 400) == 0
+    assert rounds_within(2 * 401 + 97 + 4 * 61, 2, 400) == 1
+    assert rounds_within(3_000, 3, 60) == 8
+    assert rounds_within(0, 3, 60) == 0
+
+
+def test_the_start_of_least_objective_is_kept_and_what_starts_cost_is_counted():
+    """Of four starts one is near; the others stay in the wrong place."""
+    true = things(1)
+    firsts = [with_move(true, 0, False, down, 0) for down in (-4, 4)] + [true + 0.05, with_move(true, 0, True, 4, 4)]
+    given, calls = iter(firsts), 0
+    objective = matching(true)
+
+    def counted(images: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return objective(images)
+
+    done: list[int] = []
+    images, trace = explore(
+        counted, lambda: next(given), RANGE, generator(0, "noise"), lambda now, _: done.append(now),
+        starts=4, start_iterations=100, rounds=0, **SETTINGS,
+    )  # fmt: skip
+    assert calls == 4 * 101 == trace.iterations[-1] == done[-1]
+    assert done == sorted(done)
+    assert trace.objective == [pytest.approx(float(objective(images)[0]))]
+    assert psnr(mse(images, true)).item() > 30
 
 
 @pytest.mark.parametrize(("iterations", "rounds"), [(1_046, 0), (1_048, 1), (10_000, 14)])
 def test_whoever_asks_for_few_iterations_gets_one_descent(iterations, rounds):
     settings = make_attack("agic-plus", {"iterations": iterations}).settings()
-    assert rounds_within(round(settings["moving"] * iterations), settings["starts"]) == rounds
+    starts, of_each = settings["starts"], settings["start_iterations"]
+    assert rounds_within(round(settings["moving"] * iterations), starts, of_each) == rounds
 
 
 def test_the_attack_moves_within_its_iterations_whatever_the_batch():

@@ -301,7 +301,8 @@ class AGICPlus(AGIC):
     Args:
         moving: share of the iterations that is spent on starts and moves; where it doesn't pay for a round of moves,
             as below some 1,050 iterations by default, all are spent on one descent.
-        starts: short descents from new noise, the best of which is moved about.
+        starts: descents from new noise, the best of which is moved about.
+        start_iterations: of each of these. 60 are too few to tell which start comes to the image; 400 often tell it.
         denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
             three channels; not used for others.
     """
@@ -313,6 +314,7 @@ class AGICPlus(AGIC):
     schedule: Schedule = "linear"
     moving: Fraction = 0.5
     starts: Count = 3
+    start_iterations: Count = 60
     denoising: NonNegative = 0.03
 
     def search(
@@ -324,7 +326,7 @@ class AGICPlus(AGIC):
         if prepared.task_info.input_shape[0] in CHANNELS:
             pull = looks_like_photographs(prepared.pixel_range, self.iterations)
             objective = with_priors(objective, [(self.denoising, pull)])
-        rounds = rounds_within(round(self.moving * self.iterations), self.starts)
+        rounds = rounds_within(round(self.moving * self.iterations), self.starts, self.start_iterations)
         if not rounds:
             return super().search(objective, prepared, count, generator, progress)
         settings = self.optimisation()
@@ -335,6 +337,7 @@ class AGICPlus(AGIC):
             generator,
             lambda done, _: progress(done, self.iterations),
             starts=self.starts,
+            start_iterations=self.start_iterations,
             rounds=rounds,
             **{name: settings[name] for name in ("learning_rate", "optimiser", "signed", "clamp")},
         )

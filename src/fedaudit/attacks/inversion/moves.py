@@ -21,16 +21,17 @@ from fedaudit.attacks.inversion.reconstruct import make_step
 _REACH = 3  # steps of the grid of shifts, each way
 _GRID = 2 * (2 * _REACH + 1) ** 2 - 1  # moves of a round, at most
 _STEPS_A_SIDE = 8  # of that grid: from one to the next, descent finds the way by itself
-_STRETCH = 60  # iterations of a short descent
+_STRETCH = 60  # iterations of a descent after a move
+_REPORT_EVERY = 10
 _RACED = 3  # moved copies that go on from their shift, beside the image where it is
 _LEAST_RATE = 0.1  # of the learning rate: where halving it ends
 
 Start = Callable[[], Tensor]
 
 
-def rounds_within(budget: int, starts: int) -> int:
+def rounds_within(budget: int, starts: int, start_iterations: int) -> int:
     """Return how many rounds of moves :func:`explore` has after its starts with ``budget`` evaluations."""
-    return max(0, budget - starts * (_STRETCH + 1)) // (_GRID + (_RACED + 1) * (_STRETCH + 1))
+    return max(0, budget - starts * (start_iterations + 1)) // (_GRID + (_RACED + 1) * (_STRETCH + 1))
 
 
 def explore(
@@ -41,11 +42,12 @@ def explore(
     progress: Progress,
     *,
     starts: int,
+    start_iterations: int,
     rounds: int,
     learning_rate: float,
     **settings: object,
 ) -> tuple[Tensor, Trace]:
-    """Race short descents from several starts, then move images about, one of them a round.
+    """Race descents from several starts, then move images about, one of them a round.
 
     A round evaluates copies of the batch in which one image is shifted by up to 3/8 of the side, and mirrored; goes on
     for a short stretch from the best of them and from where the images are; and keeps what then has the least
@@ -58,6 +60,7 @@ def explore(
         generator: of the noise that is added in each step, if any.
         progress: called with (done, total) evaluations of the objective.
         starts: first images.
+        start_iterations: of the descent from each of them.
         rounds: of moves.
         learning_rate: of the first round; in a stretch it falls linearly to zero.
         settings: of the optimiser, see :func:`.reconstruct.make_step`.
@@ -66,7 +69,7 @@ def explore(
         The images, and the trace: after the starts and after every round. Its last iteration is the number of
         evaluations, each a gradient's, that were spent.
     """
-    spent, total = 0, starts * (_STRETCH + 1)
+    spent, total = 0, starts * (start_iterations + 1)
     total += rounds * (_GRID + (_RACED + 1) * (_STRETCH + 1))  # or somewhat less
 
     def value_of(images: Tensor) -> Tensor:
@@ -74,7 +77,7 @@ def explore(
         spent += 1
         return objective(images)[0]
 
-    def descended(images: Tensor, rate: float) -> tuple[float, Tensor]:
+    def descended(images: Tensor, rate: float, iterations: int = _STRETCH) -> tuple[float, Tensor]:
         nonlocal spent
         images = images.clone()
         step = make_step(
@@ -82,16 +85,18 @@ def explore(
             [images],
             pixel_range,
             generator,
-            **{**settings, "iterations": _STRETCH, "learning_rate": rate, "schedule": "linear"},  # type: ignore[arg-type]
+            **{**settings, "iterations": iterations, "learning_rate": rate, "schedule": "linear"},  # type: ignore[arg-type]
         )
-        for _ in range(_STRETCH):
+        for _ in range(iterations):
             step()
-        spent += _STRETCH
+            spent += 1
+            if spent % _REPORT_EVERY == 0:
+                progress(spent, total)
         found = float(value_of(images))
         progress(spent, total)
         return found, images
 
-    value, images = _least([descended(start(), learning_rate) for _ in range(starts)])
+    value, images = _least([descended(start(), learning_rate, start_iterations) for _ in range(starts)])
     trace = Trace([spent], [value], images[None])
     rate = learning_rate
     for turn in range(rounds):
