@@ -82,7 +82,7 @@ def test_fast_arithmetic_gives_the_same_numbers_to_rounding(name: str, mode: Any
     assert not convolved
     with fast_arithmetic(fast):
         got = trained(fast, batches)
-    assert bool(convolved) == (width == 32)
+    assert bool(convolved) == (width == 32 or name == "leaky-cnn")  # which has 64 and 128 channels
     assert all(p.is_contiguous() for p in fast.parameters())
     assert not any("_conv_forward" in vars(module) for module in fast.modules())
     moved = torch.cat([(expected[n] - start[n]).flatten() for n in expected if expected[n].is_floating_point()])
