@@ -302,7 +302,7 @@ class AGICPlus(AGIC):
         moving: share of the iterations that is spent on starts and moves; where it doesn't pay for a round of moves,
             as below some 1,050 iterations by default, all are spent on one descent.
         starts: descents from new noise, the best of which is moved about.
-        start_iterations: of each of these. 60 are too few to tell which start comes to the image; 400 often tell it.
+        start_iterations: of each of these; the objective after them chooses.
         denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
             three channels; not used for others.
     """
