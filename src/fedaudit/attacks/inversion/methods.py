@@ -9,6 +9,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedaudit.attacks.adaptive import is_adaptive
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.denoiser import CHANNELS, looks_like_photographs
@@ -17,6 +18,7 @@ from fedaudit.attacks.inversion.moves import explore, rounds_within
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import label_regulariser, off_scale, outside_range
 from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
+from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, weight_of
 from fedaudit.attacks.inversion.template import (
     FedAvgWay,
     GradientInversion,
@@ -282,21 +284,26 @@ class AGIC(InvG):
 @register
 @dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class AGICPlus(AGIC):
-    """AGIC that gets out of where AGIC is stuck: starts that are raced, moves, and a rate that falls to zero.
+    """AGIC with what gradients say of their layers' inputs, raced starts, moves, and a rate that falls to zero.
 
-    Our own. An attack on a network with global pooling often ends early with the thing in another place, where more
-    iterations change nothing: the network hardly knows where a thing is, and between the places lies a barrier. So a
-    share of the iterations goes to short descents from several starts, and to shifts and flips of the best one
-    (:func:`.moves.explore`); the objective alone chooses. The rest is one descent from half the rate,
-    which falls linearly to zero. All the way a small denoiser, trained on drawn shapes, pulls the images away from
-    noise, ever less (:mod:`.denoiser`). Everything else is AGIC's. In a batch every image moves on its own, one a
-    round.
+    Our own. The gradient of a layer's weights is a sum of the patches that the layer sees, so it tells the subspace in
+    which they lie, whatever the loss and the layers above do. A prior asks that of the images (:mod:`.subspace`), for
+    every layer with fewer patches than a patch has numbers: it gets most descents out of where AGIC is stuck, and ends
+    near the very pixels. It says little of large batches, and isn't there where an update is sparse, of signs only,
+    noisy, or of Adam's.
+
+    What is still stuck is often the thing in another place: a network with global pooling hardly knows where a thing
+    is, and between the places lies a barrier. So a share of the iterations goes to short descents from several starts,
+    and to shifts and flips of the best one (:func:`.moves.explore`); the objective alone chooses. The rest is one
+    descent from half the rate, which falls linearly to zero. All the way a small denoiser, trained on drawn shapes,
+    pulls the images away from noise, ever less (:mod:`.denoiser`). Everything else is AGIC's. In a batch every image
+    moves on its own, one a round.
 
     What had failed on stuck images: unsigned or smaller steps, β of 5 and 500, no ReLU modifier, small or smooth
     starts, more total variation, the plain or layer-wise cosine, relative L2, softplus sharpened on the way,
     Levenberg-Marquardt, and fresh starts of Adam without moves. ``agic/plus-tuning`` compares it with its parts on
     CIFAR-100, ``agic/plus`` measures it on other data. Every evaluation of the objective counts as an iteration, moved
-    copies included.
+    copies included; one with the prior takes two to three times as long.
 
     Args:
         moving: share of the iterations that is spent on starts and moves; where it doesn't pay for a round of moves,
@@ -305,10 +312,12 @@ class AGICPlus(AGIC):
         start_iterations: of each of these; the objective after them chooses.
         denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
             three channels; not used for others.
+        subspace: weight of the prior on subspaces, times 1 where the gradients of at least half of the layers span all
+            that the layers see, and 0.03 where fewer do.
     """
 
     name: ClassVar[str] = "agic-plus"
-    summary: ClassVar[str] = "AGIC with raced starts, and with shifts and flips that the objective chooses"
+    summary: ClassVar[str] = "AGIC with the subspaces that gradients give away, raced starts, shifts and flips"
     paper: ClassVar[str] = "this project, after Xu et al. 2022 (AGIC)"
 
     schedule: Schedule = "linear"
@@ -316,6 +325,21 @@ class AGICPlus(AGIC):
     starts: Count = 3
     start_iterations: Count = 60
     denoising: NonNegative = 0.03
+    subspace: NonNegative = 1.0
+
+    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
+        """Add how far patches and gradients are from each other's span, where the gradients tell it."""
+        known = self.subspaces(prepared)
+        own = [(self.subspace * weight_of(known), in_subspaces(prepared.victim, known))] if known else []
+        return [*super().priors(prepared), *own]
+
+    def subspaces(self, prepared: Prepared) -> dict[str, Subspace]:
+        """Return what the layers' gradients say of their patches; nothing where numbers of them weren't sent."""
+        defence = prepared.update.sanitised
+        if not self.subspace or is_adaptive(prepared.update) or (defence and (defence.sparse or defence.signs)):
+            return {}
+        blank = prepared.task_info.blank(len(prepared.labels))[0].to(prepared.labels.device)
+        return subspaces(prepared.victim, prepared.layers, prepared.gradient, blank, defended=defence is not None)
 
     def search(
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress

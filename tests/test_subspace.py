@@ -1,0 +1,194 @@
+"""What layers' gradients say of their inputs' span, and the prior that agic-plus makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.linalg import subspace_angles
+from torch import Tensor, nn
+
+from fedaudit.attacks import make_attack
+from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, weight_of
+from fedaudit.attacks.victim import Victim
+from fedaudit.evaluation.image_metrics import mse, psnr
+from fedaudit.models import layer_groups
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
+from fedaudit.scenario import scenario_from
+from fedaudit.threat import Observation, observe
+from fedaudit.utils.seeds import generator
+
+
+def network(padding: str | int = 1, groups: int = 1) -> nn.Sequential:
+    """Return a network whose second convolution has 4 patches an image of 72 numbers, and 32 filters."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, stride=2), nn.ReLU(),
+            nn.Conv2d(8, 32, 3, padding=padding, stride=1 if padding == "same" else 2, groups=groups), nn.ReLU(),
+            nn.Flatten(), nn.LazyLinear(5),
+        )  # fmt: skip
+
+
+def opened(model: nn.Sequential, images: Tensor, noise: float = 0.0) -> tuple[Victim, Any, dict[str, Tensor]]:
+    """Return the victim, its layers, and the gradient of the images."""
+    model(images)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    victim = Victim(model, nn.functional.cross_entropy, parameters, {})
+    value = victim.loss(model(images), torch.arange(len(images)) % 5)
+    found = torch.autograd.grad(value, list(model.parameters()))
+    gradient = dict(zip(parameters, found, strict=True))
+    for tensor in gradient.values():
+        tensor.add_(noise * torch.randn(tensor.shape, generator=generator(1, "noise")))
+    return victim, layer_groups(model, images), gradient
+
+
+def pictures(count: int) -> Tensor:
+    return torch.randn((count, 3, 8, 8), generator=generator(count, "pictures"))
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_the_patches_span_the_gradient_and_the_gradient_the_patches(count):
+    """SciPy's principal angles between the two spans, from the patches that a loop cuts out, are zero."""
+    model, images = network(), pictures(count)
+    victim, layers, gradient = opened(model, images)
+    known = subspaces(victim, layers, gradient, torch.zeros_like(images))
+    inside = nn.functional.pad(model[1](model[0](images)), (1, 1, 1, 1)).detach()
+    patches = [one[:, y : y + 3, x : x + 3].flatten() for one in inside for y in (0, 2) for x in (0, 2)]
+    assert known["2"].basis is not None
+    assert len(known["2"].basis) == 4 * count
+    angles = subspace_angles(torch.stack(patches).numpy().T, known["2"].basis.numpy().T)
+    assert np.abs(angles).max() < 2e-3
+    assert known["2"].rows.square().sum().item() == pytest.approx(1)
+
+
+def test_the_true_images_are_at_zero_and_others_are_not():
+    images = pictures(2)
+    victim, layers, gradient = opened(network(), images)
+    prior = in_subspaces(victim, subspaces(victim, layers, gradient, images))
+    at_truth, other = prior(images)[0].item(), prior(images + 0.3 * pictures(3)[:2])[0].item()
+    assert at_truth < 1e-3
+    assert other > 30 * at_truth
+    constant = prior(torch.zeros_like(images))[0].item()  # all in the span of one patch is no way out
+    assert constant > 0.5
+
+
+@given(
+    count=st.integers(1, 6),
+    size=st.integers(7, 12),
+    rank=st.integers(1, 5),
+    based=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_value_and_gradient_are_those_of_the_formula(count, size, rank, based, seed):
+    """Of a linear layer, whose patches are its inputs: the formula as it stands, by autograd in float64."""
+    draw = generator(seed, "formula")
+    a = torch.randn((count, size), dtype=torch.float64, generator=draw, requires_grad=True)
+    rows = torch.randn((rank, size), dtype=torch.float64, generator=draw) / 9
+    basis = torch.linalg.qr(torch.randn((size, rank), dtype=torch.float64, generator=draw))[0].T if based else None
+    model = nn.Sequential(nn.Linear(size, 2, dtype=torch.float64))
+    victim = Victim(model, nn.functional.cross_entropy, dict(model.state_dict()), {})
+    value, slope = in_subspaces(victim, {"0": Subspace(model[0], rows, basis)})(a)
+    ridge = 1e-4 * a.square().sum() / count
+    inverse = torch.linalg.inv(a @ a.T + ridge * torch.eye(count, dtype=a.dtype))
+    wanted = 1 - torch.trace(rows @ a.T @ inverse @ a @ rows.T)
+    if basis is not None:
+        wanted = wanted + 1 - (a @ basis.T).square().sum() / a.square().sum()
+    assert value.item() == pytest.approx(wanted.item(), abs=1e-9)
+    torch.testing.assert_close(slope, torch.autograd.grad(wanted, a)[0], rtol=1e-6, atol=1e-9)
+
+
+def test_layers_that_say_nothing_are_left_out():
+    images = pictures(1)
+    victim, layers, gradient = opened(network(), images)
+    assert set(subspaces(victim, layers, gradient, images)) == {"2", "5"}  # the first has 16 patches of 27 numbers
+    del gradient["2.weight"]
+    assert set(subspaces(victim, layers, gradient, images)) == {"5"}  # not sent
+    gradient["5.weight"].zero_()
+    assert not subspaces(victim, layers, gradient, images)
+    for model in (network(padding="same"), network(groups=2)):
+        victim, layers, gradient = opened(model, images)
+        assert "2" not in subspaces(victim, layers, gradient, images)
+
+
+def test_a_gradient_that_is_no_product_of_so_many_patches_says_nothing():
+    images = pictures(1)
+    for noise, said in ((1e-6, {"2", "5"}), (1.0, set())):
+        victim, layers, gradient = opened(network(), images, noise)
+        assert set(subspaces(victim, layers, gradient, images)) == said
+
+
+def test_a_layer_that_is_called_twice_has_the_patches_of_both_calls():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = nn.Linear(24, 24), nn.Linear(24, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(self.layer(self.layer(x.flatten(1)).tanh()).tanh())
+            return found
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: Any = Twice()
+    images = torch.randn((2, 3, 2, 4), generator=generator(0, "twice"))
+    victim, layers, gradient = opened(model, images)
+    known = subspaces(victim, layers, gradient, images)
+    assert known["layer"].basis is not None
+    assert len(known["layer"].basis) == 4
+    assert in_subspaces(victim, known)(images)[0] < 1e-3
+
+
+@pytest.mark.parametrize(("based", "weight"), [("abc", 1.0), ("ab", 1.0), ("a", 0.03), ("", 0.03)])
+def test_the_prior_counts_fully_if_half_of_the_gradients_span_all_patches(based, weight):
+    layer, rows = nn.Linear(3, 2), torch.eye(3)
+    assert weight_of({name: Subspace(layer, rows, rows if name in based else None) for name in "abc"}) == weight
+
+
+def update_of(data: str, width: int, sanitiser: dict[str, Any] | None = None) -> tuple[Tensor, Observation]:
+    """Return an image and what an eavesdropper sees of its gradient, of a residual network."""
+    settings = {
+        "version": 1, "name": "s", "seed": 3, "data": {"name": data},
+        "model": {"name": "resnet20", "width": width, "initialisation": "default", "batch_norm": "eval"},
+        "federations": [{"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1}],
+        "threat": {"knows_labels": True}, "attacks": [{"name": "agic-plus"}],
+    } | ({"defences": {"sanitiser": sanitiser}} if sanitiser else {})  # fmt: skip
+    scenario = scenario_from(settings)
+    (recorded,) = record(resolve(scenario))
+    (observed,) = observe(recorded.transcript, scenario.threat).split("update")
+    true: Tensor = next(iter(recorded.truth.inputs.values()))
+    return true, observed
+
+
+def attacked(observed: Observation, iterations: int, weight: float) -> Tensor:
+    attack = make_attack("agic-plus", {"iterations": iterations, "subspace": weight})
+    finding: Any = attack(observed, generator=generator(0, "attack of a photograph"))
+    images: Tensor = finding.images
+    return images
+
+
+@pytest.mark.slow
+def test_the_attack_sees_the_photograph_where_matching_gradients_alone_is_stuck():
+    """64 patches and 128 filters in the last stage; the start is one of those that come to the image."""
+    true, observed = update_of("photos", 32)
+    assert psnr(mse(attacked(observed, 250, 1.0), true)) > 40
+    assert psnr(mse(attacked(observed, 250, 0.0), true)) < 25
+
+
+DEFENCES: dict[str, dict[str, Any]] = {
+    "top-k": {"ratio": 0.1},
+    "sign": {},
+    "dp": {"clip": 1.0, "noise": 1.0, "epsilon": None},
+}
+
+
+@pytest.mark.parametrize("name", [None, *DEFENCES])
+def test_a_defence_that_leaves_no_subspace_leaves_the_rest_of_the_attack(name):
+    """Numbers that weren't sent, only signs, or noise: the prior isn't there, as with a weight of zero."""
+    _, observed = update_of("digits", 4, {"name": name, **DEFENCES[name]} if name else None)
+    assert attacked(observed, 2, 1.0).equal(attacked(observed, 2, 0.0)) == bool(name)
