@@ -44,10 +44,10 @@ def chosen(values: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "attacks"),
     [
-        (scenario(), ["exact-linear", "invg", "agic"]),
-        (scenario(adversary="eavesdropper"), ["exact-linear", "invg", "agic"]),
-        (scenario(federation={"batch_size": 4}), ["invg", "agic", "labels"]),
-        (scenario(federation={"batch_size": 4}, knows_labels=True), ["invg", "agic"]),
+        (scenario(), ["exact-linear", "invg", "agic", "agic-plus"]),
+        (scenario(adversary="eavesdropper"), ["exact-linear", "invg", "agic", "agic-plus"]),
+        (scenario(federation={"batch_size": 4}), ["invg", "agic", "agic-plus", "labels"]),
+        (scenario(federation={"batch_size": 4}, knows_labels=True), ["invg", "agic", "agic-plus"]),
         (scenario(federation=STEPS), ["spear", "invg", "agic", "labels"]),
         (scenario(federation=STEPS, knows_training=False), ["spear", "agic"]),
         (scenario(federation={**STEPS, "local_steps": 17}), ["agic", "labels"]),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.moves import explore, moves, rounds_within, with_move
+from fedaudit.attacks.inversion.moves import affordable, explore, moves, with_move
 from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
@@ -106,14 +106,15 @@ def test_moves_are_a_grid_of_eighths_and_shift_without_wrapping():
     assert moved[1, 0].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [5, 4, 4, 4]]
 
 
-def test_rounds_fit_the_budget():
-    """A start costs 61 evaluations; a round 97 moved copies and four short descents."""
-    assert rounds_within(3 * 61 + 97 + 4 * 61 - 1, 3, 60) == 0
-    assert rounds_within(3 * 61 + 97 + 4 * 61, 3, 60) == 1
-    assert rounds_within(2 * 401 + 97 + 4 * 61 - 1, 2, 400) == 0
-    assert rounds_within(2 * 401 + 97 + 4 * 61, 2, 400) == 1
-    assert rounds_within(3_000, 3, 60) == 8
-    assert rounds_within(0, 3, 60) == 0
+def test_starts_and_rounds_fit_the_budget():
+    """A start costs an evaluation more than its iterations; a round 97 moved copies and four short descents."""
+    a_round = 97 + 4 * 61
+    assert affordable(61 + a_round - 1, 1, 60) == (0, 0)
+    assert affordable(61 + a_round, 1, 60) == (1, 1)
+    assert affordable(2 * 401 - 1, 4, 400) == (1, 1)
+    assert affordable(2 * 401, 4, 400) == (2, 0)
+    assert affordable(4 * 401 + 3 * a_round - 1, 4, 400) == (4, 2)
+    assert affordable(0, 3, 60) == (0, 0)
 
 
 def test_the_start_of_least_objective_is_kept_and_what_starts_cost_is_counted():
@@ -139,11 +140,11 @@ def test_the_start_of_least_objective_is_kept_and_what_starts_cost_is_counted():
     assert psnr(mse(images, true)).item() > 30
 
 
-@pytest.mark.parametrize(("iterations", "rounds"), [(1_046, 0), (1_048, 1), (10_000, 14)])
-def test_whoever_asks_for_few_iterations_gets_one_descent(iterations, rounds):
+@pytest.mark.parametrize(("iterations", "plan"), [(980, (0, 0)), (1_070, (2, 0)), (2_400, (4, 0)), (10_000, (4, 17))])
+def test_whoever_asks_for_few_iterations_gets_one_descent(iterations, plan):
     settings = make_attack("agic-plus", {"iterations": iterations}).settings()
-    starts, of_each = settings["starts"], settings["start_iterations"]
-    assert rounds_within(round(settings["moving"] * iterations), starts, of_each) == rounds
+    budget = round(settings["moving"] * iterations)
+    assert affordable(budget, settings["starts"], settings["start_iterations"]) == plan
 
 
 def test_the_attack_moves_within_its_iterations_whatever_the_batch():
@@ -163,7 +164,7 @@ def test_the_attack_moves_within_its_iterations_whatever_the_batch():
         )
     )
     (seen,) = observe(recorded.transcript, ThreatModel(knows_labels=True)).split("update")
-    attack = make_attack("agic-plus", {"iterations": 680, "moving": 0.6, "starts": 1})
+    attack = make_attack("agic-plus", {"iterations": 680, "moving": 0.6, "starts": 1, "start_iterations": 60})
     calls: list[tuple[int, int]] = []
     found: Any = attack(seen, generator=generator(0, "x"), progress=lambda done, total: calls.append((done, total)))
     assert found.trace.iterations[0] == 61

@@ -13,7 +13,7 @@ from scipy.linalg import subspace_angles
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, weight_of
+from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, telling
 from fedaudit.attacks.victim import Victim
 from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.models import layer_groups
@@ -144,10 +144,13 @@ def test_a_layer_that_is_called_twice_has_the_patches_of_both_calls():
     assert in_subspaces(victim, known)(images)[0] < 1e-3
 
 
-@pytest.mark.parametrize(("based", "weight"), [("abc", 1.0), ("ab", 1.0), ("a", 0.03), ("", 0.03)])
-def test_the_prior_counts_fully_if_half_of_the_gradients_span_all_patches(based, weight):
+@pytest.mark.parametrize(
+    ("based", "names", "share"), [("abc", "abc", 1.0), ("ab", "ab", 1.0), ("a", "abc", 0.03), ("", "abc", 0.03)]
+)
+def test_where_half_of_the_gradients_span_all_patches_they_count_fully_and_alone(based, names, share):
     layer, rows = nn.Linear(3, 2), torch.eye(3)
-    assert weight_of({name: Subspace(layer, rows, rows if name in based else None) for name in "abc"}) == weight
+    known = {name: Subspace(layer, rows, rows if name in based else None) for name in "abc"}
+    assert telling(known) == ({name: known[name] for name in names}, share)
 
 
 def update_of(data: str, width: int, sanitiser: dict[str, Any] | None = None) -> tuple[Tensor, Observation]:

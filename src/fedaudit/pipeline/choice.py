@@ -121,6 +121,7 @@ TABLE: tuple[tuple[str, dict[str, Any], Callable[[Case], bool]], ...] = (
     ("spear-rows", {}, lambda c: _exact(c) and c.table and c.rectified and c.examples > 1),
     ("invg", _QUICK, lambda c: _inverts(c) and (c.gradient or (c.training and c.steps <= _MOST_STEPS))),
     ("agic", _QUICK, lambda c: _inverts(c)),
+    ("agic-plus", _QUICK, lambda c: _inverts(c) and c.gradient),
     ("tableak", _FEWER, lambda c: _of_table(c)),
     ("dager", {}, lambda c: c.alone and c.tokens and c.told),
     ("which-tokens", {}, lambda c: c.alone and c.tokens),

@@ -14,11 +14,11 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.denoiser import CHANNELS, looks_like_photographs
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
-from fedaudit.attacks.inversion.moves import explore, rounds_within
+from fedaudit.attacks.inversion.moves import affordable, explore
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import label_regulariser, off_scale, outside_range
 from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
-from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, weight_of
+from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, telling
 from fedaudit.attacks.inversion.template import (
     FedAvgWay,
     GradientInversion,
@@ -306,9 +306,9 @@ class AGICPlus(AGIC):
     copies included; one with the prior takes two to three times as long.
 
     Args:
-        moving: share of the iterations that is spent on starts and moves; where it doesn't pay for a round of moves,
-            as below some 1,050 iterations by default, all are spent on one descent.
-        starts: descents from new noise, the best of which is moved about.
+        moving: share of the iterations that is spent on starts and moves; where it pays neither for two starts nor for
+            a start and a round of moves, as below some 990 iterations by default, all are spent on one descent.
+        starts: descents from new noise, the best of which is moved about; fewer where their share doesn't pay for all.
         start_iterations: of each of these; the objective after them chooses.
         denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
             three channels; not used for others.
@@ -321,16 +321,16 @@ class AGICPlus(AGIC):
     paper: ClassVar[str] = "this project, after Xu et al. 2022 (AGIC)"
 
     schedule: Schedule = "linear"
-    moving: Fraction = 0.5
-    starts: Count = 3
-    start_iterations: Count = 60
+    moving: Fraction = 0.75
+    starts: Count = 4
+    start_iterations: Count = 400
     denoising: NonNegative = 0.03
     subspace: NonNegative = 1.0
 
     def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
         """Add how far patches and gradients are from each other's span, where the gradients tell it."""
-        known = self.subspaces(prepared)
-        own = [(self.subspace * weight_of(known), in_subspaces(prepared.victim, known))] if known else []
+        known, share = telling(self.subspaces(prepared))
+        own = [(share * self.subspace, in_subspaces(prepared.victim, known))] if known else []
         return [*super().priors(prepared), *own]
 
     def subspaces(self, prepared: Prepared) -> dict[str, Subspace]:
@@ -350,8 +350,8 @@ class AGICPlus(AGIC):
         if prepared.task_info.input_shape[0] in CHANNELS:
             pull = looks_like_photographs(prepared.pixel_range, self.iterations)
             objective = with_priors(objective, [(self.denoising, pull)])
-        rounds = rounds_within(round(self.moving * self.iterations), self.starts, self.start_iterations)
-        if not rounds:
+        starts, rounds = affordable(round(self.moving * self.iterations), self.starts, self.start_iterations)
+        if not starts:
             return super().search(objective, prepared, count, generator, progress)
         settings = self.optimisation()
         images, before = explore(
@@ -360,7 +360,7 @@ class AGICPlus(AGIC):
             prepared.pixel_range,
             generator,
             lambda done, _: progress(done, self.iterations),
-            starts=self.starts,
+            starts=starts,
             start_iterations=self.start_iterations,
             rounds=rounds,
             **{name: settings[name] for name in ("learning_rate", "optimiser", "signed", "clamp")},

@@ -29,9 +29,19 @@ _LEAST_RATE = 0.1  # of the learning rate: where halving it ends
 Start = Callable[[], Tensor]
 
 
-def rounds_within(budget: int, starts: int, start_iterations: int) -> int:
-    """Return how many rounds of moves :func:`explore` has after its starts with ``budget`` evaluations."""
-    return max(0, budget - starts * (start_iterations + 1)) // (_GRID + (_RACED + 1) * (_STRETCH + 1))
+def affordable(budget: int, starts: int, start_iterations: int) -> tuple[int, int]:
+    """Return how many starts, and then rounds of moves, :func:`explore` has with ``budget`` evaluations.
+
+    None where the budget pays neither for two starts nor for one and a round of moves: one descent is better then.
+
+    Args:
+        budget: evaluations of the objective.
+        starts: wanted; fewer where they cost more than the budget.
+        start_iterations: of the descent from each.
+    """
+    found = max(1, min(starts, budget // (start_iterations + 1)))
+    rounds = max(0, budget - found * (start_iterations + 1)) // (_GRID + (_RACED + 1) * (_STRETCH + 1))
+    return (found, rounds) if found > 1 or rounds else (0, 0)
 
 
 def explore(
