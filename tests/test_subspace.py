@@ -145,12 +145,19 @@ def test_a_layer_that_is_called_twice_has_the_patches_of_both_calls():
 
 
 @pytest.mark.parametrize(
-    ("based", "names", "share"), [("abc", "abc", 1.0), ("ab", "ab", 1.0), ("a", "abc", 0.03), ("", "abc", 0.03)]
+    ("based", "count", "names", "share"),
+    [
+        ("abc", 1, "abc", 1.0),
+        ("ab", 1, "ab", 1.0),
+        ("a", 1, "abc", 0.03),
+        ("", 1, "abc", 0.03),
+        ("abc", 2, "abc", 0.03),
+    ],
 )
-def test_where_half_of_the_gradients_span_all_patches_they_count_fully_and_alone(based, names, share):
+def test_of_one_image_gradients_that_span_all_patches_count_fully_and_alone(based, count, names, share):
     layer, rows = nn.Linear(3, 2), torch.eye(3)
     known = {name: Subspace(layer, rows, rows if name in based else None) for name in "abc"}
-    assert telling(known) == ({name: known[name] for name in names}, share)
+    assert telling(known, count) == ({name: known[name] for name in names}, share)
 
 
 def update_of(data: str, width: int, sanitiser: dict[str, Any] | None = None) -> tuple[Tensor, Observation]:

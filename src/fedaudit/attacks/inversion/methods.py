@@ -312,8 +312,8 @@ class AGICPlus(AGIC):
         start_iterations: of each of these; the objective after them chooses.
         denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
             three channels; not used for others.
-        subspace: weight of the prior on subspaces, times 1 where the gradients of at least half of the layers span all
-            that the layers see, and 0.03 where fewer do.
+        subspace: weight of the prior on subspaces, times 1 for a single image where the gradients of at least half of
+            the layers span all that the layers see, and 0.03 else.
     """
 
     name: ClassVar[str] = "agic-plus"
@@ -329,7 +329,7 @@ class AGICPlus(AGIC):
 
     def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
         """Add how far patches and gradients are from each other's span, where the gradients tell it."""
-        known, share = telling(self.subspaces(prepared))
+        known, share = telling(self.subspaces(prepared), len(prepared.labels))
         own = [(share * self.subspace, in_subspaces(prepared.victim, known))] if known else []
         return [*super().priors(prepared), *own]
 

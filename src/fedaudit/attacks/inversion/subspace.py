@@ -28,7 +28,7 @@ _MOST_PATCHES = 1024  # of a layer: each is compared with every other
 _SHARE = 0.5  # of the numbers of a patch, the most patches whose span still says much
 _FLOAT32 = 1e-6  # relative size of a singular value that may be rounding
 _FOREIGN = 1e-3  # share of G's energy, the most that may lie outside as many directions as there are patches
-_WEAK = 0.03  # what the prior counts where few gradients span all patches, beside 1
+_WEAK = 0.03  # what the prior counts where it doesn't find images by itself
 _RIDGE = 1e-4  # of a patch's mean square: keeps patches that are nearly alike from being told apart by rounding
 
 
@@ -76,17 +76,19 @@ def subspaces(
     return found
 
 
-def telling(known: Mapping[str, Subspace]) -> tuple[dict[str, Subspace], float]:
+def telling(known: Mapping[str, Subspace], count: int) -> tuple[dict[str, Subspace], float]:
     """Return the layers to go by, and how much they count beside a cosine of gradients.
 
-    Where the gradients of at least half of the layers span all of their patches, these layers, with weight 1: they find
-    images by themselves. Where fewer do, all of them, with 0.03: more leads astray (docs/results/agic-plus).
+    Of a single image, where the gradients of at least half of the layers span all of their patches, these layers, with
+    weight 1: they find it by themselves. Else all, with 0.03: more leads astray, and in batches patches of different
+    images change places (docs/results/agic-plus).
 
     Args:
         known: what :func:`subspaces` found.
+        count: images in the batch.
     """
     based = {name: one for name, one in known.items() if one.basis is not None}
-    return (based, 1.0) if 2 * len(based) >= len(known) else (dict(known), _WEAK)
+    return (based, 1.0) if count == 1 and 2 * len(based) >= len(known) else (dict(known), _WEAK)
 
 
 def in_subspaces(victim: Victim, known: Mapping[str, Subspace]) -> Objective:
