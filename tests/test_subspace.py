@@ -103,6 +103,19 @@ def test_value_and_gradient_are_those_of_the_formula(count, size, rank, based, s
     torch.testing.assert_close(slope, torch.autograd.grad(wanted, a)[0], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("number", [0.0, float("nan")])
+def test_patches_that_explain_nothing_end_no_attack(number):
+    images = pictures(1).flatten(1)
+    model = nn.Sequential(nn.Linear(images.shape[1], 4))
+    victim = Victim(model, nn.functional.cross_entropy, dict(model.state_dict()), {})
+    basis = torch.eye(images.shape[1])[:2]
+    value, slope = in_subspaces(victim, {"0": Subspace(model[0], basis / 2**0.5, basis)})(
+        torch.full_like(images, number)
+    )
+    assert value.item() == 2
+    assert not slope.any()
+
+
 def test_layers_that_say_nothing_are_left_out():
     images = pictures(1)
     victim, layers, gradient = opened(network(), images)

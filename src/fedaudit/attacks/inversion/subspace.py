@@ -129,7 +129,8 @@ def in_subspaces(victim: Victim, known: Mapping[str, Subspace]) -> Objective:
 def _distance(known: Subspace, patches: Tensor) -> tuple[Tensor, Tensor]:
     """Return a layer's part of :func:`in_subspaces`, of its (N, d) patches A, and the gradient on them.
 
-    With Z = (AAᵀ + ε)⁻¹ARᵀ the gradient of the first term is −2·(ZR − ZZᵀA − 1e-4/N·‖Z‖²·A).
+    With Z = (AAᵀ + ε)⁻¹ARᵀ the gradient of the first term is −2·(ZR − ZZᵀA − 1e-4/N·‖Z‖²·A). Patches that have no such
+    inverse, all zero or no numbers, explain nothing and give no gradient.
     """
     count = len(patches)
     products = patches @ patches.T
@@ -137,7 +138,10 @@ def _distance(known: Subspace, patches: Tensor) -> tuple[Tensor, Tensor]:
     ridge = _RIDGE / count
     products.diagonal().add_(ridge * energy)
     found = patches @ known.rows.T
-    solved = torch.cholesky_solve(found, torch.linalg.cholesky(products))
+    factor, failed = torch.linalg.cholesky_ex(products)
+    if bool(failed):
+        return patches.new_tensor(1.0 if known.basis is None else 2.0), torch.zeros_like(patches)
+    solved = torch.cholesky_solve(found, factor)
     value = 1 - (found * solved).sum()
     slope = solved @ (solved.T @ patches - known.rows) + ridge * solved.square().sum() * patches
     if known.basis is not None:
