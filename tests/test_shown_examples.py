@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.conftest import Command
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES, DOCS = ROOT / "examples", ROOT / "docs"
-POLICY = EXAMPLES / "gate" / "fedaudit.yaml"
+POLICY, STUDY = EXAMPLES / "gate" / "fedaudit.yaml", EXAMPLES / "breaching" / "study.yaml"
 SHOWN = {
     "quick-start.md": ["first.yaml"],
     "tutorials/compare-defences.md": ["defences.yaml"],
@@ -37,7 +38,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_every_scenario_is_one(path: Path) -> None:
-    if path != POLICY:
+    if path not in (POLICY, STUDY):
         assert fedaudit.load_scenario(path).federations
 
 
@@ -143,3 +144,33 @@ def test_an_attack_of_one_s_own_is_checked_and_run(tmp_path: Path) -> None:
     exact = [image.mse for found in result.findings if found.attack == "first-layer" for image in found.images]
     assert len(exact) == 8
     assert max(exact) < 1e-8  # a division, in float32
+
+
+PEER = """
+import torch, breaching_invg, fedaudit
+from fedaudit.utils.machine import own_process
+own_process()
+torch.set_num_threads(1)
+fedaudit.check_attack(breaching_invg.BreachingInvG(iterations=5))
+attack = {"name": "breaching-invg", "iterations": 300, "total_variation": 1e-4}
+one = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1}
+model = {"name": "lenet", "initialisation": "default"}
+values = {"data": {"name": "photos"}, "model": model, "federations": [one], "attacks": [attack]}
+(row,) = fedaudit.audit(values, progress=False).result.summaries
+print(row.verdict)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_breaching_is_an_attack_like_any_other() -> None:
+    pytest.importorskip("hydra", reason="breaching isn't there")
+    folder = EXAMPLES / "breaching"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-W", "ignore", "-c", PEER]
+    ran = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
+    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["recovered"]), ran.stderr
+    install = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]["fedaudit.attacks"]
+    assert install == {"breaching-invg": "breaching_invg"}
+    levels = yaml.safe_load(STUDY.read_text())["axes"]["attack"].values()
+    assert {level["attacks"][0]["name"] for level in levels} == {"agic-plus", "breaching-invg"}
