@@ -140,6 +140,23 @@ def test_the_start_of_least_objective_is_kept_and_what_starts_cost_is_counted():
     assert psnr(mse(images, true)).item() > 30
 
 
+def test_starts_descend_what_they_are_given_in_turn_and_the_objective_chooses():
+    """The objective of every other start has its image elsewhere; what is chosen is near the true one, first or not."""
+    true = things(1)
+    right, wrong = matching(true), matching(1 - true)
+    for turns in ([right, wrong], [wrong, right], [wrong, wrong, right]):
+        images, trace = explore(
+            right, lambda: torch.full_like(true, 0.4), RANGE, generator(0, "noise"), lambda *_: None,
+            at_first=turns, starts=len(turns), start_iterations=200, rounds=0, **SETTINGS,
+        )  # fmt: skip
+        alone, _ = explore(
+            right, lambda: torch.full_like(true, 0.4), RANGE, generator(0, "noise"), lambda *_: None,
+            starts=1, start_iterations=200, rounds=0, **SETTINGS,
+        )  # fmt: skip
+        assert images.equal(alone)
+        assert trace.objective == [pytest.approx(float(right(alone)[0]))]
+
+
 @pytest.mark.parametrize(("iterations", "plan"), [(980, (0, 0)), (1_070, (2, 0)), (2_400, (4, 0)), (10_000, (4, 17))])
 def test_whoever_asks_for_few_iterations_gets_one_descent(iterations, plan):
     settings = make_attack("agic-plus", {"iterations": iterations}).settings()

@@ -13,6 +13,8 @@ from scipy.linalg import subspace_angles
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
+from fedaudit.attacks.inversion import methods
+from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, telling
 from fedaudit.attacks.victim import Victim
 from fedaudit.evaluation.image_metrics import mse, psnr
@@ -214,3 +216,33 @@ def test_a_defence_that_leaves_no_subspace_leaves_the_rest_of_the_attack(name):
     """Numbers that weren't sent, only signs, or noise: the prior isn't there, as with a weight of zero."""
     _, observed = update_of("digits", 4, {"name": name, **DEFENCES[name]} if name else None)
     assert attacked(observed, 2, 1.0).equal(attacked(observed, 2, 0.0)) == bool(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain"),
+    [
+        ({"iterations": 60}, 18),  # two starts of 18
+        ({"iterations": 60, "moving": 0.0}, 0),  # one descent
+        ({"iterations": 60, "starts": 3, "start_iterations": 10}, 2 * 10),  # the first and the third
+    ],
+)
+def test_where_it_may_lead_astray_every_other_start_goes_without_it(monkeypatch, settings, plain):
+    """So narrow a network's gradients span few layers' patches; all evaluations but those of these starts have it."""
+    calls = 0
+
+    def counted(*told: Any) -> Objective:
+        prior = in_subspaces(*told)
+
+        def one_more(images: Tensor) -> tuple[Tensor, Tensor]:
+            nonlocal calls
+            calls += 1
+            value, gradient = prior(images)
+            return value, gradient
+
+        return one_more
+
+    monkeypatch.setattr(methods, "in_subspaces", counted)
+    _, observed = update_of("digits", 1)
+    found: Any = make_attack("agic-plus", settings)(observed, generator=generator(0, "attack"))
+    assert found.iterations == found.trace.iterations[-1] == 60
+    assert calls == 60 - plain + 1  # and the last images'

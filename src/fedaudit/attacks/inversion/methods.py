@@ -36,6 +36,7 @@ from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 
 _COARSE_RATE = 1e-2  # Xu et al. 2022, Section IV-A
+_SHORT = 0.3  # of the iterations, each of two starts where there is no time for more
 _IMAGES = "images and a classifier"
 _LABELS = "labels: given, or inferable from the last fully connected layer"
 _ONE_STEP = "a gradient, or a FedAvg update of a single local step"
@@ -313,7 +314,9 @@ class AGICPlus(AGIC):
         denoising: weight of the pull towards the denoised images, at first; a tenth of it in the end. Images of one or
             three channels; not used for others.
         subspace: weight of the prior on subspaces, times 1 for a single image where the gradients of at least half of
-            the layers span all that the layers see, and 0.03 else.
+            the layers span all that the layers see, and 0.03 else. Where it is 0.03 it may lead noise astray: of a
+            single image every other start goes without it, and where ``moving`` doesn't pay for two starts there are
+            two all the same, of 30 % of the iterations each.
     """
 
     name: ClassVar[str] = "agic-plus"
@@ -327,12 +330,6 @@ class AGICPlus(AGIC):
     denoising: NonNegative = 0.03
     subspace: NonNegative = 1.0
 
-    def priors(self, prepared: Prepared) -> list[tuple[float, Objective]]:
-        """Add how far patches and gradients are from each other's span, where the gradients tell it."""
-        known, share = telling(self.subspaces(prepared), len(prepared.labels))
-        own = [(share * self.subspace, in_subspaces(prepared.victim, known))] if known else []
-        return [*super().priors(prepared), *own]
-
     def subspaces(self, prepared: Prepared) -> dict[str, Subspace]:
         """Return what the layers' gradients say of their patches; nothing where numbers of them weren't sent."""
         defence = prepared.update.sanitised
@@ -345,12 +342,20 @@ class AGICPlus(AGIC):
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress
     ) -> tuple[list[Tensor], Trace]:
         """Explore, then descend from what was found."""
-        if self.optimiser != "adam":
-            return super().search(objective, prepared, count, generator, progress)
-        if prepared.task_info.input_shape[0] in CHANNELS:
+        adam = self.optimiser == "adam"
+        if adam and prepared.task_info.input_shape[0] in CHANNELS:
             pull = looks_like_photographs(prepared.pixel_range, self.iterations)
             objective = with_priors(objective, [(self.denoising, pull)])
-        starts, rounds = affordable(round(self.moving * self.iterations), self.starts, self.start_iterations)
+        without = objective
+        known, share = telling(self.subspaces(prepared), count)
+        if known:
+            objective = with_priors(objective, [(share * self.subspace, in_subspaces(prepared.victim, known))])
+        doubtful = count == 1 and share < 1
+        budget, length = round(self.moving * self.iterations) if adam else 0, self.start_iterations
+        starts, rounds = affordable(budget, self.starts, length)
+        short = round(_SHORT * self.iterations)
+        if doubtful and starts < 2 and 2 * (short + 1) <= budget:
+            starts, length, rounds = 2, short, 0
         if not starts:
             return super().search(objective, prepared, count, generator, progress)
         settings = self.optimisation()
@@ -360,8 +365,9 @@ class AGICPlus(AGIC):
             prepared.pixel_range,
             generator,
             lambda done, _: progress(done, self.iterations),
+            at_first=[without, objective] if doubtful else [objective],
             starts=starts,
-            start_iterations=self.start_iterations,
+            start_iterations=length,
             rounds=rounds,
             **{name: settings[name] for name in ("learning_rate", "optimiser", "signed", "clamp")},
         )

@@ -7,7 +7,8 @@ right falls below within a few steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ def explore(
     generator: torch.Generator,
     progress: Progress,
     *,
+    at_first: Sequence[Objective] = (),
     starts: int,
     start_iterations: int,
     rounds: int,
@@ -69,6 +71,7 @@ def explore(
         pixel_range: normalised black and white, (1, C, H, W) each.
         generator: of the noise that is added in each step, if any.
         progress: called with (done, total) evaluations of the objective.
+        at_first: what descents from the starts minimise in turn, if not ``objective``, which chooses among them.
         starts: first images.
         start_iterations: of the descent from each of them.
         rounds: of moves.
@@ -87,11 +90,13 @@ def explore(
         spent += 1
         return objective(images)[0]
 
-    def descended(images: Tensor, rate: float, iterations: int = _STRETCH) -> tuple[float, Tensor]:
+    def descended(
+        images: Tensor, rate: float, iterations: int = _STRETCH, down: Objective = objective
+    ) -> tuple[float, Tensor]:
         nonlocal spent
         images = images.clone()
         step = make_step(
-            objective,
+            down,
             [images],
             pixel_range,
             generator,
@@ -106,7 +111,12 @@ def explore(
         progress(spent, total)
         return found, images
 
-    value, images = _least([descended(start(), learning_rate, start_iterations) for _ in range(starts)])
+    value, images = _least(
+        [
+            descended(start(), learning_rate, start_iterations, down)
+            for down in itertools.islice(itertools.cycle(at_first or [objective]), starts)
+        ]
+    )
     trace = Trace([spent], [value], images[None])
     rate = learning_rate
     for turn in range(rounds):
