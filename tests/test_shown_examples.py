@@ -151,12 +151,12 @@ import torch, breaching_invg, fedaudit
 from fedaudit.utils.machine import own_process
 own_process()
 torch.set_num_threads(1)
-fedaudit.check_attack(breaching_invg.BreachingInvG(iterations=5))
-attack = {"name": "breaching-invg", "iterations": 300, "total_variation": 1e-4}
 one = {"name": "f", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1}
 model = {"name": "lenet", "initialisation": "default"}
-values = {"data": {"name": "photos"}, "model": model, "federations": [one], "attacks": [attack]}
-(row,) = fedaudit.audit(values, progress=False).result.summaries
+values = {"data": {"name": "photos"}, "model": model, "federations": [one]}
+fedaudit.check_attack(breaching_invg.BreachingInvG(iterations=5), values)
+attack = {"name": "breaching-invg", "iterations": 300, "total_variation": 1e-4}
+(row,) = fedaudit.audit({**values, "attacks": [attack]}, progress=False).result.summaries
 print(row.verdict)
 """
 

@@ -51,6 +51,8 @@ class BreachingInvG(fedaudit.Attack):
         message = observation.single()
         if message.update.kind != "gradient" or observation.task_info.loss != "cross-entropy":
             raise NotApplicable(f"{self.name} is set up for gradients and cross-entropy here; set algorithm: fedsgd")
+        if observation.task_info.input_shape[0] != 3:
+            raise NotApplicable(f"{self.name} has a total variation of three channels; audit colour images")
         if message.update.tensors.keys() != dict(observation.module.named_parameters()).keys():
             raise NotApplicable(f"{self.name} needs the gradient of every parameter; audit without that defence")
 
