@@ -223,6 +223,7 @@ def test_a_defence_that_leaves_no_subspace_leaves_the_rest_of_the_attack(name):
     [
         ({"iterations": 60}, 18),  # two starts of 18
         ({"iterations": 60, "moving": 0.0}, 0),  # one descent
+        ({"iterations": 60, "starts": 1}, 18),  # whoever wants one start has one
         ({"iterations": 60, "starts": 3, "start_iterations": 10}, 2 * 10),  # the first and the third
     ],
 )

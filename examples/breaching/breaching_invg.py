@@ -79,7 +79,7 @@ class BreachingInvG(fedaudit.Attack):
         about = {"num_data_points": len(labels), "labels": labels, "local_hyperparams": None}
         gradients = [ready.gradient[name] for name in ready.victim.parameters]
         shared = {"gradients": gradients, "buffers": None, "metadata": about}
-        with torch.random.fork_rng(devices=[]), _reported(attacker, self.iterations * self.restarts, progress):
+        with torch.random.fork_rng(), _reported(attacker, self.iterations * self.restarts, progress):
             torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))  # it draws from the global generator
             found, stats = attacker.reconstruct([payload], [shared], {})
         return ImageFinding(

@@ -36,7 +36,7 @@ from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 
 _COARSE_RATE = 1e-2  # Xu et al. 2022, Section IV-A
-_SHORT = 0.3  # of the iterations, each of two starts where there is no time for more
+_SHORT = 0.3  # share of the iterations: each of two starts where there is no time for more
 _IMAGES = "images and a classifier"
 _LABELS = "labels: given, or inferable from the last fully connected layer"
 _ONE_STEP = "a gradient, or a FedAvg update of a single local step"
@@ -315,8 +315,8 @@ class AGICPlus(AGIC):
             three channels; not used for others.
         subspace: weight of the prior on subspaces, times 1 for a single image where the gradients of at least half of
             the layers span all that the layers see, and 0.03 else. Where it is 0.03 it may lead noise astray: of a
-            single image every other start goes without it, and where ``moving`` doesn't pay for two starts there are
-            two all the same, of 30 % of the iterations each.
+            single image every other start goes without it, the first one, too, and where ``moving`` doesn't pay for two
+            of ``start_iterations`` there are two of 30 % of the iterations each.
     """
 
     name: ClassVar[str] = "agic-plus"
@@ -353,9 +353,9 @@ class AGICPlus(AGIC):
         doubtful = count == 1 and share < 1
         budget, length = round(self.moving * self.iterations) if adam else 0, self.start_iterations
         starts, rounds = affordable(budget, self.starts, length)
-        short = round(_SHORT * self.iterations)
-        if doubtful and starts < 2 and 2 * (short + 1) <= budget:
-            starts, length, rounds = 2, short, 0
+        wanted, short = min(2, self.starts), round(_SHORT * self.iterations)
+        if doubtful and starts < wanted and wanted * (short + 1) <= budget:
+            starts, length, rounds = wanted, short, 0
         if not starts:
             return super().search(objective, prepared, count, generator, progress)
         settings = self.optimisation()
