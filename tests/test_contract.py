@@ -18,113 +18,15 @@ from fedaudit.attacks import ATTACKS, Attack, Finding, ImageFinding, LocalModelF
 from fedaudit.data import load_dataset
 from fedaudit.federation.truth import Truth
 from fedaudit.pipeline.contract import check_attack
-from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
 from fedaudit.threat import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.registry import SETTINGS
-
-# The shortest run of any attack.
-ITERATIONS = ("iterations", "pre_iterations", "fit_iterations")
-FEW = ("canaries", "group", "latent_iterations", "generator_iterations", "shadows", "epochs", "restarts")
-QUICK = dict.fromkeys(ITERATIONS, 3) | dict.fromkeys(FEW, 2) | {"hidden": 8, "updates": 10}
-
-FEDAVG: dict[str, Any] = {
-    "name": "f", "algorithm": "fedavg", "clients": 3, "rounds": 4, "examples": 60, "batch_size": 10, "local_epochs": 1,
-    "learning_rate": 0.1,
-}  # fmt: skip
-PUBLIC: dict[str, Any] = {"records": 20, "knows_public_data": True, "public_examples": 20}
-RECORDS: dict[str, Any] = {"data": {"name": "digits", "split": "train"}, "federations": [FEDAVG], "threat": PUBLIC}
-HIDDEN = {
-    **RECORDS,
-    "data": {"name": "digits-parity", "split": "train"},
-    "threat": {**PUBLIC, "hidden_attribute": "large"},
-}
-PROPERTY = {
-    "data": {"name": "digits-parity", "split": "train"},
-    "model": {"name": "mlp", "width": 8},
-    "federations": [{**FEDAVG, "rounds": 1}],
-    "threat": {"client_property": "large=5 to 9", "knows_public_data": True, "public_examples": 60},
-}
-FULL = {
-    "name": "f", "algorithm": "fedavg", "clients": 3, "clients_per_round": 1, "rounds": 60, "batch_size": 500,
-    "local_steps": 5, "learning_rate": 0.05,
-}  # fmt: skip
-TEXT = {
-    "data": {"name": "notes-causal"},
-    "model": {"name": "decoder", "width": 64},
-    "federations": [{"name": "f", "clients": 2, "examples": 4, "batch_size": 2}],
-}
-VERTICAL = {"name": "f", "algorithm": "vertical", "clients": 2, "examples": 6, "batch_size": 4, "rounds": 12}
-PARTY = {"data": {"name": "digits-parity"}, "federations": [VERTICAL], "threat": {"adversary": "client"}}
-LOCAL = {"data": {"name": "diabetes", "split": "train"}, "model": {"name": "linear"}, "federations": [FEDAVG]}
-
-
-def malicious(**settings: Any) -> dict[str, Any]:
-    return {**RECORDS, "federations": [{**FEDAVG, "malicious": settings}]}
-
-
-SCENARIOS: dict[str, dict[str, Any]] = {
-    "imprint": {
-        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "imprint", "units": 16}}],
-        "threat": {"adversary": "malicious-server"},
-    },
-    "loki": {
-        "federations": [{"name": "f", "clients": 2, "examples": 8, "server": {"name": "loki", "units": 16}}],
-        "threat": {"adversary": "malicious-server", "sees": "sum"},
-    },
-    "fishing": {
-        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": {"name": "fishing", "target": 4}}],
-        "threat": {"adversary": "malicious-server"},
-    },
-    "trap-weights": {
-        "model": {"name": "mlp", "width": 64},
-        "federations": [{"name": "f", "clients": 2, "examples": 4, "server": "trap-weights"}],
-        "threat": {"adversary": "malicious-server"},
-    },
-    "spear": {"model": {"name": "mlp"}},
-    "cocktail": {"model": {"name": "mlp"}},
-    "exact-linear": {"model": {"name": "mlp"}},
-    **{
-        name: {"data": {"name": "breast-cancer"}, "model": {"name": "mlp"}}
-        for name in ("spear-rows", "exact-linear-rows")
-    },
-    "r-gap": {"model": {"name": "leaky-cnn"}, "federations": [{"name": "f", "clients": 2, "examples": 2}]},
-    "gias": {"threat": {"knows_public_data": True}},
-    "gan": {
-        **malicious(name="gan", lacks=[3], start=1, steps=2, images=4, keep=1, latent=4, width=4),
-        "threat": {"adversary": "client"},
-    },
-    "agrevader": {**malicious(name="agrevader", start=1), "threat": {"adversary": "client", "records": 20}},
-    **dict.fromkeys(("dager", "which-tokens"), TEXT),
-    "last-returned": LOCAL,
-    "local-model": LOCAL,
-    "local-model-exact": {**LOCAL, "federations": [FULL]},
-    **dict.fromkeys(("loss-threshold", "gradient-norm", "shadow-models", "source-inference"), RECORDS),
-    "property-inference": PROPERTY,
-    "attribute-loss": {**RECORDS, **LOCAL, "threat": {**PUBLIC, "hidden_attribute": "sex"}},
-    "attribute-features": HIDDEN,
-    "tableak": {"data": {"name": "diabetes"}, "model": {"name": "mlp"}},
-    "cafe": {
-        "model": {"name": "cafe-cnn", "width": 2},
-        "federations": [{**VERTICAL, "rounds": 30, "vertical": {"protocol": "aggregated-gradients"}}],
-    },
-    "direct-labels": {"federations": [{**VERTICAL, "vertical": {"top": "sum"}}], "threat": {"adversary": "client"}},
-    **dict.fromkeys(("norm-scoring", "direction-scoring"), PARTY),
-    "epsilon": {"defences": {"sanitiser": {"name": "dp", "epsilon": None}}},
-}
+from tests.attack_cases import SCENARIOS, quick_attack
 
 
 @pytest.mark.parametrize("name", ATTACKS.names())
 def test_every_attack_keeps_it(name: str, tmp_path: Path) -> None:
-    known = make_attack(name).settings()
-    settings: dict[str, Any] = {key: value for key, value in QUICK.items() if key in known}
-    if name in ("epochs", "fishing"):
-        settings["attack"] = {"name": "invg", "iterations": 3}
-    if name == "gias":
-        settings["generator_file"] = str(tmp_path / "digits.safetensors")
-        plan = TrainingPlan(steps=2)
-        train_generator(load_dataset("digits"), Path(settings["generator_file"]), latent=4, width=4, plan=plan)
-    found = check_attack(make_attack(name, settings), SCENARIOS.get(name))
+    found = check_attack(quick_attack(name, tmp_path), SCENARIOS.get(name))
     assert isinstance(found, ATTACKS[name].value.finds)
 
 

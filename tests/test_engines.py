@@ -406,26 +406,6 @@ def test_the_name_of_old_is_accepted():
         make_attack("invg", {"engine": "melted"})
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("name", ["first-order", "compiled"])
-@pytest.mark.parametrize("batches", [(2,), (1, 1)])
-def test_the_fast_engines_agree_on_a_gpu(name, batches):
-    victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
-    training = TrainingConfig(0.1, len(batches), batches)
-    target = [t.cuda() for t in target_of(victim, training)]
-    on_gpu = Victim(
-        victim.module.cuda(),
-        victim.loss,
-        {n: p.cuda() for n, p in victim.parameters.items()},
-        {n: b.cuda() for n, b in victim.constants.items()},
-    )
-    distance = weighted_cosine(target, [1.0] * len(target))
-    (engine, notes), (exact, _) = (engine_and_notes(n, on_gpu, training, distance) for n in (name, "reference"))
-    x = images(2).cuda()
-    assert F.cosine_similarity(engine(x)[1].flatten(), exact(x)[1].flatten(), dim=0) >= AGREEMENT
-    assert notes == []
-
-
 def test_total_variation_s_gradient_is_that_of_autograd():
     x = images(2).requires_grad_()
     (expected,) = torch.autograd.grad(total_variation(x), x)

@@ -130,7 +130,9 @@ class Scenario(Spec):
     version: Annotated[Literal[1], BeforeValidator(no_boolean)] = Field(default=1, description="of this format")
     name: Title = Field(default="audit", description="the audit's, for the report")
     seed: Whole = Field(default=0, description="of everything random: the same seed gives the same audit, bit for bit")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where models are trained and attacks computed")
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="where attacks are computed; federations are simulated on the CPU"
+    )
     data: DataSpec = Field(default=DataSpec(), description="the data set that clients hold")
     model: ModelSpec = Field(default=ModelSpec(), description="the network that they train")
     federations: Annotated[list[FederationSpec], Field(min_length=1)] = Field(

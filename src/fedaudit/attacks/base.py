@@ -18,6 +18,7 @@ from fedaudit.examples import example_kind
 from fedaudit.results import MappingRecord
 from fedaudit.threat import Message, Observation, Scope
 from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.machine import full_precision
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
 from fedaudit.utils.registry import register as register
 
@@ -143,7 +144,8 @@ class Attack(Plugin, ABC):
         """
         self.check(observation)
         started = time.perf_counter()
-        found = self._run(observation, generator, device, progress or silent)
+        with full_precision(device):
+            found = self._run(observation, generator, device, progress or silent)
         if not isinstance(found, self.finds):
             raise TypeError(f"{self.name} returned a {type(found).__name__}, not a {self.finds.__name__}")
         seconds = time.perf_counter() - started

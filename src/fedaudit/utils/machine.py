@@ -37,6 +37,30 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Compute on a GPU as exactly as on the CPU, and alike every time.
+
+    Torch lets a GPU round what convolutions multiply to TF32, 10 bits of mantissa, unless told otherwise. That is
+    coarser than the finite differences of attacks, and changes what they find.
+
+    Args:
+        device: ``cuda``, or ``cpu``, where nothing is to be done.
+    """
+    if device == "cpu":
+        yield
+        return
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def own_process() -> None:
     """Declare that this process is a command's or a worker's, and let glibc keep what it frees, for its next tensors.
 

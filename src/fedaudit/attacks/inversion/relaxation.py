@@ -25,9 +25,14 @@ class Relaxation:
     Attributes:
         columns: of the table.
         width: v.
+
+    Args:
+        columns: of the table.
+        d: numbers of a row, as the model sees it.
+        device: of the variables.
     """
 
-    def __init__(self, columns: Sequence[Column], d: int) -> None:
+    def __init__(self, columns: Sequence[Column], d: int, device: str = "cpu") -> None:
         self.columns = tuple(columns)
         self.numeric = [column for column in columns if column.kind == "numeric"]
         self.categorical = [column for column in columns if column.kind == "categorical"]
@@ -55,7 +60,8 @@ class Relaxation:
         self.absent = ~torch.isin(whole, self.block)
         inverse = torch.zeros(len(whole), dtype=torch.int64)
         inverse[self.block] = torch.arange(len(self.block))
-        self.source = inverse
+        self.mix, self.block = self.mix.to(device), self.block.to(device)
+        self.absent, self.source = self.absent.to(device), inverse.to(device)
 
     def parts(self, variables: Tensor) -> Tensor:
         """Return (…, v): numbers as they are, and the probability of each category."""

@@ -128,7 +128,8 @@ class TabLeak(Attack):
         # in memory of our own: where a file's tensors lie changes the rounding, and signs make much of that
         own = {name: t.clone() for name, t in prepared.victim.parameters.items()}
         prepared = dataclasses.replace(prepared, victim=dataclasses.replace(prepared.victim, parameters=own))
-        table = Relaxation(task_info.columns or numbers(task_info.input_shape[0]), task_info.input_shape[0])
+        width = task_info.input_shape[0]
+        table = Relaxation(task_info.columns or numbers(width), width, device)
         labels = prepared.labels
         with local_randomness(generator.initial_seed()):  # a user's module may draw from the global generator
             if infers:
@@ -146,7 +147,7 @@ class TabLeak(Attack):
         best = values.masked_fill(~kept, torch.inf).argsort(stable=True)[: int(kept.sum())]
         if self.pooling == "best":
             best = best[:1]
-        parts = table.parts(variables[best.to(device), :, : table.width].cpu())
+        parts = table.parts(variables[best.to(device), :, : table.width]).cpu()
         pool = torch.stack([one for restart in parts for one in restart.split(count)])
         pool = torch.stack([pool[0], *(table.in_order_of(pool[0], one) for one in pool[1:])])
         notes = [*prepared.notes, *([WITHOUT_DROPOUT] if prepared.victim.dropout else [])]
@@ -156,7 +157,7 @@ class TabLeak(Attack):
             notes.append(f"{epochs} local epochs: each one's {count} rows were pooled like a restart")
         targets = decode(variables[best[0]])[1][:count].detach().cpu()
         return RowFinding(
-            rows=table.rows(table.pooled(pool)),
+            rows=table.rows(table.pooled(pool).to(device)).cpu(),
             labels=targets,
             label_source=prepared.label_source,
             confidence=table.confidence(pool),

@@ -8,7 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedaudit.attacks.inversion.engines.first_order import first_order
 from fedaudit.attacks.inversion.engines.optimisers import SOFTNESS
-from fedaudit.attacks.inversion.engines.passes import eager, traced
+from fedaudit.attacks.inversion.engines.passes import eager, on_gpu, traced
+from fedaudit.attacks.inversion.engines.recorded import recorded
 from fedaudit.attacks.inversion.engines.reference import reference
 from fedaudit.attacks.inversion.objectives import Distance, Objective
 from fedaudit.attacks.victim import Victim
@@ -32,8 +33,9 @@ def make_engine(
     """Return the engine ``name``.
 
     ``auto`` is the first-order one under guard: as the model is written for a handful of steps, traced for more,
-    compiled for many. ``first-order`` is the traced one, ``compiled`` the compiled one, both without guard. Where the
-    training isn't plain SGD all are the reference.
+    compiled for many. ``first-order`` is the traced one, ``compiled`` the compiled one, both without guard. On a GPU
+    the traced one is recorded as a CUDA graph, and ``auto`` doesn't compile it: that takes longer than it saves. Where
+    the training isn't plain SGD all are the reference.
 
     Args:
         name: ``auto``, ``reference``, ``first-order`` or ``compiled``.
@@ -50,10 +52,11 @@ def make_engine(
             notes.append(f"engine: reference, because {name} is for clients that train by plain SGD")
         return exact
     if name == "auto" and steps < TRACE_FROM:
-        run_pass = eager(victim)
+        fast = first_order(victim, labels, training, distance, eager(victim))
     else:
-        run_pass = traced(victim, notes, compiled=name == "compiled" or (name == "auto" and steps >= COMPILE_FROM))
-    fast = first_order(victim, labels, training, distance, run_pass)
+        compiled = name == "compiled" or (name == "auto" and steps >= COMPILE_FROM and not on_gpu(victim))
+        fast = first_order(victim, labels, training, distance, traced(victim, notes, compiled=compiled))
+        fast = recorded(fast, notes) if on_gpu(victim) else fast
     return guarded(fast, exact, notes) if name == "auto" else fast
 
 
