@@ -88,7 +88,7 @@ def around(trials: int, out: Path) -> None:
     one = run_trial(Task(expanded[0].key, expanded[0].scenario.to_yaml(), None))
     quarter = max(1, len(expanded) // 4)
 
-    def backend(_: Any, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
+    def backend(_: Any, tasks: Sequence[Task], _beat: Any = None) -> Iterator[tuple[Task, Any]]:
         print(f"begin: {state()}", flush=True)
         began = time.perf_counter()
         for done, ((task, _played), result) in enumerate(processes(2)(short, [(task, one) for task in tasks]), 1):

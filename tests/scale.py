@@ -77,7 +77,7 @@ def ray() -> None:
     def rate(name: str, backend: Backend) -> None:
         list(backend(copied, [(None, one)] * 20))  # starts the workers
 
-        def without_attacks(_: Any, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
+        def without_attacks(_: Any, tasks: Sequence[Task], _beat: Any = None) -> Iterator[tuple[Task, Any]]:
             for (task, _played), result in backend(copied, [(task, one) for task in tasks]):
                 yield task, result
 

@@ -7,14 +7,16 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedaudit.cli import study_log
+from fedaudit.studies.backends import processes
 from fedaudit.studies.running import run_study
 from fedaudit.studies.spec import expand
 from fedaudit.studies.store import FILE, Store
-from fedaudit.utils.progress import Quiet
+from fedaudit.utils.progress import Quiet, Report
 from tests.conftest import Command
 from tests.test_studies import tiny
 
@@ -72,7 +74,7 @@ def test_an_error_that_no_disk_takes_is_kept_nevertheless(tmp_path: Path) -> Non
         tiny(),
         trials,
         store,
-        backend=lambda _, tasks: iter([(tasks[0], OSError("no file \udcff"))]),
+        backend=lambda _, tasks, _beat=None: iter([(tasks[0], OSError("no file \udcff"))]),
         data_dir=None,
         display=Quiet(),
     )
@@ -84,3 +86,29 @@ def test_an_error_that_no_disk_takes_is_kept_nevertheless(tmp_path: Path) -> Non
 def test_the_log_waits_for_no_library_that_it_does_not_need(module: str) -> None:
     code = f"import sys; import {study_log.__name__}; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Watched(Quiet):
+    """Remembers what stages report."""
+
+    def __init__(self) -> None:
+        self.reports: list[float] = []
+
+    def stage(self, _title: str, _total: float) -> Report:
+        return self.reports.append
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [("attack", {"attacks.0.iterations": 1500}), ("federation", {"federations.f.rounds": 100})],
+)
+def test_progress_is_told_while_a_trial_runs(part: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    spec = tiny(axes={"attack": {"invg": changes}}, published=[], claims=[])
+    trials = expand(spec, "smoke")[:1]
+    store, watched = Store(tmp_path), Watched()
+    store.plan({"name": "tiny", "scale": "smoke"}, trials)
+    assert run_study(spec, trials, store, backend=processes(1), data_dir=None, display=watched) == 0
+    assert watched.reports == sorted(watched.reports), part
+    assert watched.reports[-1] == 1
+    assert len({report for report in watched.reports if 0.05 < report < 0.95}) >= 2, part

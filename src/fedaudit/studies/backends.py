@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.processes import run_tasks
@@ -15,7 +15,18 @@ Result = TypeVar("Result")
 
 # An argument with its result, or with what went wrong
 Finished = tuple[Argument, Result | BaseException]
-Backend = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[Any, Any]]]
+Beat = Callable[[Any, float], None]
+
+
+class Backend(Protocol):
+    """Calls a function with every argument, somewhere, and returns the results as they arrive."""
+
+    def __call__(
+        self, function: Callable[[Any], Any], arguments: Sequence[Any], beat: Beat | None = None, /
+    ) -> Iterator[tuple[Any, Any]]:
+        """Return arguments with their results; ``beat`` is told how much of an argument's work is done, where known."""
+        ...
+
 
 _RETRIES = 1  # of a trial whose worker died, as here
 
@@ -28,16 +39,17 @@ def processes(workers: int) -> Backend:
     """
 
     def run(
-        function: Callable[[Argument], Result], arguments: Sequence[Argument]
+        function: Callable[[Argument], Result], arguments: Sequence[Argument], beat: Beat | None = None
     ) -> Iterator[Finished[Argument, Result]]:
-        for index, result in run_tasks(function, arguments, workers=workers):
+        told = (lambda index, share: beat(arguments[index], share)) if beat else None
+        for index, result in run_tasks(function, arguments, workers=workers, beat=told):
             yield arguments[index], result
 
     return run
 
 
 def ray(address: str, *, cpus: float = 1, gpus: float = 0) -> Backend:
-    """Return the backend of a Ray cluster.
+    """Return the backend of a Ray cluster, whose tasks don't tell how far they are.
 
     Args:
         address: of the cluster, as ``ray.init`` takes it: ``auto``, or host:port.
@@ -61,7 +73,9 @@ def ray(address: str, *, cpus: float = 1, gpus: float = 0) -> Backend:
         raise BadInput(f"--ray {address}: no cluster there ({reason})") from None
 
     def run(
-        function: Callable[[Argument], Result], arguments: Sequence[Argument]
+        function: Callable[[Argument], Result],
+        arguments: Sequence[Argument],
+        beat: Beat | None = None,  # noqa: ARG001
     ) -> Iterator[Finished[Argument, Result]]:
         remote = engine.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_RETRIES)(function)
         waiting = {remote.remote(argument): argument for argument in arguments}

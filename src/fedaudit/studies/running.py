@@ -32,7 +32,8 @@ from fedaudit.utils.fingerprint import computation, device_name, file_digest, fi
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
 from fedaudit.utils.native import native_code
-from fedaudit.utils.progress import Display
+from fedaudit.utils.processes import tell
+from fedaudit.utils.progress import Display, Quiet, Report
 from fedaudit.utils.registry import Registry
 
 _METRICS = (*(name for name in IMAGE_METRICS if name != "success"), "rank")
@@ -183,7 +184,13 @@ def run_study(
     if finished:
         display.say(f"resuming: {finished} of {len(wanted)} trials kept in {store.folder}")
     report(finished)
-    for task, result in backend(run_trial, tasks) if tasks else ():
+    shares: dict[str, float] = {}  # of the trials at work, how much of each is done
+
+    def beat(task: Task, share: float) -> None:
+        shares[task.key] = share
+        report(finished + sum(shares.values()))
+
+    for task, result in backend(run_trial, tasks, beat) if tasks else ():
         when = datetime.now(UTC).isoformat(timespec="seconds")
         if isinstance(result, Played):
             _keep(store.folder / "trials" / task.key, result.files)
@@ -194,7 +201,8 @@ def run_study(
             _keep(store.folder / "trials" / task.key, {"error.txt": _trace(result).encode("utf-8", "backslashreplace")})
         shutil.rmtree(unfinished / task.key, ignore_errors=True)
         finished += 1
-        report(finished)
+        shares.pop(task.key, None)
+        report(finished + sum(shares.values()))
     shutil.rmtree(unfinished, ignore_errors=True)
     return failed
 
@@ -209,12 +217,41 @@ def run_trial(task: Task) -> Played:
     goes_on = unfinished is not None and unfinished.exists()
     with one_thread(), reading_once(), training_once():
         audit = run_audit(
-            _without_controls(scenario), data_dir=Path(task.data_dir) if task.data_dir else None, store=unfinished
+            _without_controls(scenario),
+            data_dir=Path(task.data_dir) if task.data_dir else None,
+            store=unfinished,
+            display=_Share(scenario),
         )
     result = audit.result
     cost = (None, None) if goes_on else (peak_memory(before), time.process_time() - cpu_began)  # a part of it isn't all
     outcome = _outcome(audit, *cost)
     return Played(outcome, time.perf_counter() - began, _versions(result), _files(audit))
+
+
+class _Share(Quiet):
+    """Tells whoever waits for a trial how much of it is done.
+
+    An audit shows its stages one after the other: the federations in rounds of a client, then the attack, whose
+    iterations are taken for as long as such a round each.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        attack = make_attack(scenario.attacks[0].name, scenario.attacks[0].settings())
+        self._attack = float(getattr(attack, "iterations", 1) * getattr(attack, "restarts", 1))
+        rounds = sum(f.rounds * (f.clients_per_round or f.clients) for f in scenario.federations)
+        self._total = rounds * (1 + len(scenario.other_defences)) + self._attack
+        self._before = 0.0
+
+    def stage(self, title: str, total: float) -> Report:
+        """Begin a stage, and return the function that tells how far it is."""
+        if title.startswith("federation "):
+            weight = total
+        elif title.endswith(" attacks"):
+            weight = self._attack
+        else:
+            return super().stage(title, total)
+        start, self._before = self._before, self._before + weight
+        return lambda done: tell(min(1.0, (start + weight * done / max(total, 1e-9)) / self._total))
 
 
 def _without_controls(scenario: Scenario) -> Scenario:
