@@ -101,7 +101,7 @@ class Watched(Quiet):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "changes"),
-    [("attack", {"attacks.0.iterations": 1500}), ("federation", {"federations.f.rounds": 100})],
+    [("attack", {"attacks.0.iterations": 1500}), ("federation", {"federations.f.rounds": 300})],
 )
 def test_progress_is_told_while_a_trial_runs(part: str, changes: dict[str, Any], tmp_path: Path) -> None:
     spec = tiny(axes={"attack": {"invg": changes}}, published=[], claims=[])
