@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion.moves import affordable, explore, moves, with_move
+from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
@@ -45,23 +46,26 @@ def matching(true: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     return objective
 
 
+class Counted:
+    """An objective that counts how often it is evaluated."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective, self.calls = objective, 0
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, ...]:
+        self.calls += 1
+        return self.objective(images)
+
+
 def run(true: Tensor, first: Tensor, rounds: int = 1) -> tuple[Tensor, list[float], list[int], int]:
-    calls = 0
-    objective = matching(true)
-
-    def counted(images: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal calls
-        calls += 1
-        return objective(images)
-
-    done: list[int] = []
+    counted, done = Counted(matching(true)), list[int]()
     images, trace = explore(
         counted, lambda: first, RANGE, generator(0, "noise"), lambda now, total: done.append(now),
         starts=1, start_iterations=60, rounds=rounds, **SETTINGS,
     )  # fmt: skip
-    assert trace.iterations[-1] == calls == done[-1]
+    assert trace.iterations[-1] == counted.calls == done[-1]
     assert trace.snapshots[-1].equal(images)
-    return images, trace.objective, trace.iterations, calls
+    return images, trace.objective, trace.iterations, counted.calls
 
 
 @pytest.mark.parametrize(("flipped", "down", "right"), [(False, 4, -2), (True, 0, 4), (True, -4, 2)])
@@ -121,22 +125,14 @@ def test_the_start_of_least_objective_is_kept_and_what_starts_cost_is_counted():
     """Of four starts one is near; the others stay in the wrong place."""
     true = things(1)
     firsts = [with_move(true, 0, False, down, 0) for down in (-4, 4)] + [true + 0.05, with_move(true, 0, True, 4, 4)]
-    given, calls = iter(firsts), 0
-    objective = matching(true)
-
-    def counted(images: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal calls
-        calls += 1
-        return objective(images)
-
-    done: list[int] = []
+    given, counted, done = iter(firsts), Counted(matching(true)), list[int]()
     images, trace = explore(
         counted, lambda: next(given), RANGE, generator(0, "noise"), lambda now, _: done.append(now),
         starts=4, start_iterations=100, rounds=0, **SETTINGS,
     )  # fmt: skip
-    assert calls == 4 * 101 == trace.iterations[-1] == done[-1]
+    assert counted.calls == 4 * 101 == trace.iterations[-1] == done[-1]
     assert done == sorted(done)
-    assert trace.objective == [pytest.approx(float(objective(images)[0]))]
+    assert trace.objective == [pytest.approx(float(counted(images)[0]))]
     assert psnr(mse(images, true)).item() > 30
 
 
