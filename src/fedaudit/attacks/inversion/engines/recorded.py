@@ -45,9 +45,13 @@ def recorded(step: Objective, notes: list[str]) -> Objective:
 def _record(step: Objective, images: Tensor) -> Objective:
     held = images.detach().clone()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        results = step(held)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results = step(held)
+    except RuntimeError:
+        torch.cuda.set_stream(stream)  # a recording that fails doesn't give it back
+        raise
 
     def replay(images: Tensor) -> tuple[Tensor, ...]:
         held.copy_(images)
