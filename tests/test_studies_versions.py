@@ -28,7 +28,7 @@ SMALL = {
 def here(_: int) -> Callable[..., Iterator[Any]]:
     """Stand in for the worker processes: the trials run in this one."""
 
-    def run(function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+    def run(function: Callable[[Any], Any], tasks: Sequence[Any], _beat: Any = None) -> Iterator[Any]:
         for task in tasks:
             try:
                 yield task, function(task)
