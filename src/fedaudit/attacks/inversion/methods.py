@@ -235,8 +235,9 @@ class AGIC(InvG):
 
     Departures: in the paper Adam works on the gradient's values (Section V-A). Here it gets their signs, with InvG's
     schedule and clamping, so that ``agic`` and ``invg`` differ in the layer weights and the one batch alone; in
-    hundreds of iterations this choice moves results by decibels, more than β does, and at 10,000 none that shows
-    (docs/results/agic-table-4-signs). ΔW is divided by the number of local
+    hundreds of iterations this choice moves results by decibels, more than β does. At 10,000 it makes no difference
+    that shows of single images, and in batches of four the paper's (``signed: false``, ``schedule: constant``) gains
+    3.5 dB (docs/results/agic-table-4-signs-of-four). ΔW is divided by the number of local
     steps, which Eq. 4 leaves out and a cosine doesn't notice. Biases and normalisations, which the paper doesn't
     mention, weigh what the layer before them does. β is 50 for untrained networks; the paper takes 2 for trained ones,
     with total_variation 1e-2 for a trained ResNet20-4 (1e-3 and 1e-1 for ResNet50, untrained and trained). Several
