@@ -46,6 +46,7 @@ _FULL = [
     Case("logistic", None, "digits", 28, 32, 40, 20),
     Case("mlp", None, "digits", 28, 16, 40, 20),
     Case("lenet", None, "digits", 28, 32, 16, 10),
+    Case("strided-cnn", None, "digits", 28, 32, 40, 10),
     Case("leaky-cnn", None, "digits", 28, 32, 16),
     Case("convnet-small", 8, "digits", 28, 32, 16),
     Case("convnet-small", 16, "photos", 16, 32, 16),

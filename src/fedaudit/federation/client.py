@@ -37,6 +37,8 @@ from fedaudit.utils.finite import all_finite
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
 
+_CACHED = 400_000  # bytes
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -203,11 +205,9 @@ class Client:
         """
         self.due = []
         rows = self._batches()
-        together, sizes = torch.cat(rows), [len(r) for r in rows]
-        self.used[together] = True
+        self.used[torch.cat(rows)] = True
         task_info, loss = self.task_info, self.loss
-        inputs, targets = task_info.normalise(self.data.inputs[together]), self.data.targets[together]
-        batches = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
+        batches = self._examples(rows)
         honest = partial(self._honest, model, start)
         set_training_mode(model, task_info.batch_norm, dropout=task_info.dropout)
         with local_randomness(derive_seed(self.seed, self.spec.name, "dropout", self.number, index)):
@@ -219,6 +219,21 @@ class Client:
                 index, self.number, model, own, batches, honest, task_info, loss, self.behaviour_rng, held
             )
             return self.behaviour(step), rows
+
+    def _examples(self, rows: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return each batch's inputs, as the model sees them, and its targets.
+
+        A few batches are drawn at a time: as many as the cache holds from one step of this to the next.
+        """
+        example = self.data.inputs[0].nbytes if len(self.data) else 1
+        few = max(1, _CACHED // max(1, example * len(rows[0])))
+        batches: list[tuple[Tensor, Tensor]] = []
+        for first in range(0, len(rows), few):
+            some = rows[first : first + few]
+            drawn, sizes = torch.cat(list(some)), [len(r) for r in some]
+            inputs = self.task_info.normalise(self.data.inputs.index_select(0, drawn)).split(sizes)
+            batches.extend(zip(inputs, self.data.targets.index_select(0, drawn).split(sizes), strict=True))
+        return batches
 
     def _honest(
         self,

@@ -152,21 +152,27 @@ def _sgd(learning_rate: float, momentum: float, weight_decay: float) -> Callable
     """
     velocities: dict[Tensor, Tensor] = {}
 
-    @torch.no_grad()
+    def moved(parameters: list[Tensor], change: list[Tensor]) -> list[Tensor]:
+        try:
+            before = [velocities[p] for p in parameters]
+        except KeyError:  # some parameter's first gradient, which is its velocity
+            for p, c in zip(parameters, change, strict=True):
+                velocities[p] = velocities[p].mul_(momentum).add_(c) if p in velocities else c
+            return [velocities[p] for p in parameters]
+        torch._foreach_mul_(before, momentum)
+        torch._foreach_add_(before, change)
+        return before
+
     def step(parameters: list[Tensor]) -> None:
         if not parameters:
             return
-        change = [cast("Tensor", p.grad) for p in parameters]
-        if weight_decay:
-            change = list(torch._foreach_add(change, parameters, alpha=weight_decay))
-        if momentum:
-            known = [(velocities[p], c) for p, c in zip(parameters, change, strict=True) if p in velocities]
-            if known:
-                before, added = map(list, zip(*known, strict=True))
-                torch._foreach_mul_(before, momentum)
-                torch._foreach_add_(before, added)
-            change = [velocities.setdefault(p, c) for p, c in zip(parameters, change, strict=True)]
-        torch._foreach_add_(parameters, change, alpha=-learning_rate)
+        with torch.no_grad():
+            change = [cast("Tensor", p.grad) for p in parameters]
+            if weight_decay:
+                change = list(torch._foreach_add(change, parameters, alpha=weight_decay))
+            if momentum:
+                change = moved(parameters, change)
+            torch._foreach_add_(parameters, change, alpha=-learning_rate)
 
     return step
 
