@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import itertools
 from typing import Any
 
 import pytest
@@ -137,3 +138,31 @@ def test_a_place_on_the_axis_is_the_same_in_every_panel(monkeypatch):
     panels = drawing.axes
     assert [len(panel.get_xticks()) for panel in panels] == [2, 2]
     assert panels[0].get_xlim() == panels[1].get_xlim()
+
+
+@pytest.mark.parametrize(
+    ("names", "slanted"),
+    [
+        (["loss", "gradient norm", "shadow models", "agrevader"], True),
+        (["1", "2"], False),
+        (["x" * 30, "y" * 30], True),
+    ],
+)
+def test_names_below_a_figure_do_not_run_into_each_other(monkeypatch, names, slanted):
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    axes: dict[str, dict[str, Any]] = {
+        "data": {str(i): {"seed": i} for i in range(2)},
+        "width": {str(width): {"model.width": width} for width in range(1, 8)},
+        "attack": {name: {"attacks": [{"name": "invg"}]} for name in names},
+    }
+    points = itertools.product(axes["data"], axes["width"], names)
+    rows = [row({"data": data, "width": width, "attack": attack}, 0, 20.0) for data, width, attack in points]
+    assert figure(analyse(tiny(axes=axes, columns="attack", claims=[], published=[]), "cpu", rows))
+    (drawing,) = drawn
+    assert len(drawing.axes) == 2
+    for panel in drawing.axes:
+        labels = panel.get_xticklabels()
+        assert (labels[0].get_rotation() != 0) == slanted
+        boxes = [label.get_window_extent() for label in labels]
+        assert slanted or not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import itertools
 import re
 import shlex
 from collections import Counter
@@ -38,7 +39,7 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_second
     "success": 2,
     **dict.fromkeys(("epsilon", "epsilon_claimed", "epsilon_estimate"), 2),
 }
-_ROW = 70  # characters that fit under a figure side by side
+_ROW = {1: 70, 2: 38}  # panels side by side -> characters that fit under one of them
 _LINES = 12  # more in one picture can't be told apart
 _Row = tuple[list[str], list[Cell | None]]  # levels on the left, and a row's cells
 _LEVEL: dict[Outcome, int] = {"holds": 1, "undecided": 2, "doesn't hold": 3, "not measured": 0}  # colours of the page
@@ -210,7 +211,7 @@ def figure(analysis: Analysis) -> bytes | None:
         if len(some) > 10:  # as many colours as the usual cycle has
             axes.set_prop_cycle(color=[mpl.colormaps["tab20"](i) for i in range(20)])
         _lines(axes, analysis, across, some)
-        if sum(map(len, across)) > _ROW:
+        if _collide(across, _ROW[wide]):
             axes.tick_params(axis="x", rotation=40)
             plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
         axes.set_title(title, fontsize="medium")
@@ -227,6 +228,12 @@ def figure(analysis: Analysis) -> bytes | None:
     drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
     plt.close(drawing)
     return out.getvalue()
+
+
+def _collide(labels: list[str], room: int) -> bool:
+    """Return whether two labels, evenly spaced in ``room`` characters, would touch."""
+    space = room / len(labels)
+    return any((len(a) + len(b)) / 2 + 1 > space for a, b in itertools.pairwise(labels))
 
 
 def _lines(axes: Any, analysis: Analysis, across: list[str], rows: list[_Row]) -> None:
