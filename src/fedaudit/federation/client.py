@@ -225,8 +225,7 @@ class Client:
 
         A few batches are drawn at a time: as many as the cache holds from one step of this to the next.
         """
-        example = self.data.inputs[0].nbytes if len(self.data) else 1
-        few = max(1, _CACHED // max(1, example * len(rows[0])))
+        few = max(1, _CACHED // (len(rows[0]) * self.data.inputs[0].nbytes))
         batches: list[tuple[Tensor, Tensor]] = []
         for first in range(0, len(rows), few):
             some = rows[first : first + few]
