@@ -186,8 +186,9 @@ def test_only_the_client_has_its_adversary_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("checkpoint_every_round")
-def test_a_killed_simulation_goes_on_with_the_same_generator(tmp_path: Path) -> None:
-    made = scenario(QUICK)
+@pytest.mark.parametrize("upsampling", ["transposed", "nearest"])
+def test_a_killed_simulation_goes_on_with_the_same_generator(tmp_path: Path, upsampling: str) -> None:
+    made = scenario({**QUICK, "upsampling": upsampling})
     whole, _ = simulated(made)
     checkpoint = tmp_path / "f.simulation"
     with pytest.raises(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from fedaudit.data import load_dataset
 from fedaudit.evaluation.class_images import nearest_ssim
 from fedaudit.evaluation.image_metrics import ssim
 from fedaudit.models import build_model
-from fedaudit.models.generator import DCGenerator, GeneratorSpec
+from fedaudit.models.generator import DCGenerator, Generator, GeneratorSpec
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.scenario import Scenario, scenario_from
@@ -23,7 +23,7 @@ from fedaudit.studies.spec import expand, study_from
 from fedaudit.studies.store import Row
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
-from tests.test_malicious import QUICK, scenario
+from tests.test_malicious import QUICK, scenario, seen
 
 
 def changed(made: Scenario, **changes: dict[str, Any]) -> Scenario:
@@ -205,15 +205,32 @@ def test_drawings_can_have_a_label_of_their_own() -> None:
         resolve(changed(scenario(QUICK), model={"spare_outputs": 1, "loss": "mse"}, data={"name": "diabetes"}))
 
 
+@pytest.mark.parametrize("network", [DCGenerator, Generator])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (1, 64, 64), (3, 30, 37), (1, 4, 5)])
-def test_the_generator_makes_any_images_and_one_doesn_t_depend_on_the_others(shape: tuple[int, int, int]) -> None:
+def test_the_generator_makes_any_images_and_one_doesn_t_depend_on_the_others(
+    network: type[DCGenerator | Generator], shape: tuple[int, int, int]
+) -> None:
     torch.manual_seed(0)
-    made = DCGenerator(GeneratorSpec(shape, 10, 8)).eval()
+    made = network(GeneratorSpec(shape, 10, 8)).eval()
     codes = torch.randn(4, 10, generator=generator(0, "codes"))
     images = made(codes).detach()
     assert images.shape == (4, *shape)
     assert 0 <= float(images.min()) <= float(images.max()) <= 1
     assert torch.allclose(made(codes[:1]), images[:1], atol=1e-6)
+
+
+def test_a_generator_without_transposed_convolutions_leaves_no_chessboard() -> None:
+    """The share of its images' variance that is at the highest frequency of both axes."""
+
+    def chessboard(upsampling: str) -> float:
+        log = seen(scenario({**QUICK, "upsampling": upsampling, "keep": 8, "width": 32})).adversary_log
+        images = log["gan/round-00001"]
+        spectrum = torch.fft.fft2(images - images.mean(dim=(-2, -1), keepdim=True)).abs().square()
+        return float(spectrum[..., 3:6, 3:6].sum() / spectrum.sum())  # digits are 8 by 8: 4 is Nyquist's
+
+    assert chessboard("nearest") < 0.5 * chessboard("transposed")
+    with pytest.raises(BadInput, match="with upsampling nearest, width is a multiple of 8, not 12"):
+        simulate(scenario({**QUICK, "upsampling": "nearest", "width": 12}), progress=False)
 
 
 def test_every_pixel_of_an_image_gets_a_gradient_from_the_discriminator() -> None:

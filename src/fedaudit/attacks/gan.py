@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -15,7 +15,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.federation.behaviour import Behaviour, ClientStep
 from fedaudit.federation.local_training import local_randomness
-from fedaudit.models.generator import DCGenerator, GeneratorSpec
+from fedaudit.models.generator import DCGenerator, Generator, GeneratorSpec
 from fedaudit.threat import Observation, Scope
 from fedaudit.update import TaskInfo
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -49,7 +49,8 @@ class GANClient(Behaviour):
     generate what the model takes for ``target``; as many images as ``images`` says then join the client's own batches
     under another ``label``, so that the clients who have the class must tell it apart the better. Departures: the
     generator is DCGAN's, trained by Adam, and goes on from round to round; several malicious clients share one. What it
-    draws depends on the model: against strides and LeakyReLU (``strided-cnn``) drawings become clear.
+    draws depends on the model: against strides and LeakyReLU (``strided-cnn``) drawings become clear. Where they are
+    noise (coloured signs, portraits), fewer and smaller ``steps`` draw better: 10 at DCGAN's rate of 2e-4.
 
     Args:
         target: the class to steal.
@@ -61,7 +62,9 @@ class GANClient(Behaviour):
         batch_size: images in each of these steps.
         learning_rate: of the generator, by Adam.
         latent: elements of a latent code.
-        width: channels of the generator at half the image's size.
+        width: channels of the generator at half the image's size; with ``nearest`` a multiple of 8.
+        upsampling: how the generator doubles its maps: ``transposed`` convolutions, as DCGAN has it; or ``nearest``
+            neighbours and a convolution (Odena et al. 2016), without a chessboard, in two to three times the time.
         keep: images that are kept of a round.
         every: rounds from one kept set to the next; the last is always kept.
         limit: τ of ‖w − w_global‖_∞ ≤ τ, by projection after each local step; None: no limit.
@@ -82,11 +85,12 @@ class GANClient(Behaviour):
     learning_rate: Positive = 1e-3
     latent: Count = 100
     width: Count = 32
+    upsampling: Literal["transposed", "nearest"] = "transposed"
     keep: Count = 16
     every: Count = 10
     limit: Positive | None = None
 
-    generator: DCGenerator | None = field(default=None, init=False)
+    generator: DCGenerator | Generator | None = field(default=None, init=False)
     optimiser: torch.optim.Optimizer | None = field(default=None, init=False)
     codes: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
     last: int = field(default=-1, init=False)  # round in which the generator was trained
@@ -121,6 +125,7 @@ class GANClient(Behaviour):
             raise BadInput("the behaviour 'gan' generates images of a class; these clients train no image classifier")
         if task_info.outputs == 1:
             raise BadInput("the behaviour 'gan' needs one logit a class; give the model two outputs, and cross-entropy")
+        self._spec(task_info.input_shape)
         classes = task_info.num_classes
         if self.target >= classes:
             raise BadInput(f"the behaviour 'gan': target is {self.target}, but classes are 0 to {classes - 1}")
@@ -147,7 +152,7 @@ class GANClient(Behaviour):
         for part, mode in modes.items():
             part.training = mode
 
-    def _ready(self, task_info: TaskInfo, rng: torch.Generator) -> tuple[DCGenerator, torch.optim.Optimizer]:
+    def _ready(self, task_info: TaskInfo, rng: torch.Generator) -> tuple[nn.Module, torch.optim.Optimizer]:
         if self.generator is None or self.optimiser is None:
             self._build(task_info.input_shape, int(torch.randint(2**31, (1,), generator=rng)))
             self.codes = _codes(self.keep, self.latent, rng)
@@ -156,10 +161,18 @@ class GANClient(Behaviour):
         return self.generator, self.optimiser
 
     def _build(self, shape: tuple[int, ...], seed: int) -> None:
-        channels, height, width = shape
+        spec = self._spec(shape)
         with local_randomness(seed):
-            self.generator = DCGenerator(GeneratorSpec((channels, height, width), self.latent, self.width))
+            self.generator = Generator(spec) if self.upsampling == "nearest" else DCGenerator(spec)
         self.optimiser = torch.optim.Adam(self.generator.parameters(), lr=self.learning_rate, betas=(0.5, 0.999))
+
+    def _spec(self, shape: tuple[int, ...]) -> GeneratorSpec:
+        if self.upsampling == "nearest" and self.width % 8:
+            raise BadInput(f"the behaviour 'gan': with upsampling nearest, width is a multiple of 8, not {self.width}")
+        channels, height, width = shape
+        # a Generator counts its channels at the image's own size, a DCGenerator at half of it
+        own = self.width // 2 if self.upsampling == "nearest" else self.width
+        return GeneratorSpec((channels, height, width), self.latent, own)
 
     def _keep(self, index: int) -> None:
         if (self.last - self.start) % self.every:
