@@ -16,15 +16,15 @@ audit: $(NATIVE)  ## run the default audit on the embedded photographs; report i
 
 setup: $(NATIVE)  ## make .venv and install fedaudit with everything that tests need
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./lab
 	@touch $(READY)
 
 setup-locked:  ## make .venv from requirements-dev.txt: only files whose SHA-256 stands there (Linux, torch for CPUs)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab
 	@touch $(READY)
 
 # The native code, built again when its source has changed; without a compiler everything works, slower.
@@ -40,7 +40,7 @@ test-slow: $(NATIVE)  ## the tests that take long
 
 test-pages: $(NATIVE) chromium  ## every kind of page in headless Chromium: accessible, readable on a phone, two sheets to file
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pages]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/test_pages.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/report/test_pages.py
 
 chromium:  ## Debian's Chromium, where we may install it; without it the tests that need it say that they skip
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
@@ -56,7 +56,7 @@ test-flower: .venv-peers/.ready  ## the tests of Flower apps at both ends of the
 	for version in 1.41 1.42; do \
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	--target .venv-peers/flwr-$$version "flwr==$$version.*" \
-	&& PYTHONPATH=$(CURDIR)/.venv-peers/flwr-$$version OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers tests/test_flower_*.py || exit 1; done
+	&& PYTHONPATH=$(CURDIR)/.venv-peers/flwr-$$version OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers tests/adapters/test_flower_*.py || exit 1; done
 
 test-lowest: .venv-lowest/.ready  ## the core of the tests with the lowest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 -m 'not slow and not peers'
@@ -80,13 +80,13 @@ bench-peers: .venv-peers/.ready  ## all benchmarks in full, beside breaching, Fl
 .venv-peers/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-peers
 	grep -vE '^($(NOT_FOR_PEERS))==' constraints.txt > .venv-peers/constraints.txt
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-peers/constraints.txt -e '.[bench,test]'
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-peers/constraints.txt -e '.[bench,test]' -e ./lab
 	-.venv-peers/bin/fedaudit doctor --build
 	@touch .venv-peers/.ready
 
 .venv-lowest/.ready: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test]'
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test]' -e ./lab
 	-.venv-lowest/bin/fedaudit doctor --build
 	@touch .venv-lowest/.ready
 

@@ -16,12 +16,12 @@ import torch
 from hypothesis import Phase, settings
 
 from fedaudit.cli import main
-from fedaudit.federation import checkpoint
+from fedaudit.simulation import checkpoint
 from fedaudit.utils import processes
 from tests.no_network import forbidden
 
 # Where a helper asserts, pytest tells as much as where a test does.
-pytest.register_assert_rewrite("tests.data_cases", "tests.membership_cases", "tests.model_cases")
+pytest.register_assert_rewrite("tests.data.data_cases", "tests.attacks.membership_cases", "tests.models.model_cases")
 
 # Shared machines stall now and then: no deadlines. In CI the same examples every time, elsewhere new ones.
 settings.register_profile("steady", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -132,10 +132,10 @@ def scenario_file(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the transcript and the truth of ``SCENARIO``; copy it before changing anything."""
-    from fedaudit.federation.truth import save_recording
     from fedaudit.pipeline.prepare import resolve
     from fedaudit.pipeline.run import record
-    from fedaudit.scenario import load_scenario
+    from fedaudit.scenario.scenario import load_scenario
+    from fedaudit.transcript.truth import save_recording
 
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "scenario.yaml").write_text(SCENARIO)

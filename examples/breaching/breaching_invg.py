@@ -15,9 +15,9 @@ import fedaudit
 from fedaudit.attacks.base import Progress
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.inversion.template import prepare
-from fedaudit.bench.breaching import load
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, NonNegative
+from fedaudit_lab.bench.breaching import load
 
 
 @fedaudit.register

@@ -12,14 +12,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedaudit.attacks import Attack, Finding, make_attack, register
+from fedaudit.capture import CanaryClients, Recorder
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.own import dataset_of
 from fedaudit.defences.received import check_received as check_model
 from fedaudit.evaluation import Limits
-from fedaudit.federation.rounds import check_new
-from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import INDEX, Transcript
-from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.estimate import say_how_long, simulation_seconds
 from fedaudit.pipeline.offline import attack_transcript
@@ -27,11 +24,15 @@ from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.pipeline.verify import Verification, verify_audit
-from fedaudit.recording import CanaryClients, Recorder
 from fedaudit.results import AuditResult, Verdict
-from fedaudit.scenario import Scenario, load_scenario, scenario_from
-from fedaudit.threat import Observation, ThreatModel, observe
-from fedaudit.training import BCE, LOSSES, Loss, loss_name
+from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.simulation.simulator import Recording
+from fedaudit.task.training import BCE, LOSSES, Loss, loss_name
+from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.rounds import check_new
+from fedaudit.transcript.transcript import INDEX, Transcript
+from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import live_display

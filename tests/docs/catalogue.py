@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-import fedaudit.studies as studies_package
+import fedaudit_lab.studies as studies_package
 from fedaudit.attacks import ATTACKS
 from fedaudit.defences import AGGREGATORS, SANITISERS
-from fedaudit.federation.behaviour import BEHAVIOURS
-from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
-from fedaudit.studies.spec import builtin_studies
+from fedaudit.simulation.behaviour import BEHAVIOURS
+from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.utils.registry import Entry, Plugin, Registry
+from fedaudit_lab.studies.spec import builtin_studies
 from tests.docs.api import docstring
 from tests.docs.pages import DOCS
 from tests.docs.settings import MADE, cell, head, markdown, row, settings

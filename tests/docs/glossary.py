@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedaudit.glossary import terms
+from fedaudit.results.glossary import terms
 from tests.docs.settings import MADE
 
 _HEAD = f"""\

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 import fedaudit
+from fedaudit.capture import Recorder
 from fedaudit.cli import main as fedaudit_main
-from fedaudit.recording import Recorder
-from fedaudit.studies.store import FILE
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput
+from fedaudit_lab.studies.store import FILE
 
 TIMES = {
     "seconds",

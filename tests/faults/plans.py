@@ -17,7 +17,7 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedaudit.federation import checkpoint
+from fedaudit.simulation import checkpoint
 from fedaudit.utils import processes
 from tests.faults.cases import Case, Wrong
 

@@ -28,10 +28,10 @@ from fedaudit.models.checkpoint import load_checkpoint, save_checkpoint
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator
 from fedaudit.models.torch_files import read_torch_file
 from fedaudit.results import AuditResult
-from fedaudit.studies.analysis import analyse
-from fedaudit.studies.spec import expand, study_from
-from fedaudit.studies.store import FILE, Store
 from fedaudit.utils.image_bytes import decode, dimensions
+from fedaudit_lab.studies.analysis import analyse
+from fedaudit_lab.studies.spec import expand, study_from
+from fedaudit_lab.studies.store import FILE, Store
 
 PIXELS = np.arange(2 * 3 * 16 * 16, dtype=np.uint8).reshape(2, 16, 16, 3)
 
@@ -97,7 +97,7 @@ def _written(folder: Path, name: str, write: Callable[[Path], Any]) -> bytes:
 
 
 def _store(folder: Path) -> bytes:
-    from tests.test_studies import TINY
+    from tests.lab.test_studies import TINY
 
     study = study_from(TINY, "tiny")
     store = Store(folder)
@@ -132,7 +132,7 @@ def _read_pictures(path: Path) -> None:
 
 
 def _result(folder: Path) -> bytes:
-    from tests.report_cases import empty
+    from tests.report.report_cases import empty
 
     return empty(folder).model_dump_json().encode()
 

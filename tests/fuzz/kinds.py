@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from fedaudit import attack
 from fedaudit.data import Dataset, from_frame
-from fedaudit.federation.canaries import OBSERVERS, Canaries
-from fedaudit.federation.canary_files import CANARIES, CanariesEntry
-from fedaudit.federation.recorded_canaries import save_coins
-from fedaudit.federation.recorded_truth import FOLDER, load_recorded_truth
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth, check_belongs, save_recording
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
-from fedaudit.scenario import scenario_from
+from fedaudit.scenario.scenario import scenario_from
+from fedaudit.transcript.canary_files import CANARIES, CanariesEntry
+from fedaudit.transcript.recorded_canaries import save_coins
+from fedaudit.transcript.recorded_truth import FOLDER, load_recorded_truth
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.integrity import save_sealed
 from tests.fuzz.base import Finding, Target
 from tests.fuzz.strategies import Draw, changed, odd
@@ -66,7 +66,7 @@ def _columns() -> Draw:
 
 def of_task(folder: Path) -> Target:
     """Return the target of a recording's task that is told, as by ``fedaudit attack --task``."""
-    from tests import recording_cases
+    from tests.capture import recording_cases
 
     def run(values: dict[str, Any]) -> None:
         if not folder.exists():
@@ -97,7 +97,7 @@ def of_text(folder: Path) -> Target:
 
 def of_canaries(folder: Path) -> Target:
     """Return the target of an audit of ε on a recording, with what it says of canaries changed and sealed again."""
-    from tests import recording_cases
+    from tests.capture import recording_cases
 
     count = 8
     values = st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e300, -1e300, float("nan"), float("inf")])

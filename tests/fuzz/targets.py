@@ -24,28 +24,28 @@ from fedaudit.attacks import ATTACKS
 from fedaudit.data import load_dataset
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.federation.behaviour import BEHAVIOURS
-from fedaudit.federation.recorded_truth import FOLDER, load_recorded_truth
-from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth, check_belongs, save_recording
 from fedaudit.pipeline.prepare import resolve, spell_out
 from fedaudit.pipeline.run import record
-from fedaudit.scenario import Scenario, parse_setting, scenario_from
-from fedaudit.studies.analysis import analyse
-from fedaudit.studies.drawing import claims_csv, markdown, table_csv, values_csv
-from fedaudit.studies.spec import StudySpec, expand, study_from
-from fedaudit.studies.store import Row
+from fedaudit.scenario.scenario import Scenario, parse_setting, scenario_from
+from fedaudit.simulation.behaviour import BEHAVIOURS
+from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
+from fedaudit.transcript.recorded_truth import FOLDER, load_recorded_truth
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.validation import LARGEST, SMALLEST
+from fedaudit_lab.studies.analysis import analyse
+from fedaudit_lab.studies.drawing import claims_csv, markdown, table_csv, values_csv
+from fedaudit_lab.studies.spec import StudySpec, expand, study_from
+from fedaudit_lab.studies.store import Row
 from tests.conftest import SCENARIO
 from tests.fuzz.base import Finding as Finding
 from tests.fuzz.base import Target as Target
 from tests.fuzz.formats import Format, formats, picture
 from tests.fuzz.kinds import of_canaries, of_frame, of_task, of_text, of_tokens
 from tests.fuzz.strategies import ODD, Draw, by_schema, by_settings, changed, mutated, odd
-from tests.test_studies import TINY
+from tests.lab.test_studies import TINY
 
 ENDS = (0, 1, 2, 3)  # exit codes that commands have
 
@@ -141,7 +141,7 @@ def _keys() -> Draw:
 
 def _setting(text: str) -> None:
     parse_setting(text)
-    from fedaudit.scenario import apply_override
+    from fedaudit.scenario.scenario import apply_override
 
     scenario_from(apply_override(BASE, text))
 
@@ -359,7 +359,7 @@ def _of_transcripts(folder: Path) -> dict[str, Target]:
 
 def _of_recordings(folder: Path) -> dict[str, Target]:
     """Return the target of a real federation's recording: every one of its files."""
-    from tests import recording_cases
+    from tests.capture import recording_cases
 
     if not folder.exists():
         recording_cases.federation(folder, rounds=1, clients=2)

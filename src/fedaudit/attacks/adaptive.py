@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.local_training import treatments
-from fedaudit.update import Update
+from fedaudit.transcript.update import Update
 
 _TRUST = 0.5  # relative error up to which a recovered gradient counts as known
 _ARITHMETIC = 4  # roundings between a gradient and the step that Adam makes of it

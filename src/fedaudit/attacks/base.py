@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedaudit.attacks import local_training, standards
 from fedaudit.attacks.findings import Finding, ImageFinding
-from fedaudit.examples import example_kind
+from fedaudit.modalities import example_kind
 from fedaudit.results import MappingRecord
-from fedaudit.threat import Message, Observation, Scope
+from fedaudit.scenario.threat import Scope
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.machine import full_precision
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make

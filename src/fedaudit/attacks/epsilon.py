@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.findings import Finding
-from fedaudit.federation.canaries import OBSERVERS, Canaries, CanarySpec
-from fedaudit.threat import Observation
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanarySpec
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Number, Positive
 
@@ -45,7 +45,7 @@ class Epsilon(Attack):
     inner product of every canary's direction with what the observer sees, round by round, and scores a canary by the
     sum over rounds; where taking part is drawn, by the likelihood ratio that the promised noise and rate give, in which
     rounds where the canary took part weigh more. Which bound on ε the scores give is the evaluation's, see
-    :mod:`fedaudit.evaluation.epsilon`.
+    :mod:`fedaudit.epsilon.bounds`.
 
     Andrew et al. 2023 draw directions from the sphere and take cosines (Algorithm 1 and 2); departures: the directions
     are rows of a randomly signed and permuted Hadamard matrix, orthogonal where the model is large enough, and absent

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
-from fedaudit.federation.behaviour import Behaviour, ClientStep
-from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.generator import DCGenerator, Generator, GeneratorSpec
-from fedaudit.threat import Observation, Scope
-from fedaudit.update import TaskInfo
+from fedaudit.scenario.threat import Scope
+from fedaudit.simulation.behaviour import Behaviour, ClientStep
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive, Whole
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedaudit.threat import Message
-from fedaudit.training import UNMODELLED, ParameterGroup, TrainingConfig
-from fedaudit.update import TaskInfo, UpdateKind
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import UNMODELLED, ParameterGroup, TrainingConfig
+from fedaudit.transcript.observation import Message
+from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils.errors import NotApplicable
 
 # How an attack uses an update: a column of the table. An attack may use it in two ways, as one that optimises images

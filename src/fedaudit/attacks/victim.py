@@ -13,11 +13,13 @@ from torch.func import functional_call
 
 from fedaudit.attacks.adaptive import invert, is_adaptive, mean_steps
 from fedaudit.attacks.local_training import TABLE, treatments
-from fedaudit.federation.local_training import draws_at_random, local_randomness
 from fedaudit.models import Layer, layer_groups, set_training_mode
-from fedaudit.threat import Message, Observation, ThreatModel
-from fedaudit.training import Loss
-from fedaudit.update import TaskInfo, Update
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.simulation.local_training import draws_at_random, local_randomness
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import Loss
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.update import Update
 
 # Whose statistics BatchNorm takes in an attack on clients that train with those of their batch: those of the dummy
 # batch, or the running ones.

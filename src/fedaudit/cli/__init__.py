@@ -13,14 +13,13 @@ import typer
 
 from fedaudit.cli.announce import announce
 from fedaudit.cli.audit import attack, audit, simulate
-from fedaudit.cli.bench import bench
 from fedaudit.cli.check_model import check_model
+from fedaudit.cli.commands import add_commands
 from fedaudit.cli.compare import compare
 from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.init import init
 from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
-from fedaudit.cli.study import study
 from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import FedAuditError
@@ -37,8 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(study, name="study")
-app.add_typer(bench, name="bench")
 for command in (init, audit, simulate, attack, compare, verify, explain):
     app.command()(command)
 app.command("train-generator")(train_generator)
@@ -117,6 +114,9 @@ def doctor(
         build_native_code()
     else:
         examine(data_dir)
+
+
+add_commands(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -69,7 +69,7 @@ def audit(
     std: Std = None,
 ) -> None:
     """Simulate a federation or run a Flower app, attack what the adversary sees, and write a report."""
-    from fedaudit.written import parse_setting, read_scenario
+    from fedaudit.scenario.yaml import parse_setting, read_scenario
 
     formats = formats_of(write)
     check_alone(
@@ -94,7 +94,7 @@ def audit(
             limits=limits_of(fail_above, fail_on, policy),
             controls=not no_controls,
         )
-        from fedaudit.outputs.write import write_outputs
+        from fedaudit.report.write import write_outputs
 
         write_outputs(audited.result, out, formats)
         _conclude(audited, out / "report.html")
@@ -102,7 +102,7 @@ def audit(
     settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
     written = read_scenario(scenario, settings, seed)
     announce(audit_in_words(written, what_if=what_if), number_of_workers(workers))
-    from fedaudit.scenario import load_scenario  # it imports torch, which takes seconds
+    from fedaudit.scenario.scenario import load_scenario  # it imports torch, which takes seconds
 
     loaded = load_scenario(scenario, settings, seed)
     if what_if:
@@ -150,13 +150,13 @@ def simulate(
     workers: Workers = None,
 ) -> None:
     """Simulate federations and write transcripts; the ground truth goes to a separate file."""
-    from fedaudit.written import read_scenario
+    from fedaudit.scenario.yaml import read_scenario
 
     announce(simulation_in_words(read_scenario(scenario, settings, seed), federation), number_of_workers(workers))
     from fedaudit import api
-    from fedaudit.federation.truth import FILE
     from fedaudit.pipeline.transcripts import simulate_all
-    from fedaudit.scenario import load_scenario
+    from fedaudit.scenario.scenario import load_scenario
+    from fedaudit.transcript.truth import FILE
     from fedaudit.utils.progress import live_display
 
     loaded = load_scenario(scenario, settings, seed)
@@ -226,7 +226,7 @@ def attack(
     write: Write = None,
 ) -> None:
     """Attack a transcript on disk; with the ground truth, measure what was recovered."""
-    from fedaudit.written import parse_setting
+    from fedaudit.scenario.yaml import parse_setting
 
     formats = formats_of(write)
     attacks = attacks or []
@@ -275,7 +275,7 @@ def attack(
         unwritten = ", so nothing is written for --write" if formats else ""
         print(f"not evaluated: no ground truth{unwritten}; what was recovered is listed in {out / 'findings.json'}")
         return
-    from fedaudit.outputs.write import write_outputs
+    from fedaudit.report.write import write_outputs
 
     write_outputs(finished.result, out, formats)
     _conclude(finished, out / "report.html")
@@ -290,7 +290,7 @@ def _from_here(scenario: Path | None) -> str:
 
 def _with_settings(asked: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     """Return what is asked of an attack with ``attacks.NAME.key=value`` and ``threat.key=value`` set."""
-    from fedaudit.written import apply_override
+    from fedaudit.scenario.yaml import apply_override
 
     for text in texts:
         changed = apply_override(asked, text)
@@ -317,8 +317,8 @@ def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
         BadInput: none has, or an attack isn't known.
     """
     from fedaudit.attacks import ATTACKS
+    from fedaudit.scenario.yaml import parse_setting
     from fedaudit.utils.registry import settings_of
-    from fedaudit.written import parse_setting
 
     key = parse_setting(text)[0]
     takes = "here --set takes attacks.NAME.key=value, threat.key=value, or a setting of an attack named here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 from rich.columns import Columns
@@ -13,6 +14,9 @@ from rich.text import Text
 
 from fedaudit.utils.progress import wide_console
 
+# By an entry point of this group a package adds a kind of things to what is listed: a function that returns them.
+GROUP = "fedaudit.catalogue"
+
 Catalogue = dict[str, list[dict[str, Any]]]
 
 
@@ -21,10 +25,9 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
     from fedaudit.attacks import ATTACKS
     from fedaudit.data import DATASETS
     from fedaudit.defences import AGGREGATORS, SANITISERS
-    from fedaudit.federation.behaviour import BEHAVIOURS
-    from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS
     from fedaudit.models import MODELS
-    from fedaudit.studies.spec import builtin_studies, load_study
+    from fedaudit.simulation.behaviour import BEHAVIOURS
+    from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
 
     sources: dict[str, list[Any]] = {
         "attacks": [*ATTACKS],
@@ -33,13 +36,13 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
         "models": [*MODELS],
         "datasets": [*DATASETS],
     }
-    found = {name: load_study(name) for name in builtin_studies()} if "studies" in kinds else {}
-    studies = [{"name": n, "summary": s.title, "paper": s.paper, "scales": [*s.scales]} for n, s in found.items()]
+    added = {point.name: point for point in entry_points(group=GROUP)}
     return {
-        kind: studies
-        if kind == "studies"
-        else [{"name": e.name, "summary": e.summary, **e.info} for e in sources[kind]]
+        kind: [{"name": e.name, "summary": e.summary, **e.info} for e in sources[kind]]
+        if kind in sources
+        else added[kind].load()()
         for kind in kinds
+        if kind in sources or kind in added
     }
 
 

@@ -32,7 +32,7 @@ def check_model(
     check_data_dir(data_dir)
     announce(f"checks of the received model {received}")
     from fedaudit.pipeline.received import check_file
-    from fedaudit.scenario import load_scenario
+    from fedaudit.scenario.scenario import load_scenario
 
     checks = check_file(received, load_scenario(scenario, settings or [], seed), data_dir=data_dir, client=client)
     if json_output:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedaudit.outputs.compare import AuditComparison, Row
+    from fedaudit.report.compare import AuditComparison, Row
 
 REGRESSION = 1
 _SETTINGS = 8  # of those that differ, as many are named
@@ -21,7 +21,7 @@ def compare(
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two audits: what leaks more or less than before; exit 1 if anything leaks more."""
-    from fedaudit.outputs.compare import compare_audits, open_audit
+    from fedaudit.report.compare import compare_audits, open_audit
 
     before, after = open_audit(old), open_audit(new)
     found = compare_audits(before[0], after[0], folders=(before[1], after[1]))

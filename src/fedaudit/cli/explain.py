@@ -21,7 +21,7 @@ def explain(
     ] = None,
 ) -> None:
     """Explain a word in a report: a verdict, a heading, a metric, an attack."""
-    from fedaudit.glossary import explained, terms
+    from fedaudit.results.glossary import explained, terms
 
     if not word:
         for term in terms():
@@ -44,7 +44,7 @@ def _by_name(asked: str) -> str:
     """
     from fedaudit.cli.catalogue import catalogue
     from fedaudit.evaluation.finding_types import metric
-    from fedaudit.glossary import terms
+    from fedaudit.results.glossary import terms
 
     name = "_".join(asked.lower().split())
     if (found := metric(name)) is not None:

@@ -195,7 +195,7 @@ def _fitting(choice: Choice, dataset: Dataset, data_dir: Path | None) -> tuple[s
 
 def _resolved(text: str, data_dir: Path | None) -> ResolvedScenario:
     from fedaudit.pipeline.prepare import resolve
-    from fedaudit.scenario import scenario_from
+    from fedaudit.scenario.scenario import scenario_from
     from fedaudit.utils import plain_yaml
 
     return resolve(scenario_from(plain_yaml.loads(text, "the scenario"), where="the scenario"), data_dir=data_dir)

@@ -12,7 +12,7 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedaudit.training import Loss
+    from fedaudit.task.training import Loss
 
 OwnModel = Annotated[
     str | None,
@@ -106,7 +106,7 @@ def loss_of(text: str | None) -> tuple[Loss | None, str | None]:
     """
     if text is None:
         return None, None
-    from fedaudit.training import LOSSES
+    from fedaudit.task.training import LOSSES
     from fedaudit.utils.objects import load_object
 
     if text in LOSSES:

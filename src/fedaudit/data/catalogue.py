@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedaudit.data.dataset import Dataset
-from fedaudit.examples import example_kind
+from fedaudit.modalities import example_kind
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.registry import Registry
 

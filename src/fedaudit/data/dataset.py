@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.examples import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
-from fedaudit.examples.columns import Column, check_cells, check_columns, declared
-from fedaudit.examples.table import standardise
+from fedaudit.modalities import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
+from fedaudit.modalities.columns import Column, check_cells, check_columns, declared
+from fedaudit.modalities.table import standardise
 from fedaudit.utils.errors import BadInput
 
 Task = Literal["classification", "regression"]
@@ -100,7 +100,7 @@ def with_column(whole: Dataset, name: str, columns: Sequence[int], values: Seque
 class Dataset:
     """A data set with a train and a test split.
 
-    kind: of the examples, one of :data:`fedaudit.examples.EXAMPLE_KINDS`. mean, std: per channel over the train split
+    kind: of the examples, one of :data:`fedaudit.modalities.EXAMPLE_KINDS`. mean, std: per channel over the train split
     for images; (0.,) and (1.,) for tables, which are standardised already. source: where the examples come from, and
     their licence. attributes: what an adversary may ask about. columns: of a table, where their types are known.
     tokens: of text, its vocabulary and task; words: what each token stands for, if that is known.

@@ -13,7 +13,7 @@ import torch
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Attribute, Dataset, Split, with_column, within_class_rank
 from fedaudit.data.images import image_dataset, limit_table
-from fedaudit.examples.columns import Column
+from fedaudit.modalities.columns import Column
 
 _GET = "embedded in the scikit-learn package"
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.dataset import Dataset, Split, hold_out
-from fedaudit.examples.columns import MOST_COLUMNS, ColumnKind, encode
-from fedaudit.examples.table import standardise
+from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
+from fedaudit.modalities.table import standardise
 from fedaudit.utils.errors import BadInput
 
 MISSING = "?"  # the category of a cell that is empty

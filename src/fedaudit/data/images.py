@@ -14,7 +14,7 @@ from torch import Tensor
 from fedaudit.data.catalogue import Request
 from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, within_class_rank
 from fedaudit.data.files import reading
-from fedaudit.examples.image import IMAGE, channel_statistics
+from fedaudit.modalities.image import IMAGE, channel_statistics
 from fedaudit.utils.bounds import PICTURE, read_bytes
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Dataset, Split
 from fedaudit.data.images import limit_table
-from fedaudit.examples.table import standardise
+from fedaudit.modalities.table import standardise
 
 # The clients of Xu & Neglia 2021, Section 4.
 _SIZES = (280, 184, 1536, 256, 208)

@@ -14,8 +14,8 @@ from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
 from fedaudit.data.dataset import Dataset, Split, with_column, within_class_rank
 from fedaudit.data.files import Numbers, read_csv, read_npz, read_parquet, reading, whole_numbers
 from fedaudit.data.images import limit_table
-from fedaudit.examples.columns import Column
-from fedaudit.examples.table import standardise
+from fedaudit.modalities.columns import Column
+from fedaudit.modalities.table import standardise
 from fedaudit.utils.errors import BadInput
 
 _ADULT_NUMBERS = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, flat, norm, unflat
-from fedaudit.update import SanitiserInfo, Update
+from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Fraction, Number, Positive, Whole
 

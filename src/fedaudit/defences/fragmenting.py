@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaudit.defences.compressing import Ratio, share
 from fedaudit.defences.sanitising import ClientContext, Sanitiser
-from fedaudit.update import SanitiserInfo, Update
+from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 
 Layer = tuple[str, ...]

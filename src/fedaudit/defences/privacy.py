@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, norm
-from fedaudit.training import Loss
-from fedaudit.update import SanitiserInfo, Update
+from fedaudit.task.training import Loss
+from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Number, Positive

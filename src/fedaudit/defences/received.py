@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedaudit.training import Loss
+from fedaudit.task.training import Loss
 
 _ALIKE = 0.999  # absolute cosine from which two rows measure the same
 _LEAST_ROWS, _LEAST_COLUMNS, _MOST_ROWS = 8, 16, 512
@@ -44,7 +44,7 @@ class Check:
         return not self.value <= self.limit
 
 
-# What each check is against, and its limit; measured on ordinary rounds by ``python -m tests.false_alarms``.
+# What each check is against, and its limit; measured on ordinary rounds by ``python -m tests.measure.false_alarms``.
 LIMITS: dict[str, float] = {
     "architecture": 0.0,
     "alike rows": 0.5,

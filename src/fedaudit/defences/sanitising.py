@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.update import SanitiserInfo, Update
+from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import Plugin, Registry, register
 
 

@@ -21,10 +21,10 @@ from fedaudit.evaluation.finding_types import (
 )
 from fedaudit.evaluation.membership import evaluated
 from fedaudit.evaluation.statistics import SURE, interval, proportion, sign_test
-from fedaudit.federation.records import NOBODY
-from fedaudit.federation.truth import Truth
 from fedaudit.results import Evidence, FindingResult
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.queries import NOBODY
+from fedaudit.transcript.truth import Truth
 
 ACCURACY = Metric(
     "attribute_accuracy",

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.epsilon import EpsilonFinding
-from fedaudit.evaluation.epsilon import demonstrated, demonstrated_epsilon, words
+from fedaudit.epsilon.bounds import demonstrated, demonstrated_epsilon, words
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.evaluation.finding_types import (
     FINDING_TYPES,
     Evaluation,
@@ -21,10 +22,9 @@ from fedaudit.evaluation.finding_types import (
     evaluate,
 )
 from fedaudit.evaluation.statistics import SURE
-from fedaudit.federation.canaries import OBSERVERS, Canaries
-from fedaudit.federation.truth import Truth
 from fedaudit.results import EpsilonBound, EpsilonResult, Evidence, FindingResult, ObserverEpsilon
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
 
 EPSILON = Metric("epsilon", "demonstrated ε: a lower bound, with the confidence that the audit asks for")
 ESTIMATE = Metric("epsilon_estimate", "estimated ε: it may be too high, and counts for nothing")

@@ -24,9 +24,9 @@ from fedaudit.evaluation.finding_types import (
 )
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.statistics import SURE, proportion
-from fedaudit.federation.truth import Truth
 from fedaudit.results import Chart, Evidence, FindingResult, Line, MetricResult, Sheet
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput
 
 RECOGNISED = Metric(

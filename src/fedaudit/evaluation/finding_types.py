@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedaudit.attacks import Finding
 from fedaudit.evaluation.statistics import DOUBT, SURE, combined, pooled, proportion
-from fedaudit.federation.truth import Truth
 from fedaudit.results import Evidence, FindingResult, MetricResult, Timing, Verdict
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
 
 
 @dataclass(frozen=True)

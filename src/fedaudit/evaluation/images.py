@@ -17,10 +17,10 @@ from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, overlapping, registered
 from fedaudit.evaluation.statistics import DOUBT, SURE, proportion
-from fedaudit.federation.truth import Truth
 from fedaudit.results import Curve, Evidence, FindingResult, ImageResult, RegisteredResult
-from fedaudit.threat import Message, Observation
-from fedaudit.update import Update
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import Update
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed
 

@@ -22,9 +22,9 @@ from fedaudit.evaluation.finding_types import (
     leaks,
 )
 from fedaudit.evaluation.statistics import SURE, proportion
-from fedaudit.federation.truth import Truth
 from fedaudit.results import Evidence, FindingResult
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
 
 _DRAWS = 20_000

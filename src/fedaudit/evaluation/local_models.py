@@ -21,11 +21,11 @@ from fedaudit.evaluation.finding_types import (
     leaks,
 )
 from fedaudit.evaluation.statistics import SURE, sign_test
-from fedaudit.federation.truth import Truth
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, FindingResult, Line, MetricResult
-from fedaudit.threat import Observation
-from fedaudit.training import class_logits
+from fedaudit.task.training import class_logits
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils.finite import all_finite
 
 GAP_CLOSED = Metric(

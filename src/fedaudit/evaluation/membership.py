@@ -21,10 +21,10 @@ from fedaudit.evaluation.finding_types import (
     leaks,
 )
 from fedaudit.evaluation.statistics import SURE, auc_interval, pooled, proportion
-from fedaudit.federation.records import NOBODY, UNUSED
-from fedaudit.federation.truth import Truth
 from fedaudit.results import Chart, Evidence, FindingResult, Line
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.queries import NOBODY, UNUSED
+from fedaudit.transcript.truth import Truth
 
 ACCURACY = Metric("membership_accuracy", "share of the records that are rightly called members or not")
 AUC = Metric("membership_auc", "probability that a member's score is above another record's")

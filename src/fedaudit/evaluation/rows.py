@@ -26,11 +26,11 @@ from fedaudit.evaluation.finding_types import (
 )
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.statistics import SURE, interval, proportion
-from fedaudit.examples.columns import Column, cells, numbers
-from fedaudit.federation.truth import Truth
+from fedaudit.modalities.columns import Column, cells, numbers
 from fedaudit.results import Chart, Evidence, FindingResult, Line, RowResult
-from fedaudit.threat import Message, Observation
-from fedaudit.update import TaskInfo
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import derive_seed, generator
 

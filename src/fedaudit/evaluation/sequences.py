@@ -24,10 +24,10 @@ from fedaudit.evaluation.finding_types import (
     leaks,
 )
 from fedaudit.evaluation.statistics import SURE, interval, pooled, proportion
-from fedaudit.examples import TokenInfo
-from fedaudit.federation.truth import Truth
+from fedaudit.modalities import TokenInfo
 from fedaudit.results import Evidence, FindingResult, SequenceResult
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
 
 _DRAWS = 500

@@ -23,9 +23,9 @@ from fedaudit.evaluation.finding_types import (
     leaks,
 )
 from fedaudit.evaluation.statistics import SURE, interval, proportion
-from fedaudit.federation.truth import Truth
 from fedaudit.results import Chart, Evidence, FindingResult, Line
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import derive_seed
 
 ACCURACY = Metric(

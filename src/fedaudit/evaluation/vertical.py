@@ -22,9 +22,9 @@ from fedaudit.evaluation.finding_types import (
     leaks,
 )
 from fedaudit.evaluation.statistics import SURE, proportion
-from fedaudit.federation.truth import Truth
 from fedaudit.results import Chart, Evidence, FindingResult, Line
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.truth import Truth
 
 ACCURACY = Metric("example_label_accuracy", "share of the examples whose label was told rightly, one by one")
 LEAK_AUC = Metric(

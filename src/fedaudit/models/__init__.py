@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedaudit.examples import ExampleKind, TokenInfo, example_kind
+from fedaudit.modalities import ExampleKind, TokenInfo, example_kind
 from fedaudit.models import convnet, resnet, small, transformer, vit  # noqa: F401  (they fill the registry)
 from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpoint
 from fedaudit.models.families import ANY, MODELS, ModelBuilder

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import hardtanh, relu
 
-from fedaudit.update import Front, TaskInfo
+from fedaudit.task.info import Front, TaskInfo
 from fedaudit.utils.validation import check_memory
 
 

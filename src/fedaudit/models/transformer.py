@@ -11,7 +11,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from fedaudit.examples import TokenInfo
+from fedaudit.modalities import TokenInfo
 from fedaudit.models.families import MODELS
 from fedaudit.utils.errors import BadInput
 

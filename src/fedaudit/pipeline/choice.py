@@ -13,12 +13,12 @@ from torch import nn
 from fedaudit.attacks import ATTACKS
 from fedaudit.attacks.analytic.first_layer import first_layer
 from fedaudit.data import Dataset
-from fedaudit.federation.spec import FederationSpec
-from fedaudit.federation.transcript import Transcript
 from fedaudit.models import MODELS
 from fedaudit.pipeline.vertical import fitting_attacks
-from fedaudit.scenario import Scenario
-from fedaudit.threat import ThreatModel
+from fedaudit.scenario.federation import FederationSpec
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import NamedSpec
 

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.federation.records import NOBODY
-from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth, save_recording
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
-from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.threat import Observation, ThreatModel, observe
+from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.queries import NOBODY
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.registry import make

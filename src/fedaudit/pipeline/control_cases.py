@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.records.stand_ins import stock
 from fedaudit.data import load_dataset
-from fedaudit.federation.canaries import Directions
-from fedaudit.federation.local_training import gradient, local_randomness, train
-from fedaudit.federation.records import NOBODY, UNUSED
-from fedaudit.federation.rounds import Round
-from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth
+from fedaudit.epsilon.canaries import Directions
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.training import TrainingConfig
-from fedaudit.update import TaskInfo, Update, UpdateKind
+from fedaudit.simulation.local_training import gradient, local_randomness, train
+from fedaudit.simulation.simulator import Recording
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import TrainingConfig
+from fedaudit.transcript.queries import NOBODY, UNUSED
+from fedaudit.transcript.rounds import Round
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit.utils.seeds import generator

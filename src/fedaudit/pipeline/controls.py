@@ -18,7 +18,6 @@ from torch import Tensor
 from fedaudit.attacks import Attack, Finding
 from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.images import visible
-from fedaudit.federation.simulator import Recording
 from fedaudit.pipeline.control_cases import (
     Case,
     by_heart,
@@ -32,7 +31,9 @@ from fedaudit.pipeline.control_cases import (
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.pipeline.vertical import easy_case
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
-from fedaudit.threat import ThreatModel, observe
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.observation import observe
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.progress import Display, Quiet
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.federation.history import History
-from fedaudit.federation.spec import DefencesSpec, FederationSpec
-from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.describe_recording import recording_record
 from fedaudit.pipeline.vertical import federation_record as vertical_record
 from fedaudit.results import FederationRecord, HistoryRecord, HistoryTiming
-from fedaudit.scenario import Scenario
-from fedaudit.threat import observe
+from fedaudit.scenario.federation import DefencesSpec, FederationSpec
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.transcript.history import History
+from fedaudit.transcript.observation import observe
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.registry import Registry
 from fedaudit.utils.validation import NamedSpec
 

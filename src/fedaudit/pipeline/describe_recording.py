@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 
-from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.replay import CONTRADICTED
 from fedaudit.results import RecordingRecord, ReplayRecord
-from fedaudit.training import UNMODELLED, TrainingConfig
+from fedaudit.task.training import UNMODELLED, TrainingConfig
+from fedaudit.transcript.transcript import Transcript
 
 
 def recording_record(transcript: Transcript) -> RecordingRecord:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from fedaudit.attacks import Attack
 from fedaudit.defences import AGGREGATORS
-from fedaudit.federation.behaviour import BEHAVIOURS
-from fedaudit.federation.client import Federation
-from fedaudit.federation.simulator import simulate
-from fedaudit.federation.spec import DefencesSpec
-from fedaudit.federation.transcript import Transcript
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.trials import Trial, nothing_is_run
-from fedaudit.threat import observe
+from fedaudit.scenario.federation import DefencesSpec
+from fedaudit.simulation.behaviour import BEHAVIOURS
+from fedaudit.simulation.client import Federation
+from fedaudit.simulation.simulator import simulate
+from fedaudit.transcript.observation import observe
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import FedAuditError, NotApplicable
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet, how_long

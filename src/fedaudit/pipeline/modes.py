@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.models import BATCH_NORM
-from fedaudit.scenario import ModelSpec
+from fedaudit.scenario.scenario import ModelSpec
 from fedaudit.utils.errors import BadInput
 
 Mode = Literal["eval", "train"]

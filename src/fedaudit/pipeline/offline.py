@@ -17,12 +17,7 @@ from torch import nn
 
 from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.evaluation import Limits
-from fedaudit.examples import ExampleKind
-from fedaudit.federation.recorded_truth import FOLDER, has_truth
-from fedaudit.federation.secure_sum import sums_only, union
-from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import FILE, Truth, check_belongs
+from fedaudit.modalities import ExampleKind
 from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.estimate import say_how_long, trials_seconds
@@ -32,10 +27,15 @@ from fedaudit.pipeline.recordings import check_replay, recorded_truth, with_trut
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
 from fedaudit.pipeline.trials import Trial
 from fedaudit.results import DataRecord, ModelRecord
-from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.threat import ThreatModel
-from fedaudit.training import Loss
-from fedaudit.update import Update
+from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.simulation.secure_sum import sums_only, union
+from fedaudit.simulation.simulator import Recording
+from fedaudit.task.training import Loss
+from fedaudit.transcript.recorded_truth import FOLDER, has_truth
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import FILE, Truth, check_belongs
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedaudit.outputs.formats import FILES
 from fedaudit.pipeline.prepare import spell_out
-from fedaudit.scenario import Scenario, scenario_from
+from fedaudit.report.formats import FILES
+from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.bounds import read_json
 from fedaudit.utils.errors import BadInput

@@ -17,14 +17,7 @@ from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
 from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.federation.behaviour import BEHAVIOURS, Behaviour
-from fedaudit.federation.canaries import CanarySpec
-from fedaudit.federation.client import Federation
-from fedaudit.federation.local_training import draws_at_random
-from fedaudit.federation.record_draw import draw_records
-from fedaudit.federation.server_behaviour import SERVER_BEHAVIOURS, ServerBehaviour
-from fedaudit.federation.simulator import check, partition_clients
-from fedaudit.federation.spec import DefencesSpec, MaliciousSpec
+from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.models import (
     MODELS,
     build_model,
@@ -39,9 +32,16 @@ from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.modes import mode_in_words, with_modes
 from fedaudit.pipeline.pretraining import pretrain
 from fedaudit.results import DataRecord, ModelRecord
-from fedaudit.scenario import Scenario
-from fedaudit.training import BCE, Loss, loss_function
-from fedaudit.update import TaskInfo
+from fedaudit.scenario.federation import DefencesSpec, MaliciousSpec
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.behaviour import BEHAVIOURS, Behaviour
+from fedaudit.simulation.client import Federation
+from fedaudit.simulation.local_training import draws_at_random
+from fedaudit.simulation.record_draw import draw_records
+from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS, ServerBehaviour
+from fedaudit.simulation.simulator import check, partition_clients
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import BCE, Loss, loss_function
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.machine import one_thread

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fedaudit.data import Dataset
-from fedaudit.federation.local_training import local_randomness, train
 from fedaudit.models import has_batch_norm, set_training_mode
-from fedaudit.scenario import Scenario
-from fedaudit.training import Loss, class_logits
-from fedaudit.update import TaskInfo
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.local_training import local_randomness, train
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import Loss, class_logits
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import fingerprint
 from fedaudit.utils.progress import Display

@@ -14,8 +14,8 @@ from fedaudit.attacks.analytic.rank import VERDICTS, RankAnalysis, rank_analysis
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario import Scenario, load_scenario
-from fedaudit.training import Loss
+from fedaudit.scenario.scenario import Scenario, load_scenario
+from fedaudit.task.training import Loss
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import wide_console

@@ -8,12 +8,12 @@ from pathlib import Path
 from torch import nn
 
 from fedaudit.defences.received import Check, check_received
-from fedaudit.federation.simulator import Recording
 from fedaudit.models import read_state
 from fedaudit.models.front import Fronted
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import ReceivedCheck
-from fedaudit.scenario import Scenario
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.simulator import Recording
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import one_thread
 

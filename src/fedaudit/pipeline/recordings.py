@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from fedaudit.federation.recorded import write_replay
-from fedaudit.federation.recorded_truth import load_recorded_truth, truth_file
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth
 from fedaudit.models import load_checkpoint
 from fedaudit.pipeline.replay import replay_update
 from fedaudit.results import DataRecord, ModelRecord
-from fedaudit.scenario import Scenario, scenario_from
-from fedaudit.update import Update
+from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.transcript.files import write_replay
+from fedaudit.transcript.recorded_truth import load_recorded_truth, truth_file
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.objects import load_object
 from fedaudit.utils.progress import Display

@@ -7,13 +7,13 @@ import copy
 import torch
 from torch import Tensor
 
-from fedaudit.federation.local_training import draws_at_random, gradient, local_randomness
-from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth
+from fedaudit.capture.replay import relative_error, replay
 from fedaudit.models import set_training_mode
-from fedaudit.recording.replay import relative_error, replay
-from fedaudit.update import Update
+from fedaudit.simulation.local_training import draws_at_random, gradient, local_randomness
+from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 
 CONTRADICTED = 0.05  # relative error from which the facts aren't those that the update was made with

@@ -20,9 +20,7 @@ from fedaudit.attacks import ATTACKS, Attack, Finding
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import Limits, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.image_metrics import lpips_missing
-from fedaudit.examples import example_kind, save_png
-from fedaudit.federation.simulator import Recording, simulate
-from fedaudit.federation.transcript import Transcript
+from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
 from fedaudit.pipeline.describe import federation_record
 from fedaudit.pipeline.estimate import audit_seconds, say_how_long
@@ -41,9 +39,12 @@ from fedaudit.results import (
     FindingResult,
     Timing,
 )
-from fedaudit.scenario import Scenario
-from fedaudit.threat import ThreatModel, observe
-from fedaudit.training import Loss
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.simulation.simulator import Recording, simulate
+from fedaudit.task.training import Loss
+from fedaudit.transcript.observation import observe
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
 from fedaudit.utils.folders import inside
@@ -98,9 +99,9 @@ class Audit:
         Raises:
             BadInput: the folder can't be written, a name leads out of it, or a format isn't known.
         """
-        from fedaudit.outputs.formats import check_formats
-        from fedaudit.outputs.write import remove_outputs, write_outputs
         from fedaudit.report import write_report
+        from fedaudit.report.formats import check_formats
+        from fedaudit.report.write import remove_outputs, write_outputs
 
         folder, formats = Path(folder), check_formats(write)
         self.save_data(folder)
@@ -199,7 +200,7 @@ def record(
     With ``store``, a folder, long ones that are killed go on from there.
 
     Raises:
-        BadInput: as :func:`fedaudit.federation.simulator.simulate`.
+        BadInput: as :func:`fedaudit.simulation.simulator.simulate`.
     """
     display = display or Quiet()
     about = {

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from fedaudit.data import Dataset
-from fedaudit.examples import example_kind, save_png
-from fedaudit.examples.image import IMAGE
+from fedaudit.modalities import example_kind, save_png
+from fedaudit.modalities.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.pipeline.estimate import Enough, Pace, say_how_long
 from fedaudit.utils.bounds import TENSORS, check_file

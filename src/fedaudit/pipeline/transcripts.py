@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from fedaudit.federation.rounds import check_new
-from fedaudit.federation.simulator import Recording
-from fedaudit.federation.transcript import INDEX
-from fedaudit.federation.truth import save_recording
 from fedaudit.pipeline.estimate import say_how_long, simulation_seconds
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
-from fedaudit.scenario import Scenario
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.rounds import check_new
+from fedaudit.transcript.transcript import INDEX
+from fedaudit.transcript.truth import save_recording
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import Display

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedaudit.attacks import Attack, Finding
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
 from fedaudit.utils.fingerprint import computation, device_name, file_digest
 from fedaudit.utils.machine import one_thread

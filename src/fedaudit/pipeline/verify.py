@@ -14,16 +14,16 @@ from torch import nn
 
 from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
-from fedaudit.examples import save_png
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.truth import Truth
+from fedaudit.modalities import save_png
 from fedaudit.pipeline.offline import attack_transcript
 from fedaudit.pipeline.output import REQUEST
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.pipeline.trials import Trial, only_kept
 from fedaudit.results import AuditResult
-from fedaudit.scenario import scenario_from
-from fedaudit.training import Loss
+from fedaudit.scenario.scenario import scenario_from
+from fedaudit.task.training import Loss
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name

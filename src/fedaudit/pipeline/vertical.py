@@ -7,16 +7,16 @@ from dataclasses import replace
 import torch
 
 from fedaudit.data.dataset import Split
-from fedaudit.federation.history import History
-from fedaudit.federation.simulator import Recording
-from fedaudit.federation.spec import FederationSpec
-from fedaudit.federation.transcript import Transcript
-from fedaudit.federation.vertical import exchange
-from fedaudit.federation.vertical_spec import VerticalSpec
 from fedaudit.models import VerticalModel
 from fedaudit.pipeline.control_cases import Case, typical
 from fedaudit.results import AdversaryRecord, FederationRecord, HistoryRecord, HistoryTiming
-from fedaudit.threat import ThreatModel
+from fedaudit.scenario.federation import FederationSpec
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.scenario.vertical import VerticalSpec
+from fedaudit.simulation.simulator import Recording
+from fedaudit.simulation.vertical import exchange
+from fedaudit.transcript.history import History
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.seeds import generator
 
 _SPLITS = {"strips": "columns that stand side by side", "quadrants": "a quarter of an image each"}

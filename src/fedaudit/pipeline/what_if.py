@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedaudit.attacks import ATTACKS
-from fedaudit.federation.spec import DefencesSpec
-from fedaudit.scenario import Scenario
+from fedaudit.scenario.federation import DefencesSpec
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.utils.errors import BadInput
 
 _DP = {"name": "dp", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 0.1, "epsilon": None}}

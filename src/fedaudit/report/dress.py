@@ -22,14 +22,16 @@ _CELL = re.compile(r"<t([hd])\b([^>]*)>(.*?)</t\1>", re.DOTALL)
 _SPAN = re.compile(r'\b(col|row)span="(\d+)"')
 
 
-def render(template: str, /, **values: Any) -> str:
-    """Return a page: ``template`` of ``report/templates`` filled with ``values``, all of them escaped.
+def render(template: str, package: str = "fedaudit.report", /, **values: Any) -> str:
+    """Return a page: ``template`` filled with ``values``, all of them escaped.
 
-    It extends ``base.html.j2``, so it needs no other file and no network. A value that it lacks is an error. Every cell
+    The template is one of ``package``, in its folder ``templates``; it may use those of ``fedaudit.report``. A page
+    extends ``base.html.j2``, so it needs no other file and no network. A value that it lacks is an error. Every cell
     of its tables carries the heading of its column, for on a narrow screen a table becomes a list of labelled values.
     """
+    loaders = [jinja2.PackageLoader(name) for name in dict.fromkeys((package, "fedaudit.report"))]
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedaudit.report"),
+        loader=jinja2.ChoiceLoader(loaders),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedaudit.examples.base import eight_bit
+from fedaudit.modalities.base import eight_bit
 from fedaudit.report.conclusion import SEVERITY, headline, threshold_text
 from fedaudit.report.wording import number, percent, short, span
 from fedaudit.results import AttackSummary, AuditResult, FindingResult, ImageResult

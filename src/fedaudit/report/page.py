@@ -14,8 +14,7 @@ from pathlib import Path
 import yaml
 from PIL import Image
 
-from fedaudit.examples import ExampleKind, example_kind, fitting_kind
-from fedaudit.glossary import terms
+from fedaudit.modalities import ExampleKind, example_kind, fitting_kind
 from fedaudit.report import figures, frontier, histories
 from fedaudit.report.advice import advice, command
 from fedaudit.report.comparison import defence_tables
@@ -31,8 +30,8 @@ from fedaudit.report.dress import render
 from fedaudit.report.epsilon import METHODS, epsilon_chapters
 from fedaudit.report.frontier import strongest
 from fedaudit.report.mapping import assessment
+from fedaudit.report.recovered_text import Sentences, sentences
 from fedaudit.report.rows import drawn_tables
-from fedaudit.report.sentences import Sentences, sentences
 from fedaudit.report.wording import client_of, count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,
@@ -48,6 +47,7 @@ from fedaudit.results import (
     overall,
     with_images,
 )
+from fedaudit.results.glossary import terms
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.folders import inside
 from fedaudit.utils.image_bytes import decode, dimensions

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 # Packages and modules that present results and don't make them.
-_NO_MATTER = ("__main__.py", "api.py", "bench", "cli", "outputs", "report", "studies")
+_NO_MATTER = ("__main__.py", "api.py", "cli", "report")
 # What a class has beside what its author wrote.
 _OF_A_PROCESS = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__", "_abc_impl")
 # Whose functions and classes are told by their names: a hash of the code, or the version, goes with them.

@@ -22,10 +22,10 @@ from fedaudit import api
 from fedaudit.adapters.flower.app_file import NODES
 from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, num_examples, state_in
-from fedaudit.federation.transcript import INDEX
-from fedaudit.recording.capture import Capture
-from fedaudit.recording.recorder import Recorder
-from fedaudit.training import UNMODELLED
+from fedaudit.capture.capture import Capture
+from fedaudit.capture.recorder import Recorder
+from fedaudit.task.training import UNMODELLED
+from fedaudit.transcript.transcript import INDEX
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.machine import import_torchvision, one_thread

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from flwr.app import ArrayRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 
 from fedaudit.adapters.flower.tensors import torch_state
-from fedaudit.recording.canaries import CanaryClients
+from fedaudit.capture.canaries import CanaryClients
 from fedaudit.utils.errors import BadInput
 
 _CANARY = "canary"  # a node's config says its number under this name

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fedaudit.adapters.flower.messages import check_names, is_training, log, server_round, state_in
 from fedaudit.adapters.received import REFUSED as NOT_LET_IN
 from fedaudit.adapters.received import Policy, agreed_network, check_policy, let_in, own_examples
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.recording.capture import Capture
-from fedaudit.recording.recorder import Recorder
+from fedaudit.capture.capture import Capture
+from fedaudit.capture.recorder import Recorder
+from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import temporary_folder
 

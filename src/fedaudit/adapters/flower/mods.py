@@ -23,7 +23,7 @@ from fedaudit.adapters.flower.tensors import (
 from fedaudit.defences import SANITISERS
 from fedaudit.defences.privacy import Account, DifferentialPrivacy
 from fedaudit.defences.sanitising import ClientContext, norm
-from fedaudit.update import Update
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fedaudit.adapters.flower.tensors import Parameters, names_of, parameters_in, torch_state
 from fedaudit.defences import AGGREGATORS
-from fedaudit.federation.local_training import train
-from fedaudit.federation.server import Server
-from fedaudit.training import LOSSES, Loss
-from fedaudit.update import Update
+from fedaudit.simulation.local_training import train
+from fedaudit.simulation.server import Server
+from fedaudit.task.training import LOSSES, Loss
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator

@@ -12,11 +12,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedaudit.adapters.flower.messages import MODEL, check_names, has_model, is_training, log, num_examples, state_in
-from fedaudit.training import TrainingConfig
+from fedaudit.task.training import TrainingConfig
 from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
 
 if TYPE_CHECKING:
-    from fedaudit.recording.recorder import Recorder
+    from fedaudit.capture.recorder import Recorder
 
 Training = TrainingConfig | Mapping[str, Any] | Callable[[int], TrainingConfig | dict[str, Any] | None]
 

@@ -22,8 +22,8 @@ from nvflare.app_common.app_event_type import AppEventType
 from torch import Tensor
 
 from fedaudit.adapters.nvflare.site import FORMS, counted, job_of, log, model_in, round_of, site_of, state_of, words
-from fedaudit.recording.canaries import CanaryClients
-from fedaudit.recording.recorder import Recorder
+from fedaudit.capture.canaries import CanaryClients
+from fedaudit.capture.recorder import Recorder
 from fedaudit.utils.errors import BadInput
 
 

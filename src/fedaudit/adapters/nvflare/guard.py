@@ -32,10 +32,10 @@ from fedaudit.adapters.nvflare.site import (
 from fedaudit.adapters.received import REFUSED as NOT_LET_IN
 from fedaudit.adapters.received import agreed_network, check_policy, let_in, own_examples
 from fedaudit.attacks import make_attack
+from fedaudit.capture.capture import Capture
+from fedaudit.capture.recorder import Recorder
 from fedaudit.evaluation import Limits
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.recording.capture import Capture
-from fedaudit.recording.recorder import Recorder
+from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 

@@ -28,7 +28,7 @@ from fedaudit.adapters.nvflare.site import (
     taken,
     words,
 )
-from fedaudit.recording.recorder import Recorder
+from fedaudit.capture.recorder import Recorder
 from fedaudit.utils.errors import BadInput
 
 _memory = Memory()

@@ -18,8 +18,8 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor, nn
 
-from fedaudit.federation.recorded import Form
-from fedaudit.recording.capture import Capture
+from fedaudit.capture.capture import Capture
+from fedaudit.transcript.files import Form
 from fedaudit.utils.errors import BadInput, FedAuditError
 
 log = logging.getLogger("fedaudit.nvflare")

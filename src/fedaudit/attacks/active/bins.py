@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedaudit.attacks.analytic.first_layer import FirstLayer, layer_product
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.front import Fronted
-from fedaudit.threat import Message, Observation
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.transcript.observation import Message, Observation
 
 PREFIX = "front"  # of the names of a front's weights
 _ROUNDING = 2.0**-24  # of single precision

@@ -20,11 +20,12 @@ from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.attacks.victim import one_batch_gradient
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.federation.server_behaviour import LocalPlan, ServerBehaviour, ServerStep
-from fedaudit.threat import Message, Observation
-from fedaudit.training import TrainingConfig
-from fedaudit.update import TaskInfo, Update
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import LocalPlan, TrainingConfig
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive, Whole, from_name
 

@@ -16,11 +16,12 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.federation.server_behaviour import LocalPlan, ServerBehaviour, ServerStep
 from fedaudit.models.front import Fronted
-from fedaudit.threat import Observation
-from fedaudit.update import Front, TaskInfo
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
+from fedaudit.task.info import Front, TaskInfo
+from fedaudit.task.training import LocalPlan
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive
 

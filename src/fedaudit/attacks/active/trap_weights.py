@@ -16,10 +16,11 @@ from fedaudit.attacks.analytic.recovered import Recovered, as_images
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.federation.server_behaviour import LocalPlan, ServerBehaviour, ServerStep
-from fedaudit.threat import Observation
-from fedaudit.update import TaskInfo
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import LocalPlan
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Fraction, Positive
 

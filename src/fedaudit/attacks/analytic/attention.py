@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, equal, gradients_of, label_of
 from fedaudit.attacks.analytic.recovered import Recovered
 from fedaudit.attacks.text.layers import Receiver, inputs_of, receivers
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.threat import Observation
-from fedaudit.update import TaskInfo
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 
 _ITERATIONS = 5000  # of least squares through the embedding

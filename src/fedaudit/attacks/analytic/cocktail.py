@@ -14,7 +14,7 @@ from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_y
 from fedaudit.attacks.analytic.spear import Opened, Spear
 from fedaudit.attacks.analytic.unmixing import unmix
 from fedaudit.attacks.base import ATTACK_CONFIG, register
-from fedaudit.update import TaskInfo
+from fedaudit.task.info import TaskInfo
 from fedaudit.utils.validation import Count
 
 _ALIKE = 0.9  # |cosine| from which a direction of a source is the certain one beside it

@@ -18,7 +18,7 @@ from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.local_training import Way
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 
 CERTIFIED = 1 / 255 / 8  # estimated error of a certified example's numbers, as a share of the pixels' range

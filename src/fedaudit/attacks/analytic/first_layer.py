@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks.local_training import treatments
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.threat import Message, Observation
-from fedaudit.training import TrainingConfig
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.training import TrainingConfig
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
 _PROBES = 8

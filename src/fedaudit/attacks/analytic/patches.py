@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.recovered import Recovered
 from fedaudit.attacks.local_training import treatments
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.threat import Message, Observation
-from fedaudit.update import TaskInfo
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
 CERTIFIED = 1 / 255 / 8  # estimated error of a certified image's numbers, as a share of the pixels' range

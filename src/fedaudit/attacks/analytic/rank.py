@@ -21,7 +21,7 @@ from fedaudit.attacks.analytic.constraints import (
     rank,
     weight_constraints,
 )
-from fedaudit.training import Loss
+from fedaudit.task.training import Loss
 
 LayerVerdict = Literal["determined", "with virtual constraints", "deficient"]
 Verdict = Literal["invertible", "counted", "deficient"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.findings import ImageFinding, RowFinding
-from fedaudit.threat import Observation
+from fedaudit.transcript.observation import Observation
 
 
 class Recovered(NamedTuple):

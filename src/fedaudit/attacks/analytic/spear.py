@@ -34,7 +34,7 @@ from fedaudit.attacks.analytic.sparse_columns import (
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.local_training import Way
-from fedaudit.threat import Message, Observation
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedaudit.attacks.adaptive import invert
 from fedaudit.attacks.inversion.objectives import Distance, flatten, weighted_cosine
 from fedaudit.attacks.local_training import Way
-from fedaudit.threat import Message
+from fedaudit.transcript.observation import Message
 
 _TINY = 1e-30
 

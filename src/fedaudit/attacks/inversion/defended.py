@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, flatten
-from fedaudit.update import Update
+from fedaudit.transcript.update import Update
 
 # How much it counts that an element which wasn't sent should be zero. It is smaller than those that were, of DGC
 # because it waits for more rounds; of a sparse update of unknown making it may be anything. Measured in

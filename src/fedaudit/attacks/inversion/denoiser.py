@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.inversion.objectives import Objective
 
-WEIGHTS = Path(__file__).with_name("denoiser.safetensors")  # written by: python -m tests.train_denoiser
+WEIGHTS = Path(__file__).with_name("denoiser.safetensors")  # written by: python -m tests.measure.train_denoiser
 CHANNELS = (1, 3)  # of images that it can judge: grey ones as three channels that are alike
 NOISE = (0.08, 0.02)  # standard deviation that is taken away, of pixels in [0, 1]: at first, and in the end
 FADING = 0.1  # what the prior weighs in the end, of its weight at first

@@ -19,10 +19,10 @@ from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten
 from fedaudit.attacks.inversion.reconstruct import reconstruct
 from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Schedule, to_pixels
-from fedaudit.federation.local_training import local_randomness
 from fedaudit.models.generator import Generator, TrainedGenerator
-from fedaudit.threat import Observation
-from fedaudit.update import TaskInfo
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import MissingData, NotApplicable
 from fedaudit.utils.validation import Fraction, NonNegative, Positive
 

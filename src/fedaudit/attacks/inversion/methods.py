@@ -30,8 +30,8 @@ from fedaudit.attacks.inversion.template import (
 )
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import Way
-from fedaudit.threat import Message, Observation
-from fedaudit.update import Update
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.victim import Victim
-from fedaudit.training import class_logits
+from fedaudit.task.training import class_logits
 
 
 def total_variation(images: Tensor) -> Tensor:

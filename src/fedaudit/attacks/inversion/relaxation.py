@@ -13,7 +13,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedaudit.examples.columns import Column
+from fedaudit.modalities.columns import Column
 
 _NEAR = 0.319  # of a column's standard deviation: so near, a number counts as recovered
 _FEW = 40  # categorical columns; of more, one padded softmax is faster than one each

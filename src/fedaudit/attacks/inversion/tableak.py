@@ -22,10 +22,10 @@ from fedaudit.attacks.inversion.template import Prepared, Schedule, matched, pre
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import Way, image_way
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, unknown_training
-from fedaudit.examples.columns import numbers
-from fedaudit.federation.local_training import local_randomness
-from fedaudit.threat import Message, Observation
-from fedaudit.training import TrainingConfig
+from fedaudit.modalities.columns import numbers
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.training import TrainingConfig
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 

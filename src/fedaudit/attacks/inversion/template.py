@@ -34,11 +34,12 @@ from fedaudit.attacks.victim import (
     one_batch_gradient,
     unknown_training,
 )
-from fedaudit.federation.local_training import local_randomness
 from fedaudit.models import Layer, has_batch_norm
-from fedaudit.threat import Message, Observation
-from fedaudit.training import TrainingConfig
-from fedaudit.update import TaskInfo, Update
+from fedaudit.simulation.local_training import local_randomness
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import TrainingConfig
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import Layer
-from fedaudit.training import bce_with_logits, class_logits
-from fedaudit.update import TaskInfo
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import bce_with_logits, class_logits
 from fedaudit.utils.errors import NotApplicable, unknown_name
 from fedaudit.utils.registry import Registry
 

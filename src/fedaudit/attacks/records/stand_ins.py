@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedaudit.federation.local_training import gradient, local_randomness, train, trainable
-from fedaudit.federation.records import Records
 from fedaudit.models import set_training_mode
-from fedaudit.threat import Message, Observation
-from fedaudit.update import TaskInfo
+from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.queries import Records
 from fedaudit.utils.errors import BadInput, NotApplicable
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack
 from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.methods import LastReturned
-from fedaudit.federation.records import Records
-from fedaudit.threat import Observation
-from fedaudit.training import Loss
-from fedaudit.update import TaskInfo
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import Loss
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.queries import Records
 from fedaudit.utils.errors import BadInput, NotApplicable
 
 ModelName = Literal["global", "client", "rebuilt"]

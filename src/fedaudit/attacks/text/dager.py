@@ -19,10 +19,10 @@ from fedaudit.attacks.text.encoder import whole_sequences
 from fedaudit.attacks.text.layers import Receiver, Span, inputs_of, receivers, sees, span_of, takes
 from fedaudit.attacks.text.search import Search, extend_prefixes
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, one_batch_gradient, unknown_training
-from fedaudit.examples import TokenInfo
-from fedaudit.federation.local_training import draws_at_random
+from fedaudit.modalities import TokenInfo
 from fedaudit.models import set_training_mode
-from fedaudit.threat import Message, Observation
+from fedaudit.simulation.local_training import draws_at_random
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
 

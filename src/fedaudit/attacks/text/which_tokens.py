@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding, TokenFinding
 from fedaudit.attacks.local_training import Way
-from fedaudit.threat import Message, Observation
+from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
 _BY_CHANCE = 0.01  # probability that noise moves a row of the whole vocabulary so far that it counts

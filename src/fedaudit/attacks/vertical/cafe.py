@@ -14,9 +14,10 @@ from torch.func import functional_call
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding, ImageFinding
-from fedaudit.federation.vertical_record import VerticalRecord
 from fedaudit.models import VerticalModel, layer_groups
-from fedaudit.threat import Observation, Scope
+from fedaudit.scenario.threat import Scope
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, NonNegative, Positive
 

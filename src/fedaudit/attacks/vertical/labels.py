@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.findings import Finding
-from fedaudit.federation.vertical_record import VerticalRecord
-from fedaudit.threat import Observation, Scope
+from fedaudit.scenario.threat import Scope
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 
 _TINY = 1e-30

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedaudit.attacks.inversion.engines.restarts import Decode
 from fedaudit.attacks.inversion.objectives import Distance, Objective
 from fedaudit.attacks.victim import Victim
-from fedaudit.training import TrainingConfig
+from fedaudit.task.training import TrainingConfig
 
 _TINY = 1e-30
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten, unflatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.training import TrainingConfig
+from fedaudit.task.training import TrainingConfig
 
 # Length of the finite difference relative to the parameters' norm: long enough for float32, short enough for curves.
 _RELATIVE_STEP = 1e-4

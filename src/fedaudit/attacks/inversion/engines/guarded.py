@@ -13,7 +13,7 @@ from fedaudit.attacks.inversion.engines.recorded import recorded
 from fedaudit.attacks.inversion.engines.reference import reference
 from fedaudit.attacks.inversion.objectives import Distance, Objective
 from fedaudit.attacks.victim import Victim
-from fedaudit.training import TrainingConfig
+from fedaudit.task.training import TrainingConfig
 
 AGREEMENT = 0.999  # least cosine between the fast and the exact gradient
 CHECK_EVERY = 500

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.local_training import treatments
-from fedaudit.training import ParameterGroup, TrainingConfig
+from fedaudit.task.training import ParameterGroup, TrainingConfig
 
 # The step's number from 0, the gradients and the weights, one tensor a parameter -> by what the weights fall in it.
 OptimiserStep = Callable[[int, Sequence[Tensor], Sequence[Tensor]], list[Tensor]]

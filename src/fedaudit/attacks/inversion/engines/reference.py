@@ -16,7 +16,7 @@ from torch import Tensor
 from fedaudit.attacks.inversion.engines.optimisers import clipped, optimiser_step
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.training import Pass, TrainingConfig
+from fedaudit.task.training import Pass, TrainingConfig
 from fedaudit.utils.channels_last import usual_order
 
 # Of one pass: the model, its weights by name, inputs and labels -> a tensor a parameter.

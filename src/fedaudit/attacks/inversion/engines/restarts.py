@@ -16,7 +16,7 @@ from fedaudit.attacks.inversion.engines.optimisers import SOFTNESS
 from fedaudit.attacks.inversion.engines.reference import unrolled
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
 from fedaudit.attacks.victim import Victim
-from fedaudit.training import TrainingConfig
+from fedaudit.task.training import TrainingConfig
 
 _MOST = 16_000_000  # numbers of gradients that are held side by side; restarts beyond that come in further groups
 

@@ -1,0 +1,94 @@
+"""How fast the simulator and the evaluation are: client updates and evaluated findings a second, one thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import assess, plan, record, run_attacks
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.simulator import simulate
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.progress import Display, Quiet
+
+_MODEL = "convnet-small"
+
+
+def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -> dict[str, Any]:
+    """Count client updates a second of FedAvg on embedded photographs, and evaluated findings a second.
+
+    Args:
+        quick: fewer clients and rounds.
+        peer: beside Flower's simulation engine, with the same model, data, batches and steps, one worker.
+        display: shows progress.
+
+    Raises:
+        BadInput: Flower isn't there.
+    """
+    clients, rounds = (4, 2) if quick else (10, 5)
+    scenario = Scenario.model_validate(
+        {
+            "data": {"name": "photos"},
+            "model": {"name": _MODEL},
+            "federations": [
+                {
+                    "name": "fedavg",
+                    "algorithm": "fedavg",
+                    "clients": clients,
+                    "rounds": rounds,
+                    "batch_size": 8,
+                    "local_steps": 4,
+                    "learning_rate": 1e-3,
+                }
+            ],
+            "threat": {"knows_labels": True},
+            "attacks": [{"name": "agic", "iterations": 1}],
+        }
+    )
+    spec = scenario.federations[0]
+    report = (display or Quiet()).stage("simulators and evaluation", 3)
+    with one_thread():
+        (federation,) = resolve(scenario).federations
+        warm = spec.model_copy(update={"rounds": 1})  # Flower's first round doesn't count either
+        simulate(dataclasses.replace(federation, spec=warm))
+        began = time.perf_counter()
+        simulate(federation)
+        seconds = time.perf_counter() - began
+        report(1)
+        updates = clients * rounds
+        rows: list[dict[str, Any]] = [
+            {"tool": "fedaudit", "updates": updates, "seconds": seconds, "start_seconds": 0.0}
+        ]
+        if peer:
+            from fedaudit_lab.bench.flower import time_flower
+
+            running, starting = time_flower(federation)
+            rows.append({"tool": "flower", "updates": updates, "seconds": running, "start_seconds": starting})
+    report(2)
+    evaluation = _time_evaluation(scenario)
+    report(3)
+    for row in rows:
+        row["updates_per_second"] = row["updates"] / row["seconds"]
+    return {
+        "model": _MODEL,
+        "clients": clients,
+        "rounds": rounds,
+        "simulators": rows,
+        "speedup": rows[-1]["seconds"] / rows[0]["seconds"] if peer else None,
+        "evaluation": evaluation,
+    }
+
+
+def _time_evaluation(scenario: Scenario) -> dict[str, Any]:
+    """Time the evaluation of findings of 32 images each: metrics, assignment, identification, report's data."""
+    started = time.time()
+    resolved = resolve(scenario)
+    recordings = record(resolved)
+    trials = run_attacks(plan([r.transcript for r in recordings], resolved.attacks, scenario.threat))
+    began = time.perf_counter()
+    with one_thread():
+        assess(resolved, recordings, trials, workers=1, started=started)
+    seconds = time.perf_counter() - began
+    return {"findings": len(trials), "images": 32, "seconds": seconds, "findings_per_second": len(trials) / seconds}

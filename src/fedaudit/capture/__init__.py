@@ -1,0 +1,6 @@
+"""Recording real federations: what travels, and local training as it is seen from outside."""
+
+from fedaudit.capture.canaries import CanaryClients
+from fedaudit.capture.recorder import Recorder
+
+__all__ = ["CanaryClients", "Recorder"]

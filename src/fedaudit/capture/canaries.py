@@ -1,0 +1,160 @@
+"""Canary clients of a federation that really runs: what they send, and what a recorder reads of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries, Directions
+from fedaudit.results.epsilon import Adjacency
+from fedaudit.transcript.recorded_canaries import save_canaries, save_coins
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.seeds import generator
+
+_NOTHING = 1e-4  # clips
+
+
+class CanaryClients:
+    """The auditor's canaries: clients beside the real ones, each in or out by a fair coin, that need no training.
+
+    A canary sends what :meth:`update` gives, in each round in which it takes part, through whatever clips and adds
+    noise in this federation; absent ones take part, too, and send the model nearly as it was: moved by a ten-thousandth
+    of the clip, since some clipping (Flower's) divides by an update's norm. Give the object to the
+    :class:`fedaudit.Recorder`, and ``fedaudit attack RECORDING --attack epsilon`` has the rest. Keep ``seed`` from
+    everybody but the auditor: it gives away directions and coins.
+
+    Args:
+        module: that clients train; its parameters are what canaries move.
+        count: how many.
+        clip: to which an update's norm is clipped.
+        claimed: ε that is promised after the last round, for this adjacency; None: nothing is.
+        delta: δ of the promise.
+        where: who adds the noise: each client (``local``), or whoever aggregates (``central``), who sees all before it.
+        share: of the rounds in which a client takes part, if that is drawn.
+        adjacency: absent ones send next to nothing (``add-remove``), or the opposite (``replace``).
+        strength: length of what a canary sends before clipping, in units of ``clip``.
+        seed: None takes it from the operating system; several processes need the same.
+
+    Raises:
+        BadInput: a number can't be used, or the module has no parameter.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        count: int = 1000,
+        *,
+        clip: float,
+        claimed: float | None = None,
+        delta: float = 1e-5,
+        where: Literal["local", "central"] = "central",
+        share: float = 1.0,
+        adjacency: Adjacency = "add-remove",
+        strength: float = 10.0,
+        seed: int | None = None,
+    ) -> None:
+        if count < 2 or not clip > 0 or not strength >= 1 or not 0 < share <= 1 or not 0 < delta < 1:
+            raise BadInput("canaries: count from 2, clip above 0, strength from 1, share and delta between 0 and 1")
+        if where not in ("local", "central") or adjacency not in ("add-remove", "replace"):
+            raise BadInput("canaries: where is local or central, adjacency is add-remove or replace")
+        self.module = module
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self.count, self.clip, self.strength, self.share = count, clip, strength, share
+        self.claimed, self.delta, self.where, self.adjacency = claimed, delta, where, adjacency
+        self.shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+        self.directions = Directions(self.seed, count, sum(shape.numel() for shape in self.shapes.values()))
+        self.coins = torch.rand(count, generator=generator(self.seed, "canary coins")) < 0.5
+        self._rows: dict[str, list[Tensor]] = {name: [] for name in OBSERVERS}
+        self._before: Tensor | None = None
+        self._round: tuple[Tensor, Tensor, bool] | None = None  # readings, sum, and whether all updates were read
+
+    def __repr__(self) -> str:
+        return f"CanaryClients({self.count} canaries, {len(self._rows['models'])} rounds read)"
+
+    def update(self, number: int, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the model that canary ``number`` answers with.
+
+        Args:
+            number: from 0.
+            sent: the model that the round began with, parameters and buffers by name; it isn't changed.
+
+        Raises:
+            BadInput: there is no such canary, or a parameter is missing.
+        """
+        if not 0 <= number < self.count:
+            raise BadInput(f"there is no canary {number}: they are numbered from 0 to {self.count - 1}")
+        if missing := [name for name in self.shapes if name not in sent]:
+            raise BadInput(f"the model that was sent lacks '{missing[0]}', a parameter of the module")
+        length = self.strength * self.clip
+        if not bool(self.coins[number]):
+            length = _NOTHING * self.clip if self.adjacency == "add-remove" else -length
+        pieces = (length * self.directions.one(number)).split([shape.numel() for shape in self.shapes.values()])
+        moved = dict(sent)
+        for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True):
+            moved[name] = sent[name] + piece.view(shape).to(sent[name])
+        return moved
+
+    # --- what the recorder calls ------------------------------------------------------------------------------------
+
+    def begin(self, weights: Mapping[str, Tensor]) -> None:
+        """Note the global model that a round begins with, or that the last one ended with."""
+        self.end_round()
+        now = self._flat(weights)
+        if self._before is not None:
+            self._rows["models"].append(self.directions.project(now - self._before) / self.clip)
+        self._before = now
+        self._rows["final"] = [self.directions.project(now) / self.clip]
+        unread = torch.full((self.count,), torch.nan, dtype=torch.float64)
+        self._round = unread, torch.zeros(self.directions.size), False
+
+    def read(self, state: Mapping[str, Tensor], canary: int | None, *, difference: bool) -> None:
+        """Note an update that came back, of a canary or of another client."""
+        if self._round is None or self._before is None:
+            return
+        readings, total, _ = self._round
+        moved = self._flat(state) - (0.0 if difference else self._before)
+        total += moved
+        if canary is not None:
+            readings[canary] = float(self.directions.one(canary) @ moved) / self.clip
+        self._round = readings, total, True
+
+    def end_round(self) -> None:
+        """Keep what was read in the round, if anything was."""
+        if self._round is not None and self._round[2]:
+            readings, total, _ = self._round
+            if not bool(readings.isnan().all()):
+                self._rows["updates"].append(readings)
+            self._rows["sum"].append(self.directions.project(total) / self.clip)
+        self._round = None
+
+    def save(self, folder: Path, recording: str) -> None:
+        """Write what was read beside the recording of that identifier, and the coins into its truth.
+
+        Raises:
+            OSError: a file can't be written.
+        """
+        if self._rows["models"]:
+            save_canaries(folder, recording, self._seen())
+            save_coins(folder, recording, self.coins)
+
+    def _seen(self) -> Canaries:
+        covered: Sequence[str] = tuple(OBSERVERS) if self.where == "local" else ("models", "final")
+        return Canaries(
+            unit="client",
+            adjacency=self.adjacency,
+            readings={name: torch.stack(rows) for name, rows in self._rows.items() if rows},
+            rates={name: 1.0 if name == "updates" else self.share for name in OBSERVERS},
+            covered=tuple(covered) if self.claimed is not None else (),
+            claimed=self.claimed,
+            delta=self.delta,
+        )
+
+    def _flat(self, state: Mapping[str, Tensor]) -> Tensor:
+        if missing := [name for name in self.shapes if name not in state]:
+            raise BadInput(f"canaries: a state lacks '{missing[0]}', a parameter of the module")
+        return torch.cat([state[name].detach().float().reshape(-1).cpu() for name in self.shapes])

@@ -1,0 +1,498 @@
+"""Watches a local training that wasn't written for it, through torch's hooks: what went in, and how it was trained."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimiser_hooks
+
+from fedaudit.capture.functions import Functions
+from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
+from fedaudit.capture.losses import SIGNATURES, read_loss
+from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
+from fedaudit.capture.passes import (
+    SEVERAL,
+    ForwardPass,
+    Step,
+    Watched,
+    alike,
+    inner,
+    modes,
+    precision,
+    reaches_leaf,
+    same_elements,
+    state_of,
+    still,
+    tag,
+    tagged,
+    tensors,
+    versions,
+)
+from fedaudit.task.training import BCE, UNMODELLED, Pass, TrainingConfig
+from fedaudit.utils.errors import BadInput
+
+_LOSS = "loss"  # marks what a loss that was seen returned
+_WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
+
+
+def _quiet(method: Callable[..., None]) -> Callable[..., None]:
+    """Keep errors of ours out of the training: each is a note."""
+
+    @functools.wraps(method)
+    def quietly(self: Capture, *args: Any) -> None:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return
+        try:
+            method(self, *args)
+        except Exception as error:
+            self._note(f"something of the training wasn't understood: {type(error).__name__}: {error}")
+
+    return quietly
+
+
+class Capture:
+    """Watches what trains inside its with-block, and changes nothing of it.
+
+    >>> with Capture() as seen:  # doctest: +SKIP
+    ...     train(model, batches)
+    >>> seen.training()  # doctest: +SKIP
+
+    It sees what happens in the thread that entered the block. What it reads is there during the block, too, and after
+    an exception, which goes on as it would without. An error of its own becomes a note.
+
+    Args:
+        module: whose training, or that of a copy of it, to watch; None: the first module with parameters that is called
+            with gradients on and that an optimiser then steps.
+        known: tensors by name that nobody changes; where the state begins with one, it isn't copied.
+
+    Attributes:
+        module: that was watched; the inner one of ``DataParallel`` and ``torch.compile``. None: none was seen.
+        start: its state before the first pass, on the CPU.
+        steps: that an optimiser took with a gradient of the module.
+        seconds: wall time of the block so far.
+        label_smoothing, class_weights: of the cross-entropy.
+        notes: what else a reader should know, in words.
+    """
+
+    def __init__(self, module: nn.Module | None = None, known: Mapping[str, Tensor] | None = None) -> None:
+        self.module: nn.Module | None = None
+        self._known = known or {}
+        self.notes: list[str] = []
+        self._only = None if module is None else inner(module)
+        self._watched: list[Watched] = []
+        self._own: Watched | None = None
+        self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
+        self._running_module: nn.Module | None = None  # the watched one, while it is called
+        self._depth = 0  # of its calls of itself
+        self._in_step = False
+        self._recorded: list[Step] = []
+        self._settings: Settings | None = None
+        self._optimiser: int | None = None
+        self._frozen: list[bool] = []
+        self._unmodelled: set[str] = set()
+        self._thread = 0
+        self._began = self._seconds = 0.0
+        self._running = False
+        told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
+        told |= dict.fromkeys(NORMS, self._normed)
+        told |= dict.fromkeys(SIGNATURES, self._lost)
+        self._mode = Functions({**told, torch.Tensor.backward: self._backward})
+        self._handles: list[Any] = []
+        self._key = f"fedaudit-{id(self)}"
+        self._terms = False
+
+    def __enter__(self) -> Self:
+        if self._running or self._began:
+            raise BadInput("a Capture watches one training; make another for the next")
+        self._thread, self._began, self._running = threading.get_ident(), time.perf_counter(), True
+        self._handles = [
+            module_hooks.register_module_forward_pre_hook(self._enters),
+            module_hooks.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True),
+            optimiser_hooks.register_optimizer_step_pre_hook(self._stepping),
+            optimiser_hooks.register_optimizer_step_post_hook(self._stepped),
+        ]
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._mode.stop()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []  # no circle of references may keep a model's weights until a collection
+        for watched in self._watched:
+            watched.passes = []
+        self._running_module = None
+        self._running, self._seconds = False, time.perf_counter() - self._began
+
+    @property
+    def start(self) -> dict[str, Tensor]:
+        """The module's state before the first pass."""
+        return self._own.start if self._own else self._watched[0].start if self._watched else {}
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken."""
+        return len(self._recorded)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the block, so far."""
+        return time.perf_counter() - self._began if self._running else self._seconds
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What the model was given, one tensor a pass, in the order of use; empty where it isn't known."""
+        found = [p.inputs for p in self._passes()]
+        return [] if any(i is None for i in found) else [i for i in found if i is not None]
+
+    @property
+    def targets(self) -> list[Tensor]:
+        """What the loss was given, one tensor a pass; empty where it isn't known."""
+        found = [p.targets for p in self._passes()]
+        return [] if any(t is None for t in found) else [t for t in found if t is not None]
+
+    @property
+    def randomness(self) -> list[Tensor]:
+        """The state of torch's CPU generator before each pass, where the model drew from it; else empty."""
+        passes = list(self._passes())
+        return [p.random_state for p in passes] if any(p.drew for p in passes) else []
+
+    @property
+    def loss(self) -> str | None:
+        """The loss's registered name; ``custom``: it is none of them; None: none was seen."""
+        names = {"custom" if p.unlike or p.loss is None else p.loss.name for p in self._passes()}
+        return None if not names else names.pop() if len(names) == 1 else "custom"
+
+    @property
+    def label_smoothing(self) -> float:
+        """Of the cross-entropy."""
+        return next((p.loss.label_smoothing for p in self._passes() if p.loss), 0.0)
+
+    @property
+    def class_weights(self) -> tuple[float, ...] | None:
+        """Of the cross-entropy."""
+        return next((p.loss.class_weights for p in self._passes() if p.loss), None)
+
+    @property
+    def batch_norm(self) -> Literal["eval", "train"] | None:
+        """In which mode BatchNorm was; None: the model has none, or no pass was seen."""
+        mode = next((p.modes.get("batch_norm") for p in self._passes()), None)
+        return None if mode is None else "train" if mode else "eval"
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the rest of the model was in training mode."""
+        return next((p.modes["rest"] for p in self._passes()), True)
+
+    def training(self, *, data_size: int | None = None) -> TrainingConfig:
+        """Return how the module was trained.
+
+        Args:
+            data_size: distinct examples that the client holds, where it is known.
+
+        Raises:
+            BadInput: no step was seen.
+        """
+        own, settings = self._own, self._settings
+        if own is None or settings is None or not self._recorded:
+            raise BadInput(UNMODELLED["nothing-seen"])
+        steps, positions = self._recorded, list(own.parameters)
+        frozen = {name for name, held in zip(positions, self._frozen, strict=True) if held}
+        config, whole = configured(settings, [s.rates for s in steps], own.parameters, frozen)
+        still = {name for g in config["groups"] if g.learning_rate == 0 for name in g.parameters}
+        trained = frozenset(i for i, name in enumerate(positions) if name not in still)
+        norm, value, factors, changed = clipping([s.edits for s in steps], trained)
+        unmodelled = set(self._unmodelled)
+        unmodelled |= {"optimiser"} if settings.kind == "other" else set()
+        unmodelled |= set() if whole else {"optimiser-settings"}
+        unmodelled |= {"gradients-changed"} if changed else set()
+        passes, precisions = [], {p.precision for s in steps for p in s.passes}
+        for step, factor in zip(steps, factors, strict=True):
+            factor = factor if step.scale is None else factor / float(step.scale)
+            weighed = [(p.examples, p.weight(factor)) for p in step.passes]
+            if any(w is None for _, w in weighed):
+                unmodelled.add("loss")
+            passes.append(tuple(Pass(n, 1.0 if w is None else w) for n, w in weighed))
+        for p in self._passes():
+            unmodelled |= {"several-losses"} if p.losses > 1 else set()
+            unmodelled |= {"loss"} if p.unlike or p.loss is None else set()
+        options = {(p.loss.name, p.loss.label_smoothing, p.loss.class_weights) for p in self._passes() if p.loss}
+        unmodelled |= {"loss"} if len(options) > 1 else set()
+        plain = all(len(step) == 1 and step[0].weight == 1 for step in passes)
+        sizes = tuple(sum(p.examples for p in step) for step in passes)
+        return TrainingConfig(
+            **config,
+            local_steps=len(steps),
+            batch_sizes=sizes,
+            data_size=None if data_size is None else max(data_size, *sizes),
+            passes=() if plain else tuple(passes),
+            clip_norm=norm,
+            clip_value=value,
+            precision=precisions.pop() if len(precisions) == 1 else "float32",
+            unmodelled=tuple(name for name in UNMODELLED if name in unmodelled),
+        )
+
+    def _passes(self) -> Iterator[ForwardPass]:
+        return (p for step in self._recorded for p in step.passes)
+
+    def _note(self, text: str, unmodelled: str | None = None) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+        if unmodelled is not None:
+            self._unmodelled.add(unmodelled)
+
+    # Forward passes.
+
+    def _enters(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._running_module is None:
+            self._before(module, args)
+        else:  # of what it calls nothing is asked, and there may be hundreds
+            self._depth += module is self._running_module
+
+    def _leaves(self, module: nn.Module, *more: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if module is self._running_module and self._depth:
+            self._depth -= 1
+        elif self._running_module is None or module is self._running_module:
+            self._after(module, *more)
+
+    @_quiet
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._calls.append((id(module), None))
+        outer = len(self._calls) - 1
+        if outer and self._only is None:
+            return
+        self._in_step = False  # after an error in a step
+        self._mode.resume()
+        unwrapped = inner(module)
+        if (self._only is None or alike(unwrapped, self._only)) and (watched := self._watch(unwrapped)) is not None:
+            self._running_module = module
+            self._mode.pause()
+            if torch.is_grad_enabled():
+                self._calls[outer] = (id(module), self._begin(watched, module, args))
+        elif len(args) == 2 and all(isinstance(t, Tensor) for t in args) and torch.is_grad_enabled():
+            seen = tagged(args[0], self._key)[0]
+            if isinstance(seen, ForwardPass):  # a loss of somebody's own
+                seen.target = args[1].detach().to("cpu", copy=True)
+
+    @_quiet
+    def _after(self, module: nn.Module, _: tuple[Any, ...], *more: Any) -> None:
+        while self._calls and self._calls[-1][0] != id(module):  # what ended without telling
+            self._calls.pop()
+        if not self._calls:
+            return
+        seen = self._calls.pop()[1]
+        if module is self._running_module:
+            self._running_module = None
+            self._mode.resume()
+        if seen is not None:
+            self._made(seen, more[-1], more[0] if len(more) > 1 else {})
+
+    def _made(self, seen: ForwardPass, output: Any, kwargs: dict[str, Any]) -> None:
+        """A watched module has returned."""
+        watched = next(w for w in self._watched if seen in w.passes)
+        seen.drew = not torch.equal(seen.random_state, torch.get_rng_state())
+        outputs = next((t for t in tensors(output) if t.requires_grad), None)
+        if outputs is None:  # it failed, or there is nothing to train on
+            watched.passes.remove(seen)
+            return
+        self._given(seen, list(tensors(kwargs)))
+        if not isinstance(output, Tensor):
+            seen.unlike = seen.unlike or f"the model returns {type(output).__name__}, not a tensor"
+        seen.shape = tuple(outputs.shape)
+        tag(outputs, self._key, seen)
+        outputs.register_hook(functools.partial(self._reached, watched, seen))
+
+    def _watch(self, module: nn.Module) -> Watched | None:
+        """Return the watched module that this is, or begin to watch it where it may be trained."""
+        if (known := next((w for w in self._watched if w.module is module), None)) is not None:
+            return known
+        if self._own is not None or not torch.is_grad_enabled():
+            return None
+        parameters = dict(module.named_parameters())
+        if not any(p.requires_grad for p in parameters.values()):
+            return None
+        start, gradients = state_of(module, self._known), GradientWatch([*parameters.values()])
+        watched = Watched(module, start, parameters, versions(parameters), gradients)
+        self._watched.append(watched)
+        if self.module is None:
+            self.module = module
+        return watched
+
+    def _begin(self, watched: Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
+        if watched.versions != (now := versions(watched.parameters)):
+            if watched is self._own:
+                self._note("weights were changed between steps by something else than the optimiser", "optimiser")
+            else:  # they were loaded after a first look at the model
+                watched.start = state_of(watched.module, self._known)
+            watched.versions = now
+        if isinstance(called, nn.parallel.DistributedDataParallel):
+            self._note("gradients are averaged over processes, of which one was watched", "several-losses")
+        one = next(iter(watched.parameters.values()))
+        seen = ForwardPass(None, torch.get_rng_state(), precision(one.device.type), modes(watched))
+        if one.device.type != "cpu" and seen.modes.get("masks"):
+            self._note(f"dropout draws on the {one.device.type} device, which can't be repeated")
+        if one.dtype != torch.float32:
+            self._note(f"the model's weights are {str(one.dtype).removeprefix('torch.')}")
+        self._given(seen, list(tensors(args)))
+        waiting = [p for p in watched.passes if not p.backward]
+        if len(waiting) >= _WAITING:
+            watched.passes.remove(waiting[0])
+        watched.passes.append(seen)
+        return seen
+
+    def _given(self, seen: ForwardPass, given: list[Tensor]) -> None:
+        if len(given) + (seen.inputs is not None) > 1:
+            seen.unlike = SEVERAL
+        if given and seen.inputs is None:
+            seen.inputs = given[0].detach().to("cpu", copy=True)
+
+    # Losses and gradients.
+
+    @_quiet
+    def _lost(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        outputs = args[0] if args else kwargs.get("input")
+        if not isinstance(outputs, Tensor) or not isinstance(result, Tensor) or not result.requires_grad:
+            return
+        seen, way = tagged(outputs, self._key)
+        if not isinstance(seen, ForwardPass):
+            return
+        call = read_loss(function, args, kwargs)
+        if function is nn.functional.nll_loss:
+            way = [name for name in way if name != "LogSoftmax"]
+        unlike = "" if same_elements(way) else "the loss is of something else than the model's output"
+        if call.name == BCE and seen.shape != (seen.shape[0], 1):
+            unlike = unlike or "the model doesn't return one column of logits"
+        if precision(outputs.device.type) != seen.precision:
+            self._note("the loss is computed outside of autocast, and repeated inside of it")
+
+        def takes_part(gradient: Tensor) -> None:
+            seen.losses += seen.loss is not call
+            seen.loss, seen.unlike = call, seen.unlike or unlike or call.unlike
+            seen.weights.append(gradient.detach().clone())
+
+        tag(result, self._key, _LOSS)
+        result.register_hook(takes_part)
+
+    @_quiet
+    def _backward(self, _: Any, args: tuple[Any, ...], *__: Any) -> None:
+        for watched in self._watched:
+            watched.gradients.fresh()
+        leaves = {id(p) for w in self._watched for p in w.parameters.values()}
+        self._terms = self._terms or reaches_leaf(args[0], self._key, _LOSS, leaves)
+
+    @_quiet
+    def _edited(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+        if not self._in_step:
+            for watched in self._watched:
+                watched.gradients.edit(function, args, kwargs)
+
+    @_quiet
+    def _normed(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p", 2))
+        for watched in self._watched:
+            watched.gradients.norm(result if order in (2, "fro", None) else None)
+
+    def _reached(self, watched: Watched, seen: ForwardPass, _: Tensor) -> None:
+        """A backward pass has come to the module's output (in whatever thread autograd runs it)."""
+        try:
+            if not seen.backward:
+                if watched.gradients.begin():
+                    watched.passes = [p for p in watched.passes if not p.backward]
+                seen.backward = True
+        except Exception as error:
+            self._note(f"something of a backward pass wasn't understood: {type(error).__name__}: {error}")
+
+    # Steps.
+
+    @_quiet
+    def _stepping(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if has_closure(args, kwargs):
+            return  # its passes are made inside the step
+        self._in_step, self._running_module, self._depth = True, None, 0
+        self._mode.pause()
+        self._count(optimiser)
+
+    @_quiet
+    def _stepped(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if has_closure(args, kwargs):
+            self._mode.pause()
+            self._count(optimiser)
+        for watched in self._watched:
+            watched.versions = versions(watched.parameters)
+        self._in_step = False  # nothing is to be told until the next forward pass has ended
+
+    def _count(self, optimiser: Optimizer) -> None:
+        held = {id(p) for g in optimiser.param_groups for p in g["params"]}
+        for watched in self._watched if self._own is None else [self._own]:
+            own = {id(p) for p in watched.parameters.values()} & held
+            passes = [p for p in watched.passes if p.backward]
+            if own and (passes or watched is self._own):
+                break
+        else:
+            return
+        if self._own is None:
+            self._choose(watched, optimiser, own)
+        if id(optimiser) != self._optimiser:
+            self._note("several optimisers train the model", "optimiser")
+        if not passes and id(optimiser) == self._optimiser:
+            self._note("an optimiser's step came without a backward pass through the model", "gradients-changed")
+        if not passes:
+            return
+        edits = watched.gradients.step()
+        self._compare(optimiser, watched, held)
+        scale = getattr(optimiser, "grad_scale", None)
+        self._recorded.append(
+            Step(rates(optimiser), passes, edits, scale.detach().clone() if scale is not None else None)
+        )
+        watched.passes = []
+        if self._terms and all(p.loss is not None for p in passes):
+            self._note("the total has terms besides the loss (FedProx, a penalty)", "several-losses")
+        self._terms = False
+        self._facts(passes)
+
+    def _choose(self, watched: Watched, optimiser: Optimizer, own: set[int]) -> None:
+        self._own, self.module = watched, watched.module
+        self._watched = [watched]
+        self._settings, self._optimiser = read_settings(optimiser), id(optimiser)
+        self._frozen = still(watched)
+        positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
+        watched.gradients.trained = frozenset(positions)
+        if has_state(optimiser, own):
+            self._note(UNMODELLED["optimiser-state"], "optimiser-state")
+
+    def _compare(self, optimiser: Optimizer, watched: Watched, held: set[int]) -> None:
+        if id(optimiser) == self._optimiser and read_settings(optimiser) != self._settings:
+            self._note("the optimiser's settings changed between steps", "optimiser-settings")
+        if still(watched) != self._frozen:
+            self._note("layers were frozen or unfrozen between steps", "optimiser-settings")
+        if not self._recorded and held - {id(p) for p in watched.parameters.values()}:
+            self._note("the optimiser trains parameters besides those of the watched model", "several-losses")
+
+    def _facts(self, passes: list[ForwardPass]) -> None:
+        """Note what a reader should know of the passes of a step."""
+        for p in passes:
+            if p.inputs is None:
+                self._note("the model's input holds no tensor", "several-inputs")
+            if p.unlike == SEVERAL:
+                self._note(UNMODELLED["several-inputs"], "several-inputs")
+            elif p.unlike:
+                self._note(p.unlike)
+            if p.modes.get("mixed"):
+                self._note("parts of the model are in training mode, others in evaluation mode")
+            first = next(self._passes())
+            if p.modes != first.modes:
+                self._note("the model's mode changed between passes")
+            if p.precision != first.precision:
+                self._note("the precision changed between passes")

@@ -1,0 +1,127 @@
+"""Optimisers of torch, read: kind, settings, parameter groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedaudit.task.training import Optimiser, ParameterGroup
+
+# AdamW first: newer torch derives it from Adam.
+_KINDS: tuple[tuple[type[Optimizer], Optimiser], ...] = (
+    (torch.optim.AdamW, "adamw"),
+    (torch.optim.Adam, "adam"),
+    (torch.optim.SGD, "sgd"),
+)
+_HOW = ("params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One parameter group as it was at a step: its parameters (by id) and settings other than the rate."""
+
+    parameters: tuple[int, ...]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an optimiser was set at its first step."""
+
+    kind: Optimiser
+    groups: tuple[Group, ...]
+
+
+def read_settings(optimiser: Optimizer) -> Settings:
+    """Return the optimiser's kind and groups."""
+    kind: Optimiser = "other"
+    for base, name in _KINDS:
+        # a subclass with a step of its own is another optimiser
+        if isinstance(optimiser, base) and getattr(type(optimiser), "step", None) is base.step:
+            kind = name
+            break
+    groups = [
+        Group(tuple(map(id, g["params"])), {k: _plain(v) for k, v in g.items() if k not in _HOW})
+        for g in optimiser.param_groups
+    ]
+    if kind == "adam" and all(g.get("decoupled_weight_decay") for g in optimiser.param_groups):
+        kind = "adamw"
+    if any(g.get("maximize") for g in optimiser.param_groups):
+        kind = "other"
+    return Settings(kind, tuple(groups))
+
+
+def rates(optimiser: Optimizer) -> tuple[float, ...]:
+    """Return each group's learning rate."""
+    return tuple(float(g.get("lr", 0.0)) for g in optimiser.param_groups)
+
+
+def has_state(optimiser: Optimizer, parameters: set[int]) -> bool:
+    """Whether the optimiser holds momentum or moments of any of these parameters (by id)."""
+    return any(
+        id(p) in parameters and any(v is not None for v in state.values()) for p, state in optimiser.state.items()
+    )
+
+
+def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step is given a function that makes the passes (``args`` begins with the optimiser)."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+
+
+def configured(
+    settings: Settings, steps: list[tuple[float, ...]], named: dict[str, nn.Parameter], frozen: set[str]
+) -> tuple[dict[str, Any], bool]:
+    """Return the optimiser's part of a :class:`~fedaudit.task.training.TrainingConfig`, and whether it tells all.
+
+    Args:
+        settings: of the first step.
+        steps: each step's rates, one a group.
+        named: the module's parameters.
+        frozen: names of those that aren't trained whatever the optimiser holds.
+    """
+    names = {id(p): name for name, p in named.items()}
+    held = [tuple(names[i] for i in g.parameters if i in names and names[i] not in frozen) for g in settings.groups]
+    used = [i for i, own in enumerate(held) if own]
+    # the first group that is trained at all gives the rates
+    first = next((i for i in used if any(step[i] > 0 for step in steps)), used[0] if used else 0)
+    trained = next((step for step in steps if step[first] > 0), steps[0])
+    reference = settings.groups[first].settings
+    ratio = {i: trained[i] / trained[first] if trained[first] > 0 else 0.0 for i in used}
+    whole = all(abs(step[i] - ratio[i] * step[first]) <= 1e-9 * max(step[i], 1e-30) for step in steps for i in used)
+    groups = []
+    for i in used:
+        own = settings.groups[i].settings
+        whole &= all(own.get(k) == v for k, v in reference.items() if k not in ("momentum", "weight_decay"))
+        listed = ParameterGroup(
+            held[i], ratio[i], float(own.get("momentum", 0.0) or 0.0), float(own.get("weight_decay", 0.0) or 0.0)
+        )
+        alike = ("momentum", "weight_decay")
+        if ratio[i] != 1 or any(own.get(k) != reference.get(k) for k in alike):
+            groups.append(listed)
+    if rest := tuple(name for name in named if not any(name in own for own in held)):
+        groups.append(ParameterGroup(rest, 0.0))
+    sequence = tuple(step[first] for step in steps)
+    config: dict[str, Any] = {
+        "optimiser": settings.kind,
+        "learning_rate": trained[first],
+        "learning_rates": sequence if len(set(sequence)) > 1 else (),
+        "groups": tuple(groups),
+        "weight_decay": float(reference.get("weight_decay", 0.0) or 0.0),
+    }
+    if settings.kind == "sgd":
+        config |= {k: reference[k] for k in ("momentum", "nesterov", "dampening")}
+    elif settings.kind in ("adam", "adamw"):
+        config |= {"betas": reference["betas"], "epsilon": reference["eps"], "amsgrad": reference["amsgrad"]}
+    elif 0 <= (momentum := float(reference.get("momentum", 0.0) or 0.0)) < 1:
+        config["momentum"] = momentum
+    return config, whole
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 else tuple(value.flatten().tolist())
+    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,224 @@
+"""One forward pass and one step of a training that is watched, and what can be read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedaudit.capture.gradients import Edits, GradientWatch
+from fedaudit.capture.losses import LossCall
+from fedaudit.models import BATCH_NORM
+from fedaudit.task.training import Precision
+
+SEVERAL = "the model takes several tensors"
+_SAME = ("ToCopy", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")  # that keep every element
+
+
+@dataclass(eq=False)
+class ForwardPass:
+    """One forward pass, and what became of it.
+
+    Attributes:
+        inputs: on the CPU; None: no tensor was found.
+        random_state: of torch's CPU generator, before.
+        precision, modes: that it ran in.
+        drew: whether it drew from that generator.
+        shape: of its output.
+        backward: whether a backward pass came back to its output.
+        loss, losses: the last call of a loss on its output, and how many there were.
+        unlike: why it isn't a registered loss of one input; empty where it is.
+        target: second argument of a module that isn't torch's, called on the output.
+        weights: gradients of the step's total by the loss.
+    """
+
+    inputs: Tensor | None
+    random_state: Tensor
+    precision: Precision
+    modes: dict[str, bool]
+    drew: bool = False
+    shape: tuple[int, ...] = ()
+    backward: bool = False
+    loss: LossCall | None = None
+    losses: int = 0
+    unlike: str = ""
+    target: Tensor | None = None
+    weights: list[Tensor] = field(default_factory=list)
+
+    @property
+    def targets(self) -> Tensor | None:
+        """What the loss was given."""
+        return self.target if self.loss is None else self.loss.targets
+
+    @property
+    def examples(self) -> int:
+        """How many it was of."""
+        return len(self.inputs) if self.inputs is not None and self.inputs.ndim else 1
+
+    def weight(self, factor: float) -> float | None:
+        """Return the weight of its mean loss in the step's total; None where the mean's terms weigh differently."""
+        if self.loss is None or not self.weights:
+            return 1.0
+        total = 0.0
+        for weight in self.weights:
+            first = float(weight.flatten()[0])
+            if weight.numel() > 1 and bool((weight - first).abs().max() > 1e-6 * abs(first)):
+                return None
+            total += first * self.loss.terms
+        total *= factor
+        return 1.0 if abs(total - 1) < 1e-6 else total
+
+
+@dataclass(eq=False)
+class Step:
+    """One step of the optimiser: each group's rate, its passes, what was done to its gradients."""
+
+    rates: tuple[float, ...]
+    passes: list[ForwardPass]
+    edits: Edits
+    scale: Tensor | None  # a fused optimiser divides by it
+
+
+@dataclass(eq=False)
+class Watched:
+    """A module that may be the one that is trained."""
+
+    module: nn.Module
+    start: dict[str, Tensor]
+    parameters: dict[str, nn.Parameter]
+    versions: list[int]
+    gradients: GradientWatch
+    passes: list[ForwardPass] = field(default_factory=list)
+    norms: list[nn.Module] = field(init=False)  # found once: a module may hold hundreds
+    drops: list[_DropoutNd] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.norms = [m for m in self.module.modules() if isinstance(m, BATCH_NORM)]
+        self.drops = [m for m in self.module.modules() if isinstance(m, _DropoutNd)]
+
+
+def tag(tensor: Tensor, key: str, value: Any) -> None:
+    """Mark what made a tensor; the mark lives as long as autograd's graph, and keeps none alive."""
+    if tensor.grad_fn is not None:
+        _marks(tensor.grad_fn)[key] = value
+
+
+def _marks(node: Any) -> dict[str, Any]:
+    marks: dict[str, Any] = node.metadata
+    return marks
+
+
+def tagged(tensor: Tensor, key: str) -> tuple[Any, list[str]]:
+    """Return the nearest mark in what made a tensor, or None, and the operations on the way."""
+    queue: list[tuple[Any, list[str]]] = [(tensor.grad_fn, [])]
+    for _ in range(64):
+        if not queue:
+            break
+        node, way = queue.pop(0)
+        if node is None:
+            continue
+        if key in (marks := _marks(node)):
+            return marks[key], way
+        name = node.name().rstrip("0123456789").removesuffix("Backward")
+        queue.extend((following, [*way, name]) for following, _ in node.next_functions)
+    return None, []
+
+
+def same_elements(way: list[str]) -> bool:
+    """Whether operations leave every element as it is, but for its type and place."""
+    return all(name in _SAME for name in way)
+
+
+def reaches_leaf(tensor: Tensor, key: str, mark: Any, leaves: set[int], limit: int = 5000) -> bool:
+    """Whether a tensor depends on leaves (by id) on a way without a mark."""
+    queue: list[Any] = [tensor.grad_fn]
+    seen = set[Any]()
+    while queue and len(seen) < limit:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if _marks(node).get(key) is mark:
+            continue
+        if id(getattr(node, "variable", None)) in leaves:
+            return True
+        queue.extend(following for following, _ in node.next_functions)
+    return False
+
+
+def inner(module: nn.Module) -> nn.Module:
+    """The module inside wrappers that leave what it computes as it is."""
+    while True:
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            module = module.module
+        elif isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
+            module = compiled
+        else:
+            return module
+
+
+def state_of(module: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a module's state on the CPU: what is ``known`` and nobody changes, as it is, of all else a copy."""
+    found = {k: v.detach() for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    return {
+        k: known[k] if k in known and _same(v.cpu(), known[k]) else v.to("cpu", copy=True) for k, v in found.items()
+    }
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.equal(other)
+
+
+def alike(module: nn.Module, other: nn.Module) -> bool:
+    """Whether a module is another one, or could be its copy."""
+    if module is other:
+        return True
+    shapes = [
+        {name: p.shape for name, p in m.named_parameters()} if type(m) is type(other) else {} for m in (module, other)
+    ]
+    return shapes[0] == shapes[1]
+
+
+def tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple)):
+        for v in value:
+            yield from tensors(v, depth - 1)
+    elif depth and hasattr(value, "values") and callable(value.values):
+        for v in value.values():
+            yield from tensors(v, depth - 1)
+
+
+def precision(device: str) -> Precision:
+    """Return autocast's on a kind of device."""
+    if not torch.is_autocast_enabled(device):
+        return "float32"
+    return "float16" if torch.get_autocast_dtype(device) == torch.float16 else "bfloat16"
+
+
+def modes(watched: Watched) -> dict[str, bool]:
+    """Return which parts of a module are in training mode."""
+    norms = {m.training for m in watched.norms}
+    drops = {m.training for m in watched.drops if m.p > 0}
+    found = {
+        "masks": any(drops),
+        "rest": any(drops) if drops else watched.module.training,
+        "mixed": len(norms) > 1 or len(drops) > 1,
+    }
+    return {**found, "batch_norm": any(norms)} if norms else found
+
+
+def versions(parameters: dict[str, nn.Parameter]) -> list[int]:
+    """Return the version counter of each parameter: every change in place raises it."""
+    return [p._version for p in parameters.values()]
+
+
+def still(watched: Watched) -> list[bool]:
+    """Return of each parameter whether it is frozen."""
+    return [not p.requires_grad for p in watched.parameters.values()]

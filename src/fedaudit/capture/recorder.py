@@ -1,0 +1,499 @@
+"""Records a real federation, round by round: what travelled and, where local training was captured, its truth."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from fedaudit.capture.states import State, tensors_of
+from fedaudit.capture.usable import unusable, vocabulary_of
+from fedaudit.models import has_batch_norm
+from fedaudit.simulation.secure_sum import training_of_sum
+from fedaudit.task.training import LOSSES, TrainingConfig
+from fedaudit.transcript.files import (
+    VERSION,
+    Form,
+    Header,
+    MessageEntry,
+    RecordedTask,
+    RoundEntry,
+    TotalEntry,
+    read_header,
+    read_rounds,
+    round_file,
+)
+from fedaudit.transcript.recorded_task import outputs_of
+from fedaudit.transcript.recorded_truth import CANDIDATES, FOLDER, save_examples, truth_file
+from fedaudit.transcript.rounds import check_new
+from fedaudit.transcript.transcript import FORMAT, INDEX
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.integrity import blank, digest_in, sealed, write_whole
+from fedaudit.utils.tensor_files import pieces, write
+from fedaudit.utils.validation import explain
+
+if TYPE_CHECKING:
+    from fedaudit.capture.canaries import CanaryClients
+    from fedaudit.capture.capture import Capture
+    from fedaudit.modalities import TokenInfo
+    from fedaudit.modalities.columns import Column
+
+_LONGEST_NAME = 200
+_CONFIG = TypeAdapter(TrainingConfig)  # takes ten milliseconds to make
+
+
+class Recorder:
+    """Writes what travels in a federation to a folder that ``fedaudit attack`` takes; see docs/how-to/your-own-loop.md.
+
+    A round is readable as soon as it is closed, whatever happens later, and sealed: its index lists the digests of its
+    files and the round's before (:mod:`fedaudit.utils.integrity`). In memory is one round's global model, one
+    update, and the inputs of the client that is being captured.
+
+    Args:
+        folder: new or empty; with ``append`` a recording that goes on.
+        name: of the federation.
+        module: that clients train; without it the one that :meth:`capture` sees.
+        mean, std: of the preprocessing, per channel; without them they are estimated from the range of the inputs.
+        loss: registered name, where it isn't captured: cross-entropy, bce-with-logits or mse.
+        tokens: of text, what everybody knows of it (:class:`fedaudit.modalities.TokenInfo`, or its fields): vocabulary,
+            padding, end, whether the next token is learnt. Without it the vocabulary is the embedding's.
+        columns: of a table, their names, types, positions and categories as the model sees them
+            (:class:`fedaudit.modalities.columns.Column`, or its fields).
+        every: only every so many rounds are recorded; the others cost nothing.
+        canaries: of an audit of ε.
+        append: go on with the recording in ``folder``, for a federation that goes on, too.
+
+    Raises:
+        BadInput: the folder is in use or can't be written, or a setting can't be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        name: str = "federation",
+        module: nn.Module | None = None,
+        mean: tuple[float, ...] | list[float] | None = None,
+        std: tuple[float, ...] | list[float] | None = None,
+        loss: str | None = None,
+        tokens: TokenInfo | Mapping[str, Any] | None = None,
+        columns: Sequence[Column | Mapping[str, Any]] | None = None,
+        every: int = 1,
+        canaries: CanaryClients | None = None,
+        append: bool = False,
+    ) -> None:
+        self.folder = Path(folder)
+        self.module = module
+        self.canaries = canaries
+        if canaries is not None and (append or every > 1):
+            raise BadInput("canaries are read in every round of one recording: leave out append and every")
+        if every < 1:
+            raise BadInput(f"every is {every}; it must be 1 or more")
+        if loss is not None and loss not in LOSSES:
+            raise BadInput(f"loss is '{loss}'; give one of {', '.join(LOSSES)}, or none and give it to the attack")
+        if (mean is None) != (std is None):
+            raise BadInput("give mean and std together, or neither")
+        self.every = every
+        self._clients: dict[str, int] = {}
+        self._next = 0
+        self._before: str | None = None  # digest of the last closed round
+        self._open: RoundEntry | None = None
+        self._beside: ThreadPoolExecutor | None = None  # computes digests while clients train
+        self._digests: dict[str, Future[str]] = {}  # of the open round's files
+        self._weights: dict[str, Tensor] = {}
+        given: dict[str, Any] = {"mean": mean, "std": std, "loss": loss, "tokens": tokens}
+        given["columns"] = None if columns is None else tuple(columns)
+        if append and (self.folder / INDEX).is_file():
+            self._header = read_header(self.folder, INDEX, [])
+            for entry in read_rounds(self.folder, self._header):
+                self._before = entry.digest
+                self._next = entry.index + 1
+                self._clients |= {m.name: m.client for m in entry.messages}
+        else:
+            with suppress(OSError):  # of a recorder that was killed before it had written anything else
+                self._draft(INDEX).unlink()
+            check_new(self.folder)
+            self._header = Header(
+                format=FORMAT,
+                version=VERSION,
+                name=_printable(name),
+                id=secrets.token_hex(16),
+                task=RecordedTask(),
+                digest=blank(),
+            )
+        self._learn(**given)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write_header()
+        except OSError as error:
+            raise self._full(error) from None
+
+    def __repr__(self) -> str:
+        return f"Recorder('{self.folder}': {self._next} rounds, {len(self._clients)} clients)"
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- rounds -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def round(self, weights: State, index: int | None = None) -> Iterator[None]:
+        """Record one round: ``with recorder.round(global_model.state_dict()): …``.
+
+        It is closed however the block ends.
+
+        Args:
+            weights: the global model's state, as it was sent; of a part of the model where only that travels.
+            index: from 0; default: the one after the last.
+
+        Raises:
+            BadInput: the folder can't be written, or the round was recorded already.
+        """
+        self.begin_round(weights, index)
+        try:
+            yield
+        finally:
+            self.end_round()
+
+    def begin_round(self, weights: State, index: int | None = None) -> None:
+        """Begin a round, as :meth:`round` does; one that is still open is closed."""
+        self.end_round()
+        index = self._next if index is None else index
+        if index < self._next:
+            raise BadInput(f"round {index} comes after round {self._next - 1}; rounds are recorded in order, each once")
+        self._next = index + 1
+        if index % self.every:
+            return
+        # whoever trains changes theirs
+        self._weights = {key: value.clone() for key, value in tensors_of(weights).items()}
+        file = f"round-{index:05d}-global.safetensors"
+        if self.canaries is not None:
+            self.canaries.begin(self._weights)
+        entry = RoundEntry(index=index, weights=file)
+        self._save(file, self._weights)
+        self._open = entry
+
+    def end_round(self) -> None:
+        """Close the round: from now on it is readable. Nothing happens where none is open."""
+        entry, self._open, self._weights = self._open, None, {}
+        digests, self._digests = self._digests, {}
+        if self._beside is not None:
+            self._beside.shutdown()
+            self._beside = None
+        if entry is None or not (entry.messages or entry.total):
+            return
+        entry.time = datetime.now(UTC).isoformat(timespec="seconds")
+        entry.before = self._before
+        try:
+            entry.files = {file: digest.result() for file, digest in digests.items()}
+            self._write_header()  # what was learnt of the task
+            self._before = self._write(round_file(entry.index), entry, f"{self._header.id}/{round_file(entry.index)}")
+            self._header.last = self._before
+            self._write_header()
+            if self.canaries is not None:
+                self.canaries.save(self.folder, self._header.id)
+        except OSError as error:
+            raise self._full(error) from None
+
+    def close(self, weights: State | None = None) -> None:
+        """Close the round that is open, if one is; with canaries give the last global model's ``weights``, too."""
+        self.end_round()
+        if self.canaries is not None and weights is not None:
+            self.canaries.begin(tensors_of(weights))
+            try:
+                self.canaries.save(self.folder, self._header.id)
+            except OSError as error:
+                raise self._full(error) from None
+
+    # --- clients ----------------------------------------------------------------------------------------------------
+
+    def capture(self, module: nn.Module | None = None) -> AbstractContextManager[Capture | None]:
+        """Watch one client's local training: ``with recorder.capture() as captured: train(model, …)``.
+
+        The training stays as it is. Between recorded rounds nothing is watched, and ``captured`` is None.
+
+        Args:
+            module: that is trained; default: the recorder's, else the first that is called with gradients on.
+        """
+        if self._open is None:
+            return nullcontext(None)
+        from fedaudit.capture.capture import Capture
+
+        return Capture(module or self.module, self._weights)
+
+    def update(
+        self,
+        client: str | int,
+        state: State,
+        captured: Capture | None = None,
+        *,
+        form: Form = "weights",
+        training: TrainingConfig | Mapping[str, Any] | None = None,
+        num_examples: int | None = None,
+        seconds: float | None = None,
+        sent: State | None = None,
+        canary: int | None = None,
+    ) -> None:
+        """Record what one client sends; of a canary only what is read of it.
+
+        Args:
+            client: its name in the framework.
+            state: what it sends: parameters and buffers by name, of the whole model or of a part (adapters, layers).
+            captured: of its local training; with it the truth is recorded, too.
+            form: what ``state`` is: the ``weights`` after training, their ``difference`` to what was sent, or a
+                ``gradient``.
+            training: how it trained, where it isn't captured; of a mapping, what counts in place of what was captured,
+                ``{"proximal_mu": 0.01}`` for example.
+            num_examples: that it holds, as it tells the server.
+            seconds: that it trained; default: as captured.
+            sent: what this client was sent, where that isn't the round's global model.
+            canary: its number, where it is one of the recorder's ``canaries``.
+
+        Raises:
+            BadInput: the folder can't be written, the client sent an update already, or something can't be read.
+        """
+        entry = self._open
+        if entry is None:
+            return
+        if self.canaries is not None and form != "gradient":
+            self.canaries.read(tensors_of(state), canary, difference=form == "difference")
+        if canary is not None:
+            return
+        name = _printable(str(client))
+        number = self._clients.setdefault(name, len(self._clients))
+        if any(m.client == number for m in entry.messages):
+            raise BadInput(f"client {name} sent an update of round {entry.index} already; it sends one")
+        notes = list(captured.notes) if captured is not None else []
+        config = self._training(captured, training, num_examples, notes)
+        stem = f"round-{entry.index:05d}-client-{number:05d}"
+        message = MessageEntry(client=number, name=name, form=form, file=f"{stem}.safetensors", training=config)
+        self._save(message.file, tensors_of(state))
+        start = tensors_of(sent) if sent is not None else captured.start if captured is not None else {}
+        if any(
+            value is not (known := self._weights.get(key, value)) and not value.cpu().equal(known.to(value.dtype))
+            for key, value in start.items()
+        ):
+            message.sent = f"{stem}-sent.safetensors"
+            self._save(message.sent, {key: value for key, value in start.items() if key in self._weights})
+            if sent is None:
+                notes.append("clients don't train from the global model that the round began with")
+        message.num_examples = sum(config.batch_sizes) if config else num_examples
+        message.seconds = seconds if seconds is not None or captured is None else captured.seconds
+        if captured is not None:
+            self._keep_truth(captured, entry.index, number, config, notes)
+        message.notes = list(dict.fromkeys(notes))
+        entry.messages.append(message)
+
+    def total(
+        self,
+        state: State,
+        *,
+        clients: int,
+        num_examples: int | None = None,
+        form: Form = "weights",
+        training: Sequence[TrainingConfig | Mapping[str, Any]] = (),
+    ) -> None:
+        """Record what several clients sent together, where secure aggregation lets nobody read single updates.
+
+        Args:
+            state: their mean: of weights, differences or gradients, as ``form`` says.
+            clients: how many.
+            num_examples: of all of them together; default: as ``training`` says.
+            form: as of :meth:`update`.
+            training: how each of them trained, where that is known; the mean is weighted by their examples.
+
+        Raises:
+            BadInput: the folder can't be written, the round has a total already, or ``training`` can't be used.
+        """
+        entry = self._open
+        if entry is None:
+            return
+        if entry.total is not None:
+            raise BadInput(f"round {entry.index} has a total already")
+        if training and len(training) != clients:
+            raise BadInput(f"training tells of {len(training)} clients, and the total is of {clients}")
+        each = [config for one in training if (config := self._training(None, one, None, [])) is not None]
+        sizes = [sum(config.batch_sizes) for config in each]
+        if each and num_examples not in (None, sum(sizes)):
+            raise BadInput(f"training tells of {sum(sizes)} examples, num_examples of {num_examples}")
+        alone = self.module is not None and has_batch_norm(self.module)
+        config = training_of_sum(each, [n / sum(sizes) for n in sizes], alone) if each else None
+        file, number = f"round-{entry.index:05d}-total.safetensors", num_examples or (sum(sizes) or None)
+        try:
+            made = TotalEntry(clients=clients, form=form, file=file, num_examples=number, training=config)
+        except ValidationError as error:
+            raise BadInput(explain(error)) from None
+        self._save(file, tensors_of(state))
+        entry.total = made
+
+    def candidates(self, inputs: Tensor, labels: Tensor) -> None:
+        """Give other examples of the same kind, normalised as the model sees them: victims are looked for among them.
+
+        Args:
+            inputs: (n, ...).
+            labels: (n,), of a causal task (n, length).
+
+        Raises:
+            BadInput: there are none, or the folder can't be written.
+        """
+        if not len(inputs) or len(inputs) != len(labels):
+            raise BadInput(f"{len(inputs)} inputs and {len(labels)} labels are no candidates")
+        path = self.folder / FOLDER / CANDIDATES
+        try:
+            kept = inputs.detach().float() if inputs.is_floating_point() else inputs.detach().long()
+            save_examples(path, self._header.id, {"inputs": kept, "targets": labels.detach()})
+        except (OSError, ValueError) as error:
+            raise self._full(error) from None
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+
+    def _training(
+        self,
+        captured: Capture | None,
+        given: TrainingConfig | Mapping[str, Any] | None,
+        data_size: int | None,
+        notes: list[str],
+    ) -> TrainingConfig | None:
+        if isinstance(given, TrainingConfig):
+            return given
+        try:
+            config = captured.training() if captured is not None else None
+        except BadInput as error:
+            notes.append(str(error))
+            config = None
+        values = _CONFIG.dump_python(config) if config else {}
+        if given is None and config is None:
+            return None
+        if config is not None and data_size is not None and data_size >= max(config.batch_sizes):
+            values["data_size"] = data_size
+        try:
+            return _CONFIG.validate_python(values | dict(given or {}))
+        except ValidationError as error:
+            raise BadInput(f"training: {explain(error)}") from None
+
+    def _keep_truth(
+        self, captured: Capture, index: int, client: int, config: TrainingConfig | None, notes: list[str]
+    ) -> None:
+        """Write what the client trained on, if it is of a form that can be attacked; else say why not."""
+        why = unusable(captured, config)
+        if why:
+            notes.append(f"what clients trained on isn't recorded: {why}")
+            return
+        inputs = torch.cat([x.detach() for x in captured.inputs])
+        inputs = inputs.float() if inputs.is_floating_point() else inputs.long()
+        known = self._header.task.input_shape
+        if known is not None and known != tuple(inputs.shape[1:]):
+            shapes = f"{tuple(inputs.shape[1:])}, others' {known}"
+            notes.append(f"what a client trained on isn't recorded: its inputs have the shape {shapes}; use one shape")
+            return
+        tensors = {"inputs": inputs, "targets": torch.cat([y.detach() for y in captured.targets])}
+        if captured.randomness:
+            tensors["randomness"] = torch.stack(list(captured.randomness))
+        self._learn_from(captured, inputs, notes)
+        try:
+            save_examples(self.folder / FOLDER / truth_file(index, client), self._header.id, tensors)
+        except (OSError, ValueError) as error:
+            raise self._full(error) from None
+
+    def _learn_from(self, captured: Capture, inputs: Tensor, notes: list[str]) -> None:
+        task = self._header.task
+        shape = tuple(inputs.shape[1:])
+        if not inputs.is_floating_point() and task.tokens is None:
+            words = vocabulary_of(captured.module)
+            assert words is not None
+            self._learn(tokens={"vocabulary": words, "causal": captured.targets[0].ndim == 2})
+            notes.append(
+                f"the vocabulary is taken for the embedding's {words} tokens, and none of them fills up or ends a "
+                "sequence; tell more: Recorder(tokens=…)"
+            )
+        if task.outputs is None and captured.module is not None:
+            try:
+                self._learn(outputs=outputs_of(captured.module, shape, self._header.task.tokens))
+            except BadInput as error:
+                notes.append(str(error))
+        kind = "image" if len(shape) == 3 else "table" if inputs.is_floating_point() else "tokens"
+        self._learn(
+            kind=kind,
+            input_shape=shape,
+            loss=captured.loss or "custom",
+            batch_norm=captured.batch_norm,
+            dropout=captured.dropout,
+        )
+        options = {"label_smoothing": captured.label_smoothing, "class_weights": captured.class_weights}
+        if task.input_shape is None:
+            self._header.task = self._header.task.model_copy(update=options)
+        elif any(getattr(self._header.task, key) != value for key, value in options.items()):
+            notes.append("clients minimise the loss with different options")
+        if len(shape) == 3:
+            # in two steps: four times as fast
+            low, high = inputs.amin(dim=(2, 3)).amin(0), inputs.amax(dim=(2, 3)).amax(0)
+            least = torch.minimum(low, torch.tensor(task.least)) if task.least else low
+            most = torch.maximum(high, torch.tensor(task.most)) if task.most else high
+            self._header.task = self._header.task.model_copy(
+                update={"least": tuple(least.tolist()), "most": tuple(most.tolist())}
+            )
+
+    def _learn(self, **values: Any) -> None:
+        """Keep what isn't known yet."""
+        known = self._header.task.model_dump()
+        new = {key: value for key, value in values.items() if value is not None and known[key] is None}
+        try:
+            self._header.task = RecordedTask.model_validate(known | new)
+        except ValidationError as error:
+            raise BadInput(explain(error, RecordedTask)) from None
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def _save(self, file: str, tensors: dict[str, Tensor]) -> None:
+        if not tensors:
+            raise BadInput("the state is empty: give the model's state_dict(), or the part of it that travels")
+        try:
+            with (self.folder / file).open("wb") as opened:
+                write(opened, pieces(tensors))
+            if self._header.digest:  # it takes longer than writing
+                self._beside = self._beside or ThreadPoolExecutor(1)
+                self._digests[file] = self._beside.submit(_digest, self.folder / file)
+        except (OSError, ValueError) as error:
+            raise self._full(error) from None
+
+    def _write_header(self) -> None:
+        self._write(INDEX, self._header)
+
+    def _write(self, file: str, what: Header | RoundEntry, about: str = "") -> str | None:
+        """Write a file at once and return its digest; a recording that an earlier version began goes on without."""
+        what.digest = blank() if self._header.digest else None
+        text = what.model_dump_json(indent=2, exclude_defaults=False) + "\n"
+        data = sealed(text, about) if what.digest else text.encode()
+        write_whole(self.folder / file, data)
+        return digest_in(data)
+
+    def _draft(self, file: str) -> Path:
+        return self.folder / f".{file}.draft"
+
+    def _full(self, error: Exception) -> BadInput:
+        return BadInput(f"can't write the recording to '{self.folder}': {getattr(error, 'strerror', None) or error}")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _printable(name: str) -> str:
+    kept = "".join(c if c.isprintable() else "?" for c in name).encode("utf-8", "replace").decode("utf-8")
+    return kept[:_LONGEST_NAME] or "?"

@@ -1,0 +1,167 @@
+"""Train again from the recorded facts, on the recorded examples: what comes out tells whether the facts are true."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.models import set_training_mode
+from fedaudit.simulation.local_training import batch_loss, local_randomness
+from fedaudit.task.training import UNMODELLED, Loss, Pass, TrainingConfig
+from fedaudit.utils.errors import BadInput
+
+_IMPOSSIBLE = ("several-inputs",)  # what can't even be tried
+
+
+def replay(
+    module: nn.Module,
+    loss: Loss,
+    start: Mapping[str, Tensor],
+    passes: Sequence[tuple[Tensor, Tensor]],
+    training: TrainingConfig,
+    *,
+    batch_norm: Literal["eval", "train"] | None = "train",
+    dropout: bool = True,
+    randomness: Sequence[Tensor] = (),
+) -> dict[str, Tensor]:
+    """Return the whole state after training as ``training`` says, by torch's own optimisers on the CPU.
+
+    Args:
+        module: of which a copy is trained.
+        loss: of (outputs, targets), the mean over the pass.
+        start: the state before.
+        passes: inputs (n, ...) as the model sees them and targets (n, ...) of each forward and backward pass, in order.
+        training: how; a step has the passes that it lists, or one.
+        batch_norm, dropout: the mode of training, as of :func:`~fedaudit.models.set_training_mode`; None: the model has
+            no BatchNorm.
+        randomness: the state of torch's CPU generator before each pass; empty: any. The global one stays as it was.
+
+    Returns:
+        state of the model afterwards, which isn't finite where training diverged.
+
+    Raises:
+        BadInput: nobody can repeat such training here; state, passes or targets don't fit; the loss isn't one number.
+    """
+    if training.optimiser == "other":
+        raise BadInput(f"training can't be repeated: {UNMODELLED['optimiser']}")
+    for name in _IMPOSSIBLE:
+        if name in training.unmodelled:
+            raise BadInput(f"training can't be repeated: {UNMODELLED[name]}")
+    steps = training.passes or tuple((Pass(n, 1.0),) for n in training.batch_sizes)
+    told, given = [p.examples for step in steps for p in step], [len(x) for x, _ in passes]
+    if told != given:
+        raise BadInput(f"training tells of passes of {told} examples, but there are {given}")
+    if randomness and len(randomness) != len(passes):
+        raise BadInput(f"there are {len(passes)} passes, but {len(randomness)} states of the random generator")
+    model = _model(module, start)
+    set_training_mode(model, batch_norm or "train", dropout=dropout)
+    optimiser, multiples = _optimiser(model, training)
+    trained = [p for group in optimiser.param_groups for p in group["params"]]
+    anchor = [p.detach().clone() for p in trained] if training.proximal_mu else []
+    number = iter(range(len(passes)))
+    with local_randomness(0):
+        for step, rate in zip(steps, training.rates, strict=True):
+            optimiser.zero_grad(set_to_none=True)
+            for one in step:
+                at = next(number)
+                if randomness:
+                    torch.set_rng_state(randomness[at])
+                with _autocast(training):
+                    value = batch_loss(model, loss, passes[at])
+                (value if one.weight == 1 else value * one.weight).backward()
+            for parameter, origin in zip(trained, anchor, strict=False):
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach() - origin, alpha=training.proximal_mu)
+            if training.clip_norm is not None:
+                nn.utils.clip_grad_norm_(trained, training.clip_norm)
+            if training.clip_value is not None:
+                nn.utils.clip_grad_value_(trained, training.clip_value)
+            for group, multiple in zip(optimiser.param_groups, multiples, strict=True):
+                group["lr"] = multiple * rate
+            optimiser.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def relative_error(sent: Mapping[str, Tensor], replayed: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
+    """Return ‖replayed − sent‖ / ‖sent − start‖ over what was sent.
+
+    Returns:
+        0 where they are equal; infinity where anything isn't finite, or only what was sent is the start.
+
+    Raises:
+        BadInput: something was sent that the others don't have, or in another shape.
+    """
+    apart, moved = 0.0, 0.0
+    for name, value in sent.items():
+        for other in (replayed, start):
+            if name not in other or other[name].shape != value.shape:
+                raise BadInput(f"'{name}' was sent in the shape {tuple(value.shape)}, which the model doesn't have")
+        own = value.detach().double().cpu()
+        apart += float((replayed[name].detach().double().cpu() - own).square().sum())
+        moved += float((own - start[name].detach().double().cpu()).square().sum())
+    if not (math.isfinite(apart) and math.isfinite(moved)):
+        return math.inf
+    return 0.0 if apart == 0 else math.inf if moved == 0 else math.sqrt(apart / moved)
+
+
+def _model(module: nn.Module, start: Mapping[str, Tensor]) -> nn.Module:
+    model = copy.deepcopy(module).cpu()
+    try:
+        model.load_state_dict(dict(start))
+    except RuntimeError as error:
+        raise BadInput(f"the recorded state isn't this model's: {error}") from error
+    for parameter in model.parameters():
+        parameter.grad = None
+    return model
+
+
+def _optimiser(model: nn.Module, training: TrainingConfig) -> tuple[torch.optim.Optimizer, list[float]]:
+    """Return the optimiser, and each of its groups' rate as a multiple of the step's."""
+    named = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = []
+    multiples = []
+    for group in training.groups:
+        if unknown := [name for name in group.parameters if name not in named]:
+            raise BadInput(f"training tells of a parameter '{unknown[0]}', which the model doesn't have")
+        own = [named.pop(name) for name in group.parameters]
+        for parameter in own:
+            parameter.requires_grad_(parameter.requires_grad and group.learning_rate > 0)
+        if group.learning_rate > 0:
+            own_momentum = {"momentum": group.momentum} if training.optimiser == "sgd" else {}
+            groups.append({"params": own, "weight_decay": group.weight_decay, **own_momentum})
+            multiples.append(group.learning_rate)
+    if rest := [p for p in named.values() if p.requires_grad]:
+        groups.insert(0, {"params": rest})
+        multiples.insert(0, 1.0)
+    if not groups:
+        raise BadInput("training tells of no parameter that is trained")
+    rate, decay = training.learning_rate, training.weight_decay
+    if training.optimiser == "sgd":
+        made: torch.optim.Optimizer = torch.optim.SGD(
+            groups, lr=rate, momentum=training.momentum, dampening=training.dampening, weight_decay=decay
+        )
+        for settings in made.param_groups:  # torch refuses it as a default where one group has no momentum
+            settings["nesterov"] = training.nesterov
+    else:
+        kind = torch.optim.Adam if training.optimiser == "adam" else torch.optim.AdamW
+        made = kind(
+            groups,
+            lr=rate,
+            betas=training.betas,
+            eps=training.epsilon,
+            amsgrad=training.amsgrad,
+            weight_decay=decay,
+        )
+    return made, multiples
+
+
+def _autocast(training: TrainingConfig) -> contextlib.AbstractContextManager[Any]:
+    if training.precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=torch.bfloat16 if training.precision == "bfloat16" else torch.float16)

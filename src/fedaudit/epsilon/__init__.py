@@ -1,0 +1,1 @@
+"""Auditing ε: canaries, what observers read of them, bounds."""

@@ -1,0 +1,101 @@
+"""Images: (channels, height, width) pixels in [0, 1]."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedaudit.modalities.base import ExampleKind, eight_bit, register
+from fedaudit.utils.errors import BadInput
+
+_CHANNELS = (1, 3, 4)
+_MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
+
+
+class Image(ExampleKind):
+    """Images, which models see with each channel's mean and standard deviation over the train split taken out."""
+
+    name: ClassVar[str] = "image"
+    summary: ClassVar[str] = "images, (C, H, W) pixels in [0, 1]"
+    plural: ClassVar[str] = "images"
+    described: ClassVar[str] = "images"
+    axes: ClassVar[tuple[str, ...]] = ("channels", "height", "width")
+    letters: ClassVar[str] = "C, H, W"
+    arrays: ClassVar[str] = "(n, C, H, W), (n, H, W) or (n, H, W, C)"
+    array_axes: ClassVar[tuple[int, ...]] = (3, 4)
+    element: ClassVar[str] = "pixel"
+    bounds: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
+    resizable: ClassVar[bool] = True
+
+    def channels(self, shape: tuple[int, ...]) -> int:
+        """Return C of (C, H, W)."""
+        return shape[0]
+
+    def arrange(self, array: Tensor, where: str, channels: str | None = None) -> Tensor:
+        """Return (n, H, W, C) as (n, C, H, W), and the others as they are.
+
+        Channels are 1, 3 or 4. Where the second and the last axis both have such a length the other two decide, if one
+        order alone makes a square of them.
+
+        Raises:
+            BadInput: both orders are possible.
+        """
+        if array.ndim != 4 or channels == "first":
+            return array
+        _, a, b, c = array.shape
+        last = c in _CHANNELS
+        if channels is None and last and (a in _CHANNELS or b == c) and max(a, b, c) > 1:
+            if (a == b) == (b == c):
+                raise BadInput(
+                    f"{where}: the channels of images {tuple(array.shape)} may stand first or last; say which: "
+                    "Dataset.from_tensors(…, channels='first') or 'last'"
+                )
+            last = a == b
+        return array.permute(0, 3, 1, 2) if last or channels == "last" else array
+
+    def read(self, array: Tensor, where: str) -> Tensor:
+        """Return (n, C, H, W) or (n, H, W), uint8 or floats in [0, 1], as float32 (n, C, H, W).
+
+        Raises:
+            BadInput: other whole numbers than uint8; pixels that are not finite, or outside of [0, 1].
+        """
+        x = array[:, None] if array.ndim == 3 else array
+        if x.dtype == torch.uint8:
+            return x.float().div_(255).contiguous()
+        if not x.is_floating_point():
+            raise BadInput(f"{where}: images of {x.dtype} cannot be used; give uint8 in 0..255 or floats in [0, 1]")
+        x = x.float()
+        self.check_finite(x, where)
+        remedy = "give uint8, or scale them first: normalisation is done here, so undo any that was done before"
+        self.check_bounds(x, where, remedy)
+        return x.contiguous()
+
+    def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
+        """Return both splits as they are, with the mean and standard deviation of the train split's channels."""
+        return (train, test, *channel_statistics(train))
+
+    def stored(self, examples: Tensor) -> Tensor:
+        """Return the 8-bit pixels."""
+        return eight_bit(examples)
+
+    def draw(self, examples: Tensor) -> Tensor:
+        """Return (k, C, H, W) images side by side, one pixel of grey between: white reads as a part of white shapes."""
+        gap = examples.new_full((*examples.shape[1:3], 1), 0.5)
+        parts = [part for image in examples for part in (image, gap)]
+        return torch.cat(parts[:-1], dim=2)
+
+
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation per channel of images (n, C, H, W), as two tuples of C."""
+    pixels = images.transpose(0, 1).flatten(1)
+    means = [float(channel.mean(dtype=torch.float64)) for channel in pixels]
+    stds = [
+        float(((channel - mean) ** 2).mean(dtype=torch.float64).sqrt())
+        for channel, mean in zip(pixels, means, strict=True)
+    ]
+    return tuple(means), tuple(s if s >= _MIN_STD else 1.0 for s in stds)
+
+
+IMAGE = register(Image())

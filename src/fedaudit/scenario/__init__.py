@@ -1,0 +1,1 @@
+"""What to audit: the specifications of a scenario, the threat model, and YAML."""

@@ -1,0 +1,218 @@
+"""What a scenario says of a federation: who trains how, on which share of the data, with which defences."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from fedaudit.data.partition import PARTITIONS
+from fedaudit.scenario.vertical import VerticalSpec
+from fedaudit.task.training import LocalPlan
+from fedaudit.utils.errors import unknown_name
+from fedaudit.utils.validation import (
+    Count,
+    Fraction,
+    Name,
+    NamedSpec,
+    NonNegative,
+    Positive,
+    Share,
+    Spec,
+    Title,
+    Whole,
+    from_name,
+)
+
+
+class PartitionSpec(Spec):
+    """How the examples are spread over the clients."""
+
+    scheme: str = Field(default="iid", description="how; the table below has them")
+    alpha: Positive | None = Field(default=None, description="dirichlet: concentration")
+    k: Count | None = Field(default=None, description="classes-per-client: classes a client")
+    shards_per_client: Count | None = Field(default=None, description="shards")
+    m: Count | None = Field(default=None, description="label-to-clients: clients a label")
+    attribute: Title | None = Field(
+        default=None, description="attribute: what half of the clients have, an attribute of the data set and its value"
+    )
+    share: Share | None = Field(default=None, description="attribute: the share of such examples in that half")
+    otherwise: Share | None = Field(default=None, description="attribute: the share in the other half")
+    labels: Literal["alike", "natural"] | None = Field(
+        default=None,
+        description="attribute: as many examples of each class at every client, or classes as they come with it",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> PartitionSpec:
+        if self.scheme not in PARTITIONS:
+            raise ValueError(unknown_name("partition", self.scheme, PARTITIONS.names()))
+        takes = PARTITIONS[self.scheme].info["options"]
+        for name in self.model_dump(exclude={"scheme"}, exclude_none=True):
+            if name not in takes:
+                allowed = f"only {', '.join(takes)}" if takes else "no options"
+                raise ValueError(f"the partition '{self.scheme}' takes {allowed}; leave '{name}' out")
+        if self.scheme == "attribute" and self.attribute is None:
+            raise ValueError("the partition 'attribute' needs an attribute and its value, as attribute: sex=Female")
+        return self
+
+
+class MaliciousSpec(NamedSpec):
+    """Clients that don't follow the protocol: a registered behaviour, how many, and the behaviour's settings."""
+
+    clients: Count = Field(default=1, description="the last ones; they collude")
+    lacks: list[Whole] = Field(default=[], description="classes of which they hold no example: theirs are left out")
+
+
+# What a vertical federation can't have: every party takes part in every round, in one step on the same examples.
+_NOT_VERTICAL = (
+    "clients_per_round", "local_steps", "local_epochs", "momentum", "weight_decay", "proximal_mu", "malicious",
+    "record", "batch_norm",
+)  # fmt: skip
+
+
+class FederationSpec(Spec):
+    """One federation: who trains how.
+
+    ``fedsgd`` sends gradients, ``fedavg`` and ``fedprox`` send weights. In a ``vertical`` one the clients are parties
+    that hold different features of the same examples, and the server holds the labels.
+    """
+
+    name: Name = Field(description="for reports and files")
+    algorithm: Literal["fedsgd", "fedavg", "fedprox", "vertical"] = Field(
+        default="fedsgd",
+        description="what clients send: the gradient of one batch (fedsgd), what local training changed (fedavg, "
+        "fedprox), or embeddings of their own features (vertical)",
+    )
+    clients: Count = Field(default=4, description="how many there are; of a vertical federation, parties")
+    clients_per_round: Count | None = Field(default=None, description="how many take part in a round; all if null")
+    rounds: Count = Field(default=1, description="how often the server sends the model and merges what comes back")
+    examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
+    draw: Literal["random", "first"] = Field(
+        default="random",
+        description="which examples these are, of every class in turn: drawn by the scenario's seed (seeds that follow "
+        "each other draw different ones), or the data set's first",
+    )
+    batch_size: Count = Field(default=1, description="examples in a client's gradient, or in a local step")
+    local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
+    local_epochs: Count | None = Field(default=None, description="FedAvg: or passes over the client's data")
+    learning_rate: Positive = Field(
+        default=0.01, description="of SGD: the clients' (fedavg, fedprox), or the server's step (fedsgd)"
+    )
+    momentum: Fraction = Field(default=0.0, description="FedAvg: of the clients' SGD")
+    weight_decay: NonNegative = Field(default=0.0, description="FedAvg: of the clients' SGD")
+    proximal_mu: NonNegative = Field(default=0.0, description="FedProx: μ, what holds a client near the global model")
+    arithmetic: Literal["torch", "fast"] = Field(
+        default="torch",
+        description="of local training; fast: channels last, 3x3 convolutions by Winograd (native code): the "
+        "same numbers to rounding; torch's where the model or differential privacy of examples doesn't allow it",
+    )
+    batch_norm: Literal["eval", "train"] | None = Field(
+        default=None, description="BatchNorm's mode in this federation's training; model.batch_norm if null"
+    )
+    partition: PartitionSpec = Field(
+        default=PartitionSpec(), description="how the examples are spread over the clients"
+    )
+    malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
+        default=None, description="who of the clients isn't honest; nobody if null"
+    )
+    server: Annotated[NamedSpec, BeforeValidator(from_name)] | None = Field(
+        default=None,
+        description="what a malicious server does to the model that it sends (threat.adversary: malicious-server); "
+        "nothing if null",
+    )
+    vertical: VerticalSpec | None = Field(
+        default=None, description="of a vertical federation: how features, model and messages are split"
+    )
+    record: Annotated[list[Whole], Field(min_length=1)] | None = Field(
+        default=None, description="rounds (from 0) that the transcript keeps and attacks see; all if null"
+    )
+
+    @property
+    def honest(self) -> int:
+        """How many clients are honest: the first ones."""
+        return self.clients - (self.malicious.clients if self.malicious else 0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vertical_by_default(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("algorithm") == "vertical" and values.get("vertical") is None:
+            return {**values, "vertical": {}}
+        return values
+
+    @property
+    def plan(self) -> LocalPlan:
+        """How clients train, as a malicious server knows it."""
+        gradient = self.algorithm == "fedsgd"
+        taking_part = self.clients_per_round or self.clients
+        return LocalPlan(gradient, gradient or self.local_steps == 1, self.learning_rate, self.batch_size, taking_part)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> FederationSpec:
+        if self.vertical is not None:
+            self._check_vertical(self.vertical)
+        elif self.algorithm == "fedsgd":
+            local = ("local_steps", "local_epochs", "momentum", "weight_decay")
+            given = [name for name in local if getattr(self, name)]
+            if given:
+                raise ValueError(
+                    f"fedsgd sends one gradient a round: {given[0]} is for fedavg and fedprox; leave it out"
+                )
+        elif (self.local_steps is None) == (self.local_epochs is None):
+            raise ValueError(f"{self.algorithm} needs local_steps or local_epochs, and not both")
+        if self.proximal_mu and self.algorithm != "fedprox":
+            raise ValueError("proximal_mu is for fedprox only; leave it out")
+        if not self.proximal_mu and self.algorithm == "fedprox":
+            raise ValueError("fedprox needs proximal_mu above 0 (at 0 it is fedavg)")
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise ValueError(f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients")
+        if self.malicious is not None and self.malicious.clients >= self.clients:
+            raise ValueError(f"malicious.clients is {self.malicious.clients} of {self.clients}; leave an honest one")
+        if self.record is not None and len(set(self.record)) < len(self.record):
+            raise ValueError("record names a round twice; name each once")
+        if self.record is not None and not 0 <= max(self.record) < self.rounds:
+            raise ValueError(f"record names round {max(self.record)}, but rounds count from 0 to {self.rounds - 1}")
+        if self.vertical is None and self.examples is not None and self.examples < self.clients:
+            raise ValueError(f"{self.examples} examples can't be partitioned over {self.clients} clients")
+        return self
+
+    def _check_vertical(self, vertical: VerticalSpec) -> None:
+        if self.algorithm != "vertical":
+            raise ValueError(f"vertical is for algorithm: vertical, not {self.algorithm}; leave one of the two out")
+        given = [name for name in _NOT_VERTICAL if getattr(self, name)]
+        if self.arithmetic != "torch" or self.partition != PartitionSpec():
+            given.append("arithmetic" if self.arithmetic != "torch" else "partition")
+        if given:
+            raise ValueError(
+                f"{given[0]} isn't for a vertical federation, whose parties all take part in one step a round on the "
+                "same examples; leave it out"
+            )
+        if self.clients < 2:
+            raise ValueError("a vertical federation has 2 parties or more; raise clients")
+        if vertical.observer >= self.clients:
+            raise ValueError(f"vertical.observer is {vertical.observer}, but parties are 0 to {self.clients - 1}")
+
+
+class DefencesSpec(Spec):
+    """The defences in place: a registered name, or ``name`` and settings."""
+
+    name: Name | None = Field(default=None, description="for reports; made of the defences' names if null")
+    aggregator: Annotated[NamedSpec, BeforeValidator(from_name)] = Field(
+        default=NamedSpec(name="mean"), description="the server's rule for merging updates"
+    )
+    sanitiser: Annotated[NamedSpec, BeforeValidator(from_name)] = Field(
+        default=NamedSpec(name="none"), description="what a client does to its update before it sends it"
+    )
+
+    @property
+    def undefended(self) -> bool:
+        """Whether this is no defence at all, whatever its name."""
+        return self.aggregator.name in ("mean", "fedavg") and self.sanitiser.name == "none"
+
+    @property
+    def label(self) -> str:
+        """Its name, or that of what differs from no defence at all."""
+        names = [self.aggregator.name] * (self.aggregator.name != "mean") + [self.sanitiser.name] * (
+            self.sanitiser.name != "none"
+        )
+        return self.name or "-".join(names) or "none"

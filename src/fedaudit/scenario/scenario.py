@@ -1,0 +1,292 @@
+"""The scenario: everything needed to repeat an audit. YAML in and out; unknown keys are refused."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, field_serializer, field_validator, model_validator
+
+from fedaudit.scenario.federation import DefencesSpec, FederationSpec
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.scenario.yaml import apply_override as apply_override
+from fedaudit.scenario.yaml import describe_source, read_scenario
+from fedaudit.scenario.yaml import parse_setting as parse_setting
+from fedaudit.utils import plain_yaml
+from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.validation import (
+    Count,
+    File,
+    Fraction,
+    NamedSpec,
+    Positive,
+    Spec,
+    Title,
+    Whole,
+    explain,
+    from_name,
+    no_boolean,
+)
+
+
+class DataSpec(Spec):
+    """Which data set, and which part of it the clients hold."""
+
+    name: str = Field(default="photos", description="which data set; `fedaudit list datasets` has their names")
+    image_size: Count | None = Field(default=None, description="side in pixels; the data set's own if null")
+    limit: Count | None = Field(default=None, description="at most so many examples per split are loaded")
+    split: Literal["train", "test"] = Field(default="test", description="the split that the clients hold")
+
+
+class TrainingSpec(Spec):
+    """How the model is trained before the audited rounds (in one place, on the train split)."""
+
+    epochs: Annotated[Whole, Field(le=10**6)] = Field(default=0, description="passes over the train split; 0: none")
+    learning_rate: Positive = Field(default=0.05, description="of SGD")
+    batch_size: Count = Field(default=64, description="examples in a step")
+    momentum: Fraction = Field(default=0.9, description="of SGD")
+
+
+class ModelSpec(Spec):
+    """Which model, and in which state: both decide what can be recovered (docs/explanation/what-decides.md)."""
+
+    name: str = Field(default="convnet-small", description="which network; `fedaudit list models` has their names")
+    width: Annotated[Count, Field(le=65_536)] | None = Field(
+        default=None, description="channels of the first layer, or units of the hidden one; the network's own if null"
+    )
+    spare_outputs: Annotated[Whole, Field(le=1000)] = Field(
+        default=0, description="outputs beyond one a class, for a label that no example has: an eleventh of ten classes"
+    )
+    initialisation: Literal["default", "he", "uniform", "given"] = Field(
+        default="default",
+        description="of the weights: PyTorch's own, He's, uniform on [-0.5, 0.5] (the DLG paper's), or given: those of "
+        "the checkpoint or of a module of your own",
+    )
+    batch_norm: Literal["eval", "train"] | None = Field(
+        default=None, description="BatchNorm's mode in local training; null: that of a module of your own, else eval"
+    )
+    dropout: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="whether clients train with dropout; null: as a module of your own is, else true"
+    )
+    training: TrainingSpec = Field(
+        default=TrainingSpec(),
+        description="how the model is trained before the federation begins; by default it isn't",
+    )
+    checkpoint: File | None = Field(default=None, description="safetensors file with the model's weights")
+    loss: Literal["auto", "cross-entropy", "bce-with-logits", "mse", "custom"] = Field(
+        default="auto",
+        description="auto: cross-entropy for classes, mse for regression; bce-with-logits: two classes by one logit; "
+        "custom: a function of your own, from Python",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ModelSpec:
+        if self.initialisation == "given" and self.name != "custom" and self.checkpoint is None:
+            raise ValueError(
+                "initialisation 'given' is for a checkpoint, or for a model of your own; give a checkpoint"
+            )
+        return self
+
+
+class EvaluationSpec(Spec):
+    """How findings are evaluated."""
+
+    updates: Count | None = Field(default=None, description="attack only the first so many updates; all if null")
+    clients: Count | None = Field(
+        default=None, description="run attacks on clients on the first so many only; all if null"
+    )
+    federations: list[str] | None = Field(
+        default=None, description="names of the federations that are attacked; the others only train; all if null"
+    )
+    controls: bool = Field(
+        default=True,
+        description="run a positive control beside every attack that found nothing",
+    )
+    bootstrap: Annotated[Count, Field(ge=100, le=10**6)] = Field(
+        default=2000, description="resamples of the 95 % intervals"
+    )
+    accuracy_every: Count | None = Field(
+        default=None, description="measure held-out accuracy every so many rounds and after the last; never if null"
+    )
+    least_accuracy: Fraction = Field(
+        default=0.5,
+        description="whatever a malicious client drew of a class is inconclusive where the federation's global model "
+        "classified fewer of the held-out examples correctly at the end: it was hardly trained",
+    )
+    accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
+    sort_by: Literal["leakage", "accuracy", "worst client", "bytes", "time", "epsilon"] = Field(
+        default="leakage", description="what the comparison of defences is sorted by, the best first"
+    )
+
+
+class Scenario(Spec):
+    """Everything needed to repeat an audit.
+
+    ``defences`` may be a list in YAML: each federation is then simulated under every one of them, on the same data in
+    the same order, and the report compares them. The first is ``defences``, the rest ``other_defences``.
+    """
+
+    version: Annotated[Literal[1], BeforeValidator(no_boolean)] = Field(default=1, description="of this format")
+    name: Title = Field(default="audit", description="the audit's, for the report")
+    seed: Whole = Field(default=0, description="of everything random: the same seed gives the same audit, bit for bit")
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="where attacks are computed; federations are simulated on the CPU"
+    )
+    data: DataSpec = Field(default=DataSpec(), description="the data set that clients hold")
+    model: ModelSpec = Field(default=ModelSpec(), description="the network that they train")
+    federations: Annotated[list[FederationSpec], Field(min_length=1)] = Field(
+        description="who trains how; each has a transcript and findings of its own"
+    )
+    defences: DefencesSpec = Field(
+        default=DefencesSpec(),
+        description="what protects the updates; of a list, each federation runs under every one, and the report "
+        "compares them",
+    )
+    other_defences: list[DefencesSpec] = Field(
+        default=[], description="the second and further ones of such a list, as a written scenario keeps them"
+    )
+    threat: ThreatModel = Field(default=ThreatModel(), description="who the adversary is and what it knows")
+    attacks: Annotated[list[Annotated[NamedSpec, BeforeValidator(from_name)]], Field(min_length=1)] = Field(
+        default=[], description="null or left out: those that fit the data, the updates and the threat model"
+    )
+    evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="what is attacked and how it is judged")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defences_from_list(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(values.get("defences"), list):
+            return values
+        if not values["defences"] or values.get("other_defences"):
+            raise ValueError("defences: give one or more, and other_defences only beside a single one")
+        return {**values, "defences": values["defences"][0], "other_defences": values["defences"][1:]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _attacks_left_open(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("attacks", values) is None:
+            return {key: value for key, value in values.items() if key != "attacks"}
+        return values
+
+    @field_serializer("attacks")
+    def _open_or_named(self, attacks: list[NamedSpec]) -> list[dict[str, Any]] | None:
+        return [attack.model_dump(mode="json") for attack in attacks] or None
+
+    @model_validator(mode="after")
+    def _attacked_exist(self) -> Scenario:
+        known = [federation.name for federation in self.federations]
+        chosen = self.evaluation.federations
+        if chosen is not None and len(set(chosen)) < max(1, len(chosen)):
+            raise ValueError("evaluation.federations: name one or more, each once; null for all")
+        for name in chosen or []:
+            if name not in known:
+                raise ValueError("evaluation.federations: " + unknown_name("federation", name, known))
+        return self
+
+    @model_validator(mode="after")
+    def _server_acts(self) -> Scenario:
+        acts = [federation.name for federation in self.federations if federation.server]
+        if acts and self.threat.adversary != "malicious-server":
+            raise ValueError(
+                f"federation '{acts[0]}' has a server that alters the model; set threat.adversary: malicious-server"
+            )
+        if self.threat.adversary == "malicious-server" and not acts:
+            raise ValueError(
+                "threat.adversary is malicious-server, and no federation says what it does; set federations[].server: "
+                "imprint, for example"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_vertical_model(self) -> Scenario:
+        first = self.federations[0]
+        for other in self.federations[1:]:
+            if (first.vertical is None) != (other.vertical is None):
+                raise ValueError(
+                    "vertical and other federations train different models; give each a scenario of its own"
+                )
+            if first.vertical and other.vertical and _of_model(first) != _of_model(other):
+                raise ValueError(
+                    f"the vertical federations '{first.name}' and '{other.name}' train different models (clients, "
+                    "features, embedding or top); give each a scenario of its own"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_runs(self) -> Scenario:
+        names = [name.lower() for name, _, _ in self.runs()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two defences would both be called '{twice}'; give each a name of its own")
+        if any(len(name) > 64 for name in names):
+            raise ValueError("the names of a federation and of its defences are together longer than 64 letters")
+        return self
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return [
+            ("name", textwrap.shorten(self.name, 60, placeholder="…")),
+            ("data", self.data.name),
+            ("model", self.model.name),
+            ("runs", len(self.runs())),
+            ("adversary", self.threat.adversary),
+            ("attacks", len(self.attacks)),
+            ("seed", self.seed),
+        ]
+
+    def attacked(self, run: str) -> bool:
+        """Whether the updates of the run of that name are attacked."""
+        chosen = self.evaluation.federations
+        return chosen is None or any(name == run and spec.name in chosen for name, spec, _ in self.runs())
+
+    def runs(self) -> list[tuple[str, FederationSpec, DefencesSpec]]:
+        """Return every federation under every set of defences, and before them the name that their transcript has."""
+        if not self.other_defences:
+            return [(federation.name, federation, self.defences) for federation in self.federations]
+        return [
+            (f"{federation.name}-{defences.label}", federation, defences)
+            for federation in self.federations
+            for defences in (self.defences, *self.other_defences)
+        ]
+
+    @field_validator("federations", "attacks")
+    @classmethod
+    def _unique_names(cls, value: list[Any]) -> list[Any]:
+        names = [item.name.lower() for item in value]  # they become file names, and some disks don't tell A from a
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"the name '{min(twice)}' is used twice; names must differ")
+        return value
+
+    def to_yaml(self) -> str:
+        """Return the scenario as YAML; loading it gives an equal scenario."""
+        return plain_yaml.dumps(self.model_dump(mode="json"))
+
+
+def _of_model(spec: FederationSpec) -> tuple[Any, ...]:
+    """Return what of a vertical federation decides its model."""
+    assert spec.vertical is not None
+    return spec.clients, spec.vertical.features, spec.vertical.embedding, spec.vertical.top
+
+
+def scenario_from(values: Any, *, where: str = "scenario") -> Scenario:
+    """Validate ``values`` (as read from YAML).
+
+    Raises:
+        BadInput: one line that names the key, what is wrong with it, and what is allowed.
+    """
+    if not isinstance(values, dict):
+        raise BadInput(f"{where}: expected a mapping of keys such as data, model, federations, attacks")
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {explain(error, Scenario)}") from None
+
+
+def load_scenario(path: Path | None, overrides: list[str] | None = None, seed: int | None = None) -> Scenario:
+    """Read a scenario (the embedded default if ``path`` is None) and apply ``key=value`` overrides.
+
+    Raises:
+        BadInput: the file can't be read, isn't YAML, or isn't a scenario; an override doesn't fit.
+    """
+    where = f"{describe_source(path)} with --set" if overrides else describe_source(path)
+    return scenario_from(read_scenario(path, overrides, seed), where=where)

@@ -1,0 +1,94 @@
+"""The privacy budget of a federation: who may still send, and what has been spent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fedaudit.defences.privacy import Account, Adjacency, DifferentialPrivacy, account, central_noise
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.simulation.checkpoint import State
+from fedaudit.simulation.client import Federation
+from fedaudit.transcript.history import History
+from fedaudit.utils.registry import make
+
+
+class PrivacyBudget:
+    """Who may still send, where the updates have differential privacy."""
+
+    def __init__(self, federation: Federation, history: History) -> None:
+        spec, client_data, sanitiser = federation.spec, federation.client_data, federation.defences.sanitiser
+        self.history = history
+        self.account: Account | None = None
+        self.central_noise = 0.0
+        self.sent = [0] * spec.clients
+        self.finished = 0
+        dp = make(SANITISERS, sanitiser.name, sanitiser.settings())
+        if not isinstance(dp, DifferentialPrivacy):
+            return
+        fewest = min(map(len, client_data))
+        batch = min(spec.batch_size, fewest)
+        epoch = math.ceil(max(map(len, client_data)) / batch)
+        steps = spec.local_steps or (spec.local_epochs or 0) * epoch or 1
+        per_round = spec.clients_per_round or spec.clients
+        self.central = dp.where == "central"
+        guests = federation.canaries.count if federation.canaries and dp.level == "client" else 0
+        taking_part = per_round + round(guests * per_round / spec.clients)
+        # the last batch of a pass may be smaller, and an example weighs more in its mean
+        smallest = min(len(data) % spec.batch_size or spec.batch_size for data in client_data)
+        self.central_noise = central_noise(dp, taking_part, smallest)
+        self.account = account(
+            dp,
+            clients=spec.clients,
+            per_round=per_round,
+            steps=steps,
+            batch=batch,
+            fewest=fewest,
+            epoch=epoch if spec.local_epochs and not spec.local_steps else None,
+        )
+        self.allowed = self.account.rounds(dp.epsilon)
+
+    def state_dict(self) -> State:
+        """Return what changes from round to round, for a checkpoint."""
+        return {"sent": self.sent, "finished": self.finished}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self.sent, self.finished = list(state["sent"]), state["finished"]
+
+    def admit(self, order: list[int]) -> list[int]:
+        """Return those of ``order`` who may send in the next round."""
+        if self.account is None:
+            return order
+        if self.central:
+            return order if self.finished < self.allowed else []
+        return [number for number in order if self.sent[number] < self.allowed]
+
+    def count(self, senders: list[int]) -> None:
+        """Note that a round is over, and who sent in it."""
+        self.finished += 1
+        for number in senders:
+            self.sent[number] += 1
+
+    def close(self, senders: list[int]) -> None:
+        """Note what has been spent when a round is over: locally, by the client that sent most often."""
+        self.count(senders)
+        if self.account is not None:
+            self.history.epsilon.append(self.account.spent(self._counted()))
+            sent = [self.finished] * len(self.sent) if self.central else sorted(self.sent)
+            least, median, most = sent[0], sent[len(sent) // 2], sent[-1]
+            self.history.epsilon_of_clients.append([self.account.spent(n) for n in (least, median, most)])
+
+    def end(self) -> None:
+        """Note what was spent in all, by the tighter account."""
+        if self.account is not None:
+            self.history.epsilon_pld = self.account.spent(self._counted(), "pld")
+
+    def claimed(self, adjacency: Adjacency) -> float | None:
+        """Return ε of the rounds so far, by the tighter account and this adjacency; None where there is no account."""
+        return (
+            None if self.account is None else replace(self.account, adjacency=adjacency).spent(self._counted(), "pld")
+        )
+
+    def _counted(self) -> int:
+        return self.finished if self.central else max(self.sent)

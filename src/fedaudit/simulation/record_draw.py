@@ -1,0 +1,296 @@
+"""Draws the adversary's records from what clients hold and from what nobody trained on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedaudit.data.attributes import property_of
+from fedaudit.data.dataset import Attribute, Dataset, Split
+from fedaudit.scenario.federation import FederationSpec
+from fedaudit.transcript.queries import NOBODY, UNUSED, Records
+from fedaudit.utils import seeds
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import tensor_digest
+
+
+def _nothing() -> Tensor:
+    return torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class RecordDraw:
+    """Records, and what only the simulator knows of them.
+
+    Attributes:
+        held_out: the examples on which accuracy is measured: none of those that were drawn.
+        records: what the adversary gets, if anything.
+        owners: (n,) the client that holds the record, or :data:`~fedaudit.transcript.queries.NOBODY`.
+        positions: (n,) its row among that client's examples, or -1.
+        matched: (n,) for each record the one that was drawn to go with it, of the other sort and like it in class.
+        values: (n,) which value of the hidden attribute each record has; empty where none is hidden.
+        public: examples that a malicious server holds, where the adversary has no records; None: none.
+        asked: attribute and value of the property of clients that the adversary is after; None: none.
+    """
+
+    held_out: Split
+    records: Records | None = None
+    owners: Tensor = field(default_factory=_nothing)
+    positions: Tensor = field(default_factory=_nothing)
+    matched: Tensor = field(default_factory=_nothing)
+    values: Tensor = field(default_factory=_nothing)
+    public: Split | None = None
+    asked: tuple[str, int] | None = None
+
+    def shares(self, held: Sequence[Split], used: Sequence[Tensor]) -> Tensor:
+        """Return (k,) the share with the property of what each client's updates used; -1 of those that sent none.
+
+        Args:
+            held: what each client holds.
+            used: masks of it.
+        """
+        if self.asked is None:
+            return torch.zeros(0, dtype=torch.float64)
+        name, value = self.asked
+        own = [(data.attributes[name] == value)[mask].double() for data, mask in zip(held, used, strict=True)]
+        return torch.tensor([float(marks.mean()) if len(marks) else -1.0 for marks in own], dtype=torch.float64)
+
+    def owned(self, used: Sequence[Tensor]) -> Tensor:
+        """Return ``owners`` with ``UNUSED`` for what no update used; ``used`` has a mask for every client."""
+        known = [
+            owner if owner == NOBODY or used[owner][position] else UNUSED
+            for owner, position in zip(self.owners.tolist(), self.positions.tolist(), strict=True)
+        ]
+        return torch.tensor(known, dtype=torch.int64)
+
+
+def draw_records(
+    data: Dataset,
+    split: str,
+    spec: FederationSpec,
+    client_data: Sequence[Split],
+    *,
+    seed: int,
+    records: int = 0,
+    public: int = 0,
+    hidden: str | None = None,
+    wanted: str | None = None,
+    pretrained: bool = False,
+    measured: bool = False,
+) -> RecordDraw:
+    """Return the records that the adversary holds, if any, and on what accuracy is measured.
+
+    That is the split which the clients don't hold; where the model was trained on that, what is left of theirs.
+
+    Args:
+        data: whose ``split`` (train or test) the clients hold.
+        split: train or test.
+        spec: of the federation.
+        client_data: what each client holds; the honest ones first.
+        seed: of the scenario; the same records under every defence.
+        records: how many; half of them are clients' examples.
+        public: further examples of the same kind that the adversary holds.
+        hidden: the attribute that the records lack, if any.
+        wanted: the property of clients that the adversary is after, if any, as ``sex=Female``.
+        pretrained: the model was trained on the whole train split before: none of that is an example that nobody
+            trained on.
+        measured: whether accuracy will be.
+
+    Raises:
+        BadInput: there are too few examples, or no such attribute.
+    """
+    rest, held_out = (data.train, data.test) if split == "train" else (data.test, data.train)
+    if pretrained:
+        rest, held_out = (rest[:0], held_out) if split == "train" else (rest, held_out[:0])
+    if hidden is not None and hidden not in data.attributes:
+        known = ", ".join(data.attributes) or "none"
+        raise BadInput(f"the data set '{data.name}' has no attribute '{hidden}' to hide; it has: {known}")
+    try:
+        asked = None if wanted is None else property_of(data, wanted)
+        if asked is not None and not public:
+            raise BadInput(
+                "threat.client_property needs examples of which the adversary knows it; set threat.knows_public_data: "
+                "true and threat.public_examples, to 500 for example"
+            )
+        if records or asked:
+            rng = seeds.generator(seed, spec.name, "records")
+            attribute = None if hidden is None else (hidden, data.attributes[hidden])
+            drawn = draw(
+                records, public, client_data, spec.honest, rest, held_out, generator=rng, hidden=attribute, asked=asked
+            )
+        else:
+            drawn = RecordDraw(held_out if len(held_out) else _unheld(rest, client_data, set()))
+            if public:
+                drawn = _with_public(drawn, public, seeds.generator(seed, spec.name, "records"))
+        left, classes = len(drawn.held_out), data.num_classes
+        if pretrained and split == "test" and measured and classes is not None and left < classes:
+            raise BadInput(
+                f"the model was trained on the train split, and clients leave {left} examples of the test split to "
+                "measure accuracy on; use data.split: train, or fewer examples (federations.*.examples)"
+            )
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
+    return drawn
+
+
+def _with_public(drawn: RecordDraw, public: int, rng: torch.Generator) -> RecordDraw:
+    """Return the draw with so many of its held-out examples as public ones."""
+    if public >= len(drawn.held_out):
+        raise BadInput(
+            f"public_examples is {public}, and {len(drawn.held_out)} examples are nobody's; lower "
+            "threat.public_examples"
+        )
+    order = torch.randperm(len(drawn.held_out), generator=rng)
+    return replace(drawn, held_out=drawn.held_out[order[public:].sort().values], public=drawn.held_out[order[:public]])
+
+
+def draw(
+    records: int,
+    public: int,
+    client_data: Sequence[Split],
+    honest: int,
+    rest: Split,
+    held_out: Split,
+    *,
+    generator: torch.Generator,
+    hidden: tuple[str, Attribute] | None = None,
+    asked: tuple[str, int] | None = None,
+) -> RecordDraw:
+    """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
+
+    Every member has a matched non-member: of its class and of its group (whose data it is like, where the data set
+    knows) as far as there is one, so that a record isn't given away by what it is of. Equal examples are drawn once,
+    nothing that a malicious client holds is drawn, and nothing that any client holds passes for an example that nobody
+    trained on. These come from ``rest`` first, which is of the clients' own split, and then from ``held_out``. Accuracy
+    is measured on what is left of ``held_out``, or where that is empty, on what is left of ``rest``.
+
+    Args:
+        records: how many.
+        public: how many further examples.
+        client_data: what each client holds; the honest ones first.
+        honest: how many of them there are.
+        rest: examples of the split that the clients hold, held or not; they may be theirs.
+        held_out: the other split.
+        generator: of all draws.
+        hidden: an attribute and its name: it is taken out of the records, not out of public examples.
+        asked: attribute and value of a property, which is told of the public examples.
+
+    Raises:
+        BadInput: there are too few examples.
+    """
+    half = records // 2
+    theirs = _joined(client_data[:honest])
+    marks = [_digests(data) for data in client_data]
+    malicious = {mark for share in marks[honest:] for mark in share}
+    own = [mark for share in marks[:honest] for mark in share]
+    members = _distinct(torch.randperm(len(theirs), generator=generator).tolist(), own, malicious)[:half]
+    if len(members) < half:
+        raise BadInput(
+            f"threat.records asks for {half} examples of honest clients, and they hold {len(members)} that differ"
+        )
+    free = _joined([rest, held_out])
+    order = [
+        *torch.randperm(len(rest), generator=generator).tolist(),
+        *(len(rest) + torch.randperm(len(held_out), generator=generator)).tolist(),
+    ]
+    non_members = _distinct(order, [*_digests(rest), *_digests(held_out)], malicious | set(own))
+    if len(non_members) < half + public + 1:  # one, at least, for accuracy
+        raise BadInput(
+            f"threat.records and public_examples ask for {half + public} examples that nobody trains on, and "
+            f"there are {max(0, len(non_members) - 1)}; lower them, or let the clients hold less "
+            "(federations.*.examples)"
+        )
+    others = _matched(_strata(theirs, members), non_members, _strata(free, non_members))
+    gone = set(others)
+    further = [row for row in non_members if row not in gone][:public]
+    taken = {row - len(rest) for row in [*others, *further]}
+    left = held_out[[row for row in range(len(held_out)) if row not in taken]]
+    if not len(held_out):
+        left = _unheld(rest, client_data, {*others, *further})
+    elif not len(left):
+        raise BadInput("threat.records and public_examples leave nothing to measure accuracy on; lower them")
+    shuffle = torch.randperm(2 * half, generator=generator)
+    place = torch.argsort(shuffle)
+    lengths = torch.tensor([len(data) for data in client_data[:honest]])
+    owners = torch.repeat_interleave(torch.arange(honest), lengths)[members]
+    positions = torch.tensor(members, dtype=torch.int64) - (lengths.cumsum(0) - lengths)[owners]
+    none = torch.full((half,), NOBODY)
+    pairs = torch.arange(2 * half).roll(half)  # the i-th member goes with the i-th of the others
+    given = Records(
+        torch.cat([theirs.inputs[members], free.inputs[others]])[shuffle],
+        torch.cat([theirs.targets[members], free.targets[others]])[shuffle],
+        free.inputs[further],
+        free.targets[further],
+    )
+    values = _nothing()
+    if hidden is not None:
+        name, attribute = hidden
+        held, known = theirs.attributes[name], free.attributes[name]
+        values = torch.cat([held[members], known[others]])[shuffle]
+        columns = torch.tensor(attribute.columns, dtype=torch.int64)
+        given.inputs[:, columns] = 0.0
+        codes = attribute.codes if len(columns) else torch.zeros(len(attribute.values), 0)
+        given = replace(given, codes=codes, columns=columns, public_values=known[further])
+    if asked is not None:
+        given = replace(given, public_property=free.attributes[asked[0]][further] == asked[1])
+    return RecordDraw(
+        left,
+        given,
+        owners=torch.cat([owners, none])[shuffle],
+        positions=torch.cat([positions, none])[shuffle],
+        matched=place[pairs[shuffle]],
+        values=values,
+        asked=asked,
+    )
+
+
+def _unheld(rest: Split, client_data: Sequence[Split], taken: set[int]) -> Split:
+    """Return the examples of ``rest`` that no client holds, without the rows in ``taken``."""
+    held = {mark for data in client_data for mark in _digests(data)}
+    return rest[[row for row, mark in enumerate(_digests(rest)) if mark not in held and row not in taken]]
+
+
+def _joined(parts: Sequence[Split]) -> Split:
+    groups = [torch.full((len(p),), -1) if p.groups is None else p.groups for p in parts]
+    attributes = {name: torch.cat([p.attributes[name] for p in parts]) for name in parts[0].attributes}
+    inputs, targets = torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts])
+    return Split(inputs, targets, torch.cat(groups), attributes)
+
+
+def _digests(split: Split) -> list[bytes]:
+    return [tensor_digest(example) for example in split.inputs]
+
+
+def _distinct(order: Sequence[int], marks: Sequence[bytes], excluded: set[bytes]) -> list[int]:
+    """Return the rows in ``order``, without those that equal an earlier one or an excluded one."""
+    first: dict[bytes, int] = {}
+    for row in order:
+        if marks[row] not in excluded:
+            first.setdefault(marks[row], row)
+    return list(first.values())
+
+
+def _strata(split: Split, rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Return group and class of each row; real-valued targets are all of one class."""
+    assert split.groups is not None
+    classes = torch.zeros(len(split)) if split.targets.is_floating_point() else split.targets
+    return [(int(split.groups[row]), int(classes[row])) for row in rows]
+
+
+def _matched(wanted: Sequence[tuple[int, int]], rows: Sequence[int], kinds: Sequence[tuple[int, int]]) -> list[int]:
+    """Return for each wanted (group, class) a row of its own: of both, or else of the class, or else any."""
+    found: dict[int, int] = {}
+    for first in range(3):  # what is compared: group and class, class, nothing
+        heap: dict[tuple[int, ...], deque[int]] = {}
+        taken = set(found.values())
+        for row, kind in zip(rows, kinds, strict=True):
+            if row not in taken:
+                heap.setdefault(kind[first:], deque()).append(row)
+        for i, kind in enumerate(wanted):
+            if i not in found and (left := heap.get(kind[first:])):
+                found[i] = left.popleft()
+    return [found[i] for i in range(len(wanted))]

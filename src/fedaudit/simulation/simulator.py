@@ -1,0 +1,492 @@
+"""A deterministic federation in this process: a server, its clients, and the transcript of what travelled."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedaudit.data import Dataset
+from fedaudit.data.attributes import property_of
+from fedaudit.data.dataset import Split
+from fedaudit.data.partition import partition
+from fedaudit.defences.privacy import refuse_batch_norm
+from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.models import has_batch_norm, layer_groups, set_training_mode
+from fedaudit.scenario.federation import DefencesSpec, FederationSpec
+from fedaudit.simulation.arithmetic import runs_fast
+from fedaudit.simulation.behaviour import Behaviour
+from fedaudit.simulation.budget import PrivacyBudget
+from fedaudit.simulation.canary_play import CanaryPlay
+from fedaudit.simulation.checkpoint import Checkpoint, State, pack, unpack
+from fedaudit.simulation.client import Client, Federation
+from fedaudit.simulation.secure_sum import ADDING, sums_only, union
+from fedaudit.simulation.server import Server
+from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep, sent
+from fedaudit.simulation.vertical import check_vertical, play
+from fedaudit.simulation.worker_pool import run_round
+from fedaudit.transcript.history import History
+from fedaudit.transcript.rounds import Round
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.fingerprint import computation, tensor_digest
+from fedaudit.utils.native import native_code
+from fedaudit.utils.processes import keep_workers
+from fedaudit.utils.seeds import generator
+from fedaudit.utils.validation import check_memory
+
+_SERVER = -1  # its number where it trains itself: clients count from 0
+_WORTH = 10.0  # seconds that are left, below which starting processes doesn't pay
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a simulation leaves behind.
+
+    Attributes:
+        transcript: what travelled.
+        truth: what the clients trained on, apart from it.
+        history: how it went; None where the transcript was read from disk.
+    """
+
+    transcript: Transcript
+    truth: Truth
+    history: History | None = None
+
+    def __repr__(self) -> str:
+        return f"Recording({self.transcript!r}, {self.truth!r})"
+
+
+@keep_workers()
+def simulate(
+    federation: Federation,
+    *,
+    report: Callable[[float], None] | None = None,
+    checkpoint: Path | None = None,
+    workers: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> Recording:
+    """Run the federation's rounds and return what travelled, the truth that belongs to it, and how it went.
+
+    Where a privacy budget is spent earlier, fewer rounds. With ``spec.record`` only those rounds are returned.
+
+    Args:
+        federation: with all of its parts, see :func:`check`.
+        report: called with the updates made so far.
+        checkpoint: file from which a simulation that is killed goes on.
+        workers: processes for the clients of a round, where rounds are so long that it pays.
+        say: called with a line if it goes on from a checkpoint.
+
+    Raises:
+        BadInput: a client's training or a rule fails on what the rounds bring.
+    """
+    if federation.spec.vertical is not None:
+        return Recording(*play(federation, report))
+    if federation.spec.arithmetic == "fast" and not runs_fast(federation.model, _sample(federation)):
+        federation = dataclasses.replace(federation, spec=federation.spec.model_copy(update={"arithmetic": "torch"}))
+    spec, defences, seed = federation.spec, federation.defences, federation.seed
+    client_data, drawn = federation.client_data, federation.drawn
+    model = copy.deepcopy(federation.model)
+    layers = _layers(federation)
+    behaviour, aggregator, dishonest = copy.deepcopy(  # they may remember
+        (federation.behaviour, federation.aggregator, federation.server)
+    )
+    own_copies = dataclasses.replace(federation, behaviour=behaviour)
+    root = _root(federation)
+    history = History(federation.accuracy_every, federation.accuracy_examples)
+    history.at_end = behaviour is not None and behaviour.trained
+    per_round = spec.clients_per_round or spec.clients
+    budget = PrivacyBudget(federation, history)
+    canaries = CanaryPlay(federation, budget) if federation.canaries else None
+    riders = canaries.riders() if canaries else [None] * spec.clients
+    clients = [Client(number, data, own_copies, layers, riders[number]) for number, data in enumerate(client_data)]
+    step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
+    server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
+    sampler = _sampler(spec, seed)
+    rounds: list[Round] = []
+    rows: dict[tuple[int, int], Tensor] = {}
+    parts: dict[str, Client | Server | PrivacyBudget | Behaviour | ServerBehaviour | CanaryPlay] = {
+        f"client {c.number}": c for c in clients
+    }
+    parts |= {"server": server, "budget": budget}
+    if root:
+        parts["root"] = root
+    if behaviour:
+        parts["behaviour"] = behaviour
+    if dishonest:
+        parts["dishonest"] = dishonest
+    if canaries:
+        parts["canaries"] = canaries
+
+    @cache
+    def key() -> str:
+        code = [native_code()] if spec.arithmetic == "fast" else []  # it decides the bits
+        return computation(federation, SANITISERS[defences.sanitiser.name].value, *code)
+
+    def state() -> State:
+        return {
+            "finished": index + 1,
+            "model": model.state_dict(),
+            "sampler": sampler.get_state(),
+            "parts": {name: part.state_dict() for name, part in parts.items()},
+            "course": vars(history),
+            "rounds": pack(rounds),
+            "rows": rows,
+        }
+
+    begin = 0
+    on_disk = Checkpoint(checkpoint) if checkpoint else None
+    if on_disk and (saved := on_disk.load(key)):
+        try:
+            begin = saved["finished"]
+            model.load_state_dict(saved["model"])
+            sampler.set_state(saved["sampler"])
+            for name, part in parts.items():
+                part.load_state_dict(saved["parts"][name])
+            vars(history).update(saved["course"])
+            rounds, rows = unpack(saved["rounds"]), saved["rows"]
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise BadInput(f"'{checkpoint}' isn't what fedaudit wrote there ({error}); delete it") from None
+        if say:
+            say(f"resuming: {begin} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint}")
+    seconds = 0.0  # of the last round in this process
+
+    def tell(before: int, steps: int) -> None:
+        if report:
+            report(before + steps)
+
+    for index in range(begin, spec.rounds):
+        weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        chosen, why = _choose(federation, budget, sampler)
+        if why:
+            history.stopped, history.why = index, why
+            break
+        kept = spec.record is None or index in spec.record
+        apart = workers > 1 and len(chosen) > 1 and seconds * (spec.rounds - index) > _WORTH
+        began = time.perf_counter()
+        received, own_weights = weights, dict[int, dict[str, Tensor]]()
+        if dishonest:
+            received, own_weights = sent(dishonest, _server_step(federation, index, chosen, weights))
+        results = run_round(
+            [clients[number] for number in chosen],
+            model,
+            index,
+            received,
+            history,
+            partial(tell, index * per_round),
+            own_weights=own_weights,
+            workers=workers if apart else 1,
+        )
+        seconds = seconds if apart else time.perf_counter() - began
+        updates = [update for update, _ in results]
+        if kept:
+            rows |= {(index, number): used for number, (_, used) in zip(chosen, results, strict=True)}
+        if root or canaries:
+            model.load_state_dict(weights)
+        own = root.train(model, index, weights)[0] if root else None
+        guests = canaries.join(weights, layers) if canaries else None
+        after, aggregate = server.apply(weights, updates, own, guests)
+        model.load_state_dict(after)
+        if canaries:
+            canaries.look(updates, guests, weights, after)
+        rejected = {updates[row].client: why for row, why in aggregate.rejected.items() if row < len(updates)}
+        history.sent.append(chosen)
+        history.rejected.append(sorted(rejected))
+        if kept:
+            rounds.append(Round(index, received, updates, rejected, aggregate.fallback, own_weights))
+        budget.close(chosen)
+        last = index + 1 == spec.rounds
+        history.measure(model, federation.task_info, drawn.held_out, client_data, index + 1, last)
+        if on_disk:
+            on_disk.save(key, state, last)
+    if history.stopped is not None and history.rounds[-1:] != [history.stopped]:
+        history.measure(model, federation.task_info, drawn.held_out, client_data, history.stopped, True)
+    budget.end()
+    transcript = Transcript(
+        federation.name,
+        federation.task_info,
+        copy.deepcopy(federation.model),
+        federation.loss,
+        rounds,
+        behaviour.adversary_log() if behaviour else {},
+        drawn.records,
+        canaries=canaries.end() if canaries else None,
+    )
+    inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
+    labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
+    candidates = _candidates(federation, inputs, labels, rows)
+    owners = drawn.owned([client.used for client in clients])
+    if federation.together > 1:
+        weighted, alone = aggregator.name == "fedavg", federation.task_info.batch_norm == "train"
+        transcript.rounds, members = sums_only(
+            rounds, federation.together, weighted=weighted, batch_norm=alone and has_batch_norm(model)
+        )
+        starts = list(itertools.accumulate(map(len, client_data), initial=0))  # so that no two clients share a row
+        rows = union({key: used + starts[key[1]] for key, used in rows.items()}, members)
+        inputs, labels = union(inputs, members), union(labels, members)
+    truth = Truth(
+        inputs,
+        labels,
+        candidates.inputs,
+        candidates.targets,
+        {},
+        rows,
+        owners,
+        drawn.matched,
+        drawn.values,
+        drawn.shares([client.data for client in clients], [client.used for client in clients]),
+        coins=canaries.coins if canaries else torch.zeros(0, dtype=torch.bool),
+    )
+    return Recording(transcript, truth, history)
+
+
+def _choose(federation: Federation, budget: PrivacyBudget, sampler: torch.Generator) -> tuple[list[int], str]:
+    """Return who takes part in the next round, drawn among those who may still send; or nobody, and why."""
+    spec = federation.spec
+    per_round = spec.clients_per_round or spec.clients
+    order = torch.randperm(spec.clients, generator=sampler).tolist()
+    chosen = sorted(budget.admit(order)[:per_round])
+    if not chosen:
+        return [], "the privacy budget was spent"
+    if len(chosen) < per_round:
+        try:
+            federation.aggregator.dry_run(len(chosen))
+        except BadInput as error:
+            return [], f"the privacy budget of all but {len(chosen)} clients was spent: {error}"
+    return chosen, ""
+
+
+def _server_step(federation: Federation, index: int, chosen: list[int], weights: dict[str, Tensor]) -> ServerStep:
+    """Return what a malicious server has in its hands before a round."""
+    info, public = federation.task_info, federation.public
+    model = copy.deepcopy(federation.model)
+    set_training_mode(model, info.batch_norm, dropout=info.dropout)
+    draws = generator(federation.seed, federation.spec.name, "malicious server", index)
+    held = (None, None) if public is None else (info.normalise(public.inputs), public.targets)
+    return ServerStep(index, tuple(chosen), federation.spec.plan, model, weights, info, federation.loss, draws, *held)
+
+
+def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, seed: int) -> list[Split]:
+    """Return what each client of ``spec`` holds; quick, so that what doesn't fit is found before any training.
+
+    The parties of a vertical federation hold the same examples: these are returned once, with all features.
+
+    Args:
+        dataset: whose ``split`` (train or test) the clients hold.
+        split: train or test.
+        spec: of the federation.
+        seed: of the scenario.
+
+    Raises:
+        BadInput: there are too few examples, or the partition can't be made.
+    """
+    pool = dataset.train if split == "train" else dataset.test
+    try:
+        held = pool[_held_examples(pool, spec.examples, None if spec.draw == "first" else seed)]
+        if spec.vertical is not None:
+            return [held]
+        if len(held) < spec.clients:
+            raise BadInput(f"{len(held)} examples can't be partitioned over {spec.clients} clients")
+        rng = generator(seed, spec.name, "partition")
+        options = spec.partition.model_dump(exclude={"scheme", "attribute"}, exclude_none=True)
+        if spec.partition.attribute is not None:
+            name, value = property_of(dataset, spec.partition.attribute)
+            options["marks"] = held.attributes[name] == value
+        if spec.malicious:
+            options["lacking"] = dict.fromkeys(range(spec.honest, spec.clients), spec.malicious.lacks)
+        rows = partition(spec.partition.scheme, held.targets, spec.clients, rng, groups=held.groups, **options)
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
+    client_data = [held[own] for own in rows]
+    if spec.malicious and spec.malicious.lacks:
+        if dataset.num_classes is None:
+            raise BadInput(
+                f"federation '{spec.name}': malicious.lacks names classes, and '{dataset.name}' has none; leave it out"
+            )
+        without = torch.tensor(spec.malicious.lacks)
+        client_data[spec.honest :] = [data[~torch.isin(data.targets, without)] for data in client_data[spec.honest :]]
+        if not all(map(len, client_data)):
+            raise BadInput(
+                f"federation '{spec.name}': without the classes that they lack a malicious client has nothing left"
+            )
+    return client_data
+
+
+def check(federation: Federation) -> None:
+    """Refuse what can't work before anything is simulated, not when it is reached.
+
+    Raises:
+        BadInput: a defence, a behaviour, the budget or this machine's memory doesn't fit; the message says what to do.
+    """
+    spec = federation.spec
+    try:
+        if spec.vertical is not None:
+            return check_vertical(federation)
+        _check_size(federation)
+        held = sum(map(len, federation.client_data))
+        if (wanted := federation.aggregator.settings().get("root_examples", 0)) > held:
+            raise BadInput(
+                f"root_examples is {wanted}, but the clients hold {held} examples together; "
+                "lower defences.aggregator.root_examples"
+            )
+        sample_level = federation.defences.sanitiser.settings().get("level") == "sample"
+        if sample_level and federation.task_info.batch_norm == "train":
+            refuse_batch_norm(has_batch_norm(federation.model))
+        if federation.together > 1 and federation.aggregator.name not in ADDING:
+            raise BadInput(
+                f"the server sees sums only (threat.sees), and the aggregator '{federation.aggregator.name}' compares "
+                f"single updates; use {' or '.join(ADDING)}, or threat.sees=updates"
+            )
+        if federation.behaviour:
+            given_records = federation.drawn.records is not None and federation.during_training
+            federation.behaviour.check(federation.task_info, given_records)
+            _check_attacked(federation, federation.behaviour)
+        if federation.server:
+            federation.server.check(federation.model, federation.task_info, spec.plan)
+        _check_budget(federation)
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
+
+
+def _check_attacked(federation: Federation, behaviour: Behaviour) -> None:
+    """Refuse drawings of a class that never start, and of one of which the attackers hold examples.
+
+    Others that never start stand for honest clients whom the adversary owns.
+    """
+    spec = federation.spec
+    start, target = behaviour.settings().get("start"), behaviour.settings().get("target")
+    if target is not None and start is not None and start >= spec.rounds:
+        raise BadInput(
+            f"malicious clients start in round {start}, and rounds count from 0 to {spec.rounds - 1}; lower "
+            "malicious.start, or raise rounds"
+        )
+    held = [data.targets.tolist() for data in federation.client_data[spec.honest :]]
+    own = [labels.count(target) for labels in held]
+    if target is not None and any(own):
+        raise BadInput(
+            f"malicious clients hold {sum(own)} examples of class {target}, which they are after; set "
+            f"malicious.lacks: [{target}]"
+        )
+
+
+def _check_budget(federation: Federation) -> None:
+    """Refuse a privacy budget that ends the federation before the first recorded round."""
+    spec = federation.spec
+    budget = PrivacyBudget(federation, History())
+    first = min(spec.record or [0])
+    if budget.account is None or budget.allowed > first:  # nobody has sent so often by then
+        return
+    sampler = _sampler(spec, federation.seed)
+    for index in range(first + 1):
+        chosen, why = _choose(federation, budget, sampler)
+        if why:
+            raise BadInput(f"no recorded round is reached: after {index} rounds {why}; raise epsilon or noise")
+        budget.count(chosen)
+
+
+def _sampler(spec: FederationSpec, seed: int) -> torch.Generator:
+    """Return what draws the clients of each round."""
+    return generator(seed, spec.name, "sampling")
+
+
+def _check_size(federation: Federation) -> None:
+    """Refuse a transcript that can't fit into memory, and training that would take for ever, before it begins."""
+    spec = federation.spec
+    rounds = spec.rounds if spec.record is None else len(spec.record)
+    sent = rounds * (spec.clients_per_round or spec.clients)
+    tensors = (sent + rounds) * sum(t.numel() for t in federation.model.state_dict().values())
+    pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.task_info.input_shape)
+    check_memory(4 * (tensors + pixels), f"its transcript ({sent:,} updates)")
+    if federation.canaries and federation.aggregator.name != "mean":  # which alone takes their sum
+        rows = federation.canaries.count * sum(p.numel() for p in federation.model.parameters())
+        check_memory(8 * rows, f"the {federation.canaries.count:,} canaries' updates, one by one")
+
+
+def _root(federation: Federation) -> Client | None:
+    """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
+    if not federation.aggregator.root:
+        return None
+    wanted = federation.aggregator.settings()["root_examples"]
+    held = federation.client_data
+    owned = Split(torch.cat([s.inputs for s in held]), torch.cat([s.targets for s in held]))
+    rows = torch.randperm(len(owned), generator=generator(federation.seed, federation.spec.name, "root"))[:wanted]
+    return Client(_SERVER, owned[rows], dataclasses.replace(federation, defences=DefencesSpec()))
+
+
+def _sample(federation: Federation) -> Tensor:
+    """Return two examples as the model sees them, of no particular content."""
+    return federation.task_info.blank(2)[0]
+
+
+def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each layer's parameters and statistics, in forward order."""
+    groups = {layer.name: list(layer.parameters) for layer in layer_groups(federation.model, _sample(federation))}
+    for name, _ in federation.model.named_buffers():
+        owner = name.rpartition(".")[0]
+        if owner in groups:
+            groups[owner].append(name)
+    return tuple(map(tuple, groups.values()))
+
+
+def _held_examples(pool: Split, examples: int | None, seed: int | None) -> Tensor:
+    """Return the rows of ``pool`` that clients hold: all, or some of every class in turn.
+
+    With a seed each class is gone through in shuffled order, pass after pass, and seed s takes the s-th portion: seeds
+    that follow each other have different examples as long as there are any. All federations of a scenario have the
+    same. Without a seed they are the first of each class.
+    """
+    if examples is None:
+        return torch.arange(len(pool))
+    if examples > len(pool):
+        raise BadInput(f"{examples} examples are asked for, but the split has {len(pool)}; lower 'examples'")
+    labels = pool.targets if pool.targets.ndim == 1 else torch.zeros(len(pool), dtype=torch.int64)
+    classes = [torch.nonzero(labels == label)[:, 0] for label in labels.unique()]
+    turn = 0 if seed is None else seed * examples
+    if seed is not None:
+        classes = [classes[i] for i in torch.randperm(len(classes), generator=generator(0, "classes")).tolist()]
+
+    @cache
+    def shuffled(place: int, again: int) -> list[int]:
+        rows = classes[place]
+        if seed is not None:
+            rows = rows[torch.randperm(len(rows), generator=generator(again, "examples", place))]
+        return rows.tolist()
+
+    chosen: dict[int, None] = {}
+    while len(chosen) < examples:
+        place, number = turn % len(classes), turn // len(classes)
+        again, position = divmod(number, len(classes[place]))
+        chosen.setdefault(shuffled(place, again)[position])  # one that a small class has given already is passed over
+        turn += 1
+    return torch.tensor(list(chosen))
+
+
+def _candidates(
+    federation: Federation,
+    inputs: dict[tuple[int, int], Tensor],
+    labels: dict[tuple[int, int], Tensor],
+    rows: dict[tuple[int, int], Tensor],
+) -> Split:
+    """Return the held-out examples, with the victims (each once) in front where these come from elsewhere."""
+    test = federation.dataset.test
+    if federation.split == "test":
+        return test
+    seen: dict[bytes, tuple[Tensor, Tensor]] = {}
+    used: set[tuple[int, int]] = set()  # (client, row): comparing row numbers is quicker than comparing examples
+    for key, batch in inputs.items():
+        for i, row in enumerate(rows[key].tolist()):
+            if (key[1], row) not in used:
+                used.add((key[1], row))
+                seen.setdefault(tensor_digest(batch[i]), (batch[i], labels[key][i]))
+    victims, targets = zip(*seen.values(), strict=True)
+    return Split(torch.cat([torch.stack(victims), test.inputs]), torch.cat([torch.stack(targets), test.targets]))

@@ -1,0 +1,177 @@
+"""A vertical federation: parties with different features of the same examples, and a server with the labels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedaudit.data.dataset import Split
+from fedaudit.models import VerticalModel, has_batch_norm
+from fedaudit.scenario.federation import FederationSpec
+from fedaudit.simulation.client import Federation
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import Loss
+from fedaudit.transcript.history import History
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.vertical import VerticalRecord
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.finite import all_finite
+from fedaudit.utils.seeds import generator
+from fedaudit.utils.validation import check_memory
+
+
+def play(federation: Federation, report: Callable[[float], None] | None = None) -> tuple[Transcript, Truth, History]:
+    """Run the rounds of a vertical federation, see :func:`exchange`.
+
+    Args:
+        federation: checked by :func:`check_vertical`.
+        report: called with the rounds made so far, times the parties.
+
+    Returns:
+        What travelled; the truth, in which example i is alone under (i, 0); how it went.
+
+    Raises:
+        BadInput: the training diverges.
+    """
+    spec, held, info = federation.spec, federation.client_data[0], federation.task_info
+    history = History(federation.accuracy_every, federation.accuracy_examples)
+
+    def after(finished: int, module: VerticalModel, sent: int) -> None:
+        history.bytes.append(4 * sent)
+        history.parameters.append(sent)
+        history.measure(module, info, federation.drawn.held_out, [held], finished, finished == spec.rounds)
+        if report:
+            report(finished * spec.clients)
+
+    assert isinstance(federation.model, VerticalModel)
+    draw = generator(federation.seed, spec.name, "batches")
+    try:
+        record = exchange(federation.model, info, federation.loss, held, spec, draw, after)
+    except BadInput as error:
+        raise BadInput(f"federation '{spec.name}': {error}") from None
+    module = copy.deepcopy(federation.model)
+    transcript = Transcript(federation.name, info, module, federation.loss, [], vertical=record)
+    return transcript, truth_of(federation, record.used), history
+
+
+def exchange(
+    model: VerticalModel,
+    info: TaskInfo,
+    loss: Loss,
+    held: Split,
+    spec: FederationSpec,
+    draw: torch.Generator,
+    after: Callable[[int, VerticalModel, int], None] | None = None,
+) -> VerticalRecord:
+    """Return what travels when the parties train ``model`` together.
+
+    Each round the server draws a batch of the aligned examples, without replacement. The parties send the embeddings of
+    their features, the server computes the loss and sends every party its embeddings' gradient, and all take a step of
+    SGD. With aggregated gradients the server gets the batch's gradient of every parameter instead. BatchNorm and
+    dropout are in evaluation mode.
+
+    Args:
+        model: with the weights of round 0; it isn't changed.
+        info: how examples are normalised.
+        loss: mean over a batch.
+        held: whole examples and their labels.
+        spec: of the federation.
+        draw: of the batches.
+        after: called after every round with how many there were, the model, and how many numbers a party sent.
+
+    Raises:
+        BadInput: the training diverges.
+    """
+    vertical = spec.vertical
+    assert vertical is not None
+    module = copy.deepcopy(model).eval()
+    initial = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    parameters = dict(module.named_parameters())
+    inputs = info.normalise(held.inputs)
+    batches, embeddings, gradients = [], [], []
+    updates: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    for index in range(spec.rounds):
+        rows = torch.randperm(len(held), generator=draw)[: spec.batch_size]
+        sent = module.embed(module.features(inputs[rows]))
+        value = loss(module.merge(sent), held.targets[rows])
+        grads = torch.autograd.grad(value, [*sent, *parameters.values()])
+        down, own = grads[: len(sent)], grads[len(sent) :]
+        batches.append(rows)
+        if vertical.protocol == "split":
+            embeddings.append(torch.stack([e.detach() for e in sent]))
+            gradients.append(torch.stack(down))
+        else:
+            for name, grad in zip(parameters, own, strict=True):
+                updates[name].append(grad)
+        with torch.no_grad():
+            for parameter, grad in zip(parameters.values(), own, strict=True):
+                parameter.sub_(spec.learning_rate * grad)
+        if after:
+            split = vertical.protocol == "split"
+            after(index + 1, module, sent[0].numel() if split else sum(g.numel() for g in own) // spec.clients)
+    if not all_finite(parameters.values()):
+        raise BadInput("the training diverged; lower learning_rate")
+    return VerticalRecord(
+        vertical,
+        spec.clients,
+        len(held),
+        spec.learning_rate,
+        initial,
+        torch.stack(batches),
+        held.targets.clone(),
+        torch.stack(embeddings) if embeddings else torch.zeros(0),
+        torch.stack(gradients) if gradients else torch.zeros(0),
+        {name: torch.stack(each) for name, each in updates.items() if each},
+    )
+
+
+def truth_of(federation: Federation, used: Tensor) -> Truth:
+    """Return the truth about the examples ``used``: example i under (i, 0)."""
+    held, test = federation.client_data[0], federation.dataset.test
+    inputs = {(i, 0): held.inputs[i : i + 1].clone() for i in used.tolist()}
+    labels = {(i, 0): held.targets[i : i + 1].clone() for i in used.tolist()}
+    candidates, targets = test.inputs, test.targets
+    if federation.split != "test":
+        candidates = torch.cat([held.inputs[used], candidates])
+        targets = torch.cat([held.targets[used], targets])
+    rows = {key: torch.zeros(1, dtype=torch.int64) for key in inputs}
+    return Truth(inputs, labels, candidates, targets, {}, rows)
+
+
+def check_vertical(federation: Federation) -> None:
+    """Refuse what a vertical federation can't have, before anything is simulated.
+
+    Raises:
+        BadInput: with what to change.
+    """
+    spec, held, info = federation.spec, len(federation.client_data[0]), federation.task_info
+    if not federation.defences.undefended:
+        raise BadInput(
+            "a vertical federation has no updates that sanitisers or aggregators could change; use sanitiser: none and "
+            "aggregator: mean"
+        )
+    if federation.together > 1:
+        raise BadInput("threat.sees: sums of updates are for horizontal federations; leave it at updates")
+    if federation.canaries is not None:
+        raise BadInput("an audit of ε needs updates of a horizontal federation; use fedsgd, fedavg or fedprox")
+    if federation.drawn.records is not None:
+        raise BadInput("threat.records and client_property are for horizontal federations; leave them out")
+    if federation.reveal_labels:
+        raise BadInput(
+            "in a vertical federation the server has the labels, and a party doesn't: leave threat.knows_labels out"
+        )
+    if info.tokens is not None or info.num_classes is None:
+        raise BadInput("a vertical federation trains a classifier of images or tables here; use other data")
+    if has_batch_norm(federation.model) and info.batch_norm == "train":
+        raise BadInput("BatchNorm is in evaluation mode in a vertical federation; set model.batch_norm: eval")
+    if spec.batch_size > held:
+        raise BadInput(f"batch_size is {spec.batch_size}, and the parties hold {held} examples; lower it")
+    if spec.vertical is not None and spec.vertical.protocol == "split":
+        numbers = 2 * spec.rounds * spec.clients * spec.batch_size * (spec.vertical.embedding or info.outputs)
+    else:
+        numbers = (spec.rounds + 1) * sum(p.numel() for p in federation.model.parameters())
+    check_memory(4 * numbers, f"its transcript ({spec.rounds:,} rounds)")

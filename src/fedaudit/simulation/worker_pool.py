@@ -1,0 +1,114 @@
+"""Runs a round's client steps, in this process or in worker processes: the bits are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from fedaudit.simulation.checkpoint import State
+from fedaudit.simulation.client import Client
+from fedaudit.transcript.history import History
+from fedaudit.transcript.update import Update
+from fedaudit.utils.errors import FedAuditError
+from fedaudit.utils.machine import one_thread
+from fedaudit.utils.processes import WorkerDied, run_tasks
+
+
+def run_round(
+    clients: Sequence[Client],
+    model: nn.Module,
+    index: int,
+    weights: dict[str, Tensor],
+    history: History,
+    report: Callable[[int], None],
+    *,
+    own_weights: Mapping[int, dict[str, Tensor]] | None = None,
+    workers: int = 1,
+) -> list[tuple[Update, Tensor]]:
+    """Return what each client sends in a round, as it arrives, and the rows of the examples it was made from.
+
+    Args:
+        clients: that were chosen.
+        model: the architecture; its weights are undefined afterwards.
+        index: of the round.
+        weights: of the round.
+        history: is told what it cost.
+        report: called with the clients of this round that are done.
+        own_weights: client to what it is sent in place of ``weights``.
+        workers: processes for the honest clients; 1 means this one. Malicious clients collude, so they run here, one
+            after the other.
+
+    Raises:
+        FedAuditError: a client's worker process died twice.
+    """
+    received = [(own_weights or {}).get(client.number, weights) for client in clients]
+    if workers > 1:
+        return _apart(clients, model, index, received, history, report, workers)
+    return _here(clients, model, index, received, history, report)
+
+
+def _here(
+    clients: Sequence[Client],
+    model: nn.Module,
+    index: int,
+    received: Sequence[dict[str, Tensor]],
+    history: History,
+    report: Callable[[int], None],
+) -> list[tuple[Update, Tensor]]:
+    steps: list[tuple[Update, Tensor]] = []
+    for client, weights in zip(clients, received, strict=True):
+        steps.append(_step(client, model, index, weights, history))
+        report(len(steps))
+    return steps
+
+
+def _apart(
+    clients: Sequence[Client],
+    model: nn.Module,
+    index: int,
+    received: Sequence[dict[str, Tensor]],
+    history: History,
+    report: Callable[[int], None],
+    workers: int,
+) -> list[tuple[Update, Tensor]]:
+    each = list(zip(clients, received, strict=True))
+    honest = [client for client in clients if client.behaviour is None]
+    done: dict[int, tuple[tuple[Update, Tensor], History]] = {}
+    tasks = [(client, model, index, weights) for client, weights in each if client.behaviour is None]
+    results = run_tasks(_work, tasks, workers=workers)
+    for client, weights in each:
+        if client.behaviour is not None:
+            own = History()
+            done[client.number] = _step(client, model, index, weights, own), own
+            report(len(done))
+    for row, result in results:
+        if isinstance(result, WorkerDied):
+            raise FedAuditError(
+                f"in the simulation: {result}, perhaps for want of memory: run again with fewer --workers"
+            )
+        if isinstance(result, BaseException):
+            raise result
+        step, state, own = result
+        honest[row].load_state_dict(state)
+        done[honest[row].number] = step, own
+        report(len(done))
+    for client in clients:
+        history.add(done[client.number][1])
+    return [done[client.number][0] for client in clients]
+
+
+def _step(
+    client: Client, model: nn.Module, index: int, weights: dict[str, Tensor], history: History
+) -> tuple[Update, Tensor]:
+    model.load_state_dict(weights)
+    return client.run_round(model, index, weights, history)
+
+
+def _work(task: tuple[Client, nn.Module, int, dict[str, Tensor]]) -> tuple[tuple[Update, Tensor], State, History]:
+    """Run in a worker: one client step, the state of the client after it, and what it cost."""
+    history = History()
+    client = task[0]
+    with one_thread():
+        step = _step(*task, history)
+    return step, client.state_dict(), history

@@ -1,0 +1,1 @@
+"""What everybody in a federation knows: the task, and how clients train."""

@@ -1,0 +1,214 @@
+"""What everybody in the federation knows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+
+from fedaudit.modalities import EXAMPLE_KINDS, ExampleKind, TokenInfo, example_kind, register
+from fedaudit.modalities.columns import Column, check_columns
+from fedaudit.task.training import BCE, LOSSES
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.validation import LARGEST, SMALLEST
+
+# Beyond these a number in a file is an error or an attack on this machine's memory.
+_LARGEST_INPUT = 100_000_000
+
+
+_MOST_CLASSES = 1_000_000
+
+
+_WIDEST = 65_536
+
+
+@dataclass(frozen=True)
+class Front:
+    """Layers that a malicious server put before the agreed network (:mod:`fedaudit.models.front`).
+
+    Attributes:
+        kind: by which attack.
+        units: of its fully connected layer.
+        limit: the most that a unit passes on, which it reaches at the end of its bin; None: it has none.
+        sets: of convolution kernels before that layer, one a client, each of as many as the image has channels; 0: the
+            inputs go into it as they are.
+
+    Raises:
+        BadInput: a number can't be used.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
+
+    kind: Literal["imprint", "loki"]
+    units: int
+    limit: float | None = None
+    sets: int = 0
+
+    def __post_init__(self) -> None:
+        limited = self.limit is None or (math.isfinite(self.limit) and self.limit > 0)
+        if not 2 <= self.units <= _WIDEST or not limited:
+            raise BadInput(
+                f"a front of {self.units} units, limit {self.limit}; it must have 2 to {_WIDEST:,}, and a limit above 0"
+            )
+        if not 0 <= self.sets <= _WIDEST:
+            raise BadInput(f"a front of {self.sets} sets of kernels; it must have 0 to {_WIDEST:,}")
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """What everybody in the federation knows beforehand: architecture, loss, preprocessing, classes.
+
+    Attributes:
+        model: registered name of the architecture, or ``custom`` for a user's own module.
+        width: the architecture's width, or None for its own default.
+        batch_norm: ``eval`` or ``train``: how clients run BatchNorm in local training.
+        loss: registered name of the loss, or ``custom``.
+        kind: of the examples: ``image``, ``table``, or another of :data:`fedaudit.modalities.EXAMPLE_KINDS`.
+        input_shape: of one example, (C, H, W), (d,), or what the kind says.
+        num_classes: None for regression.
+        mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
+        dropout: whether clients train with the model's dropout on, if it has any.
+        label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``.
+        spare_outputs: of the model, beyond one a class: for labels that no example of the data set has.
+        columns: of a table, their names, types and categories; none where they aren't known.
+        tokens: of text, its vocabulary and task; None for other examples.
+        front: what a malicious server put before the network; None: nothing.
+
+    Raises:
+        BadInput: these don't fit together, or there is no such kind.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
+
+    model: str
+    width: int | None
+    batch_norm: Literal["eval", "train"]
+    loss: str
+    kind: str
+    input_shape: tuple[int, ...]
+    num_classes: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    dropout: bool = True
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    spare_outputs: int = 0
+    columns: tuple[Column, ...] = ()
+    tokens: TokenInfo | None = None
+    front: Front | None = None
+
+    def __post_init__(self) -> None:
+        self._check_loss_options()
+        if self.front is not None and self.example_kind.discrete:
+            raise BadInput(f"a front is for real values, not for {self.example_kind.described}")
+        if self.front is not None and self.front.sets and len(self.input_shape) != 3:
+            raise BadInput(f"a front with kernels is for images, not for {self.example_kind.described}")
+        check_columns(self.columns, self.input_shape, "the task")
+        shape, kind = self.input_shape, self.example_kind
+        if not kind.fits(shape) or math.prod(shape) > _LARGEST_INPUT:
+            wanted = f"({', '.join(kind.axes)}{',' * (len(kind.axes) == 1)})"
+            raise BadInput(
+                f"input_shape is {shape}; {self.kind} data have {wanted}, with up to {_LARGEST_INPUT:,} values"
+            )
+        self._check_tokens()
+        if self.num_classes is not None and not 2 <= self.num_classes <= _MOST_CLASSES:
+            raise BadInput(
+                f"num_classes is {self.num_classes}; it must be 2 to {_MOST_CLASSES:,}, or none for regression"
+            )
+        if self.width is not None and not 1 <= self.width <= _WIDEST:
+            raise BadInput(f"width is {self.width}; it must be 1 to {_WIDEST:,}")
+        if self.loss in LOSSES and (self.loss == "mse") != (self.num_classes is None):
+            task = "real values (regression)" if self.num_classes is None else f"{self.num_classes} classes"
+            fits = "mse" if self.num_classes is None else "cross-entropy"
+            if self.loss == BCE:
+                fits += f", or for the classes 0 and 1 Dataset.from_tensors(…, classes=True) and {BCE}"
+            raise BadInput(f"the loss '{self.loss}' doesn't fit targets that are {task}; use {fits}")
+        if self.loss == BCE and self.num_classes != 2:
+            raise BadInput(f"the loss '{BCE}' is for the two classes 0 and 1, not for {self.num_classes} classes")
+        channels = kind.channels(shape)
+        if len(self.mean) != channels or len(self.std) != channels:
+            raise BadInput(f"mean has {len(self.mean)} values and std {len(self.std)}; both must have {channels}")
+        if not all(abs(value) <= LARGEST for value in (*self.mean, *self.std)) or min(self.std) < SMALLEST:
+            raise BadInput(
+                f"mean {self.mean} and std {self.std} must be finite, and every std above 0 (from {SMALLEST:g} to "
+                f"{LARGEST:g})"
+            )
+
+    def _check_tokens(self) -> None:
+        if self.example_kind.discrete != (self.tokens is not None):
+            raise BadInput(f"a vocabulary belongs to {self.kind} data" if self.tokens else "tokens need a vocabulary")
+        if self.causal and (self.num_classes != self._vocabulary or self.spare_outputs or self.loss == BCE):
+            raise BadInput(
+                "a causal task has a class for each token of the vocabulary, and cross-entropy as its loss: set "
+                "spare_outputs to 0, and model.loss to auto"
+            )
+
+    @property
+    def causal(self) -> bool:
+        """Whether the model predicts at every position the token that follows."""
+        return self.tokens is not None and self.tokens.causal
+
+    @property
+    def _vocabulary(self) -> int | None:
+        return self.tokens.vocabulary if self.tokens else None
+
+    def _check_loss_options(self) -> None:
+        if not (math.isfinite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):
+            raise BadInput(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1]")
+        weights = self.class_weights
+        if self.spare_outputs and (self.loss == BCE or self.num_classes is None or weights is not None):
+            raise BadInput("spare_outputs are for cross-entropy over classes, without class_weights; set it to 0")
+        if weights is not None and (
+            len(weights) != self.num_classes or not all(math.isfinite(w) and w >= 0 for w in weights)
+        ):
+            raise BadInput(f"class_weights has {len(weights)} values; it must have one from 0 for each class")
+        if (self.label_smoothing or weights is not None) and self.loss not in ("cross-entropy", "custom"):
+            raise BadInput(f"label_smoothing and class_weights belong to cross-entropy, not to the loss '{self.loss}'")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let the kind, perhaps a user's own, travel with its name: worker processes don't know of it."""
+        return _received, (self.example_kind, tuple(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def example_kind(self) -> ExampleKind:
+        """The kind of the examples."""
+        return example_kind(self.kind)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the model: one per class, and spare ones; one for regression, or with binary cross-entropy."""
+        return 1 if self.loss == BCE or self.num_classes is None else self.num_classes + self.spare_outputs
+
+    def blank(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return examples (count, ...) of zeros as the model sees them, and targets for them, of class 0 (or 0.0)."""
+        inputs = self.normalise(torch.zeros((count, *self.input_shape), dtype=self.example_kind.dtype))
+        if self.num_classes is None:
+            return inputs, torch.zeros(count, 1)
+        return inputs, torch.zeros((count, *self.input_shape) if self.causal else count, dtype=torch.int64)
+
+    def normalise(self, inputs: Tensor) -> Tensor:
+        """Turn examples (n, ...), as they stand in a data set, into what the model sees."""
+        return self.example_kind.normalise(inputs, self.mean, self.std)
+
+    def denormalise(self, inputs: Tensor) -> Tensor:
+        """Undo :meth:`normalise`."""
+        return self.example_kind.denormalise(inputs, self.mean, self.std)
+
+    def pixel_range(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normalised values of the kind's bounds (black and white), broadcastable to (n, ...) ``like``.
+
+        They are infinite for a kind without bounds.
+        """
+        low, high = self.example_kind.bounds or (-math.inf, math.inf)
+        return self.normalise(torch.full_like(like[:1], low)), self.normalise(torch.full_like(like[:1], high))
+
+
+def _received(kind: ExampleKind, values: tuple[Any, ...]) -> TaskInfo:
+    """Return the task info that was sent to this process, where the kind may be new."""
+    if kind.name not in EXAMPLE_KINDS:
+        register(kind)
+    return TaskInfo(*values)

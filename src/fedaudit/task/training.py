@@ -1,0 +1,259 @@
+"""How clients train: the loss that they minimise, the optimiser and its settings, and what of it isn't modelled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor, nn
+
+from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.validation import LARGEST
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+BCE = "bce-with-logits"  # of a model with one logit, for two classes
+
+
+def bce_with_logits(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean binary cross-entropy of logits (n, 1) for the classes 0 and 1, int64 (n,)."""
+    return nn.functional.binary_cross_entropy_with_logits(outputs, targets.view(-1, 1).to(outputs.dtype))
+
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": nn.functional.cross_entropy,
+    BCE: bce_with_logits,
+    "mse": nn.functional.mse_loss,
+}
+
+
+def loss_name(loss: Loss) -> str:
+    """Return the name of a user's own loss: that of the binary cross-entropy where it is that, else ``custom``.
+
+    Raises:
+        BadInput: it is that with weights, or isn't the mean.
+    """
+    if loss is nn.functional.binary_cross_entropy_with_logits:
+        return BCE
+    if not isinstance(loss, nn.BCEWithLogitsLoss):
+        return "custom"
+    if loss.weight is not None or loss.pos_weight is not None or loss.reduction != "mean":
+        raise BadInput(
+            "BCEWithLogitsLoss is taken without weight and pos_weight, as the mean; for a weighted loss give the model "
+            "two outputs, and nn.CrossEntropyLoss(weight=…)"
+        )
+    return BCE
+
+
+def class_logits(outputs: Tensor) -> Tensor:
+    """Return a classifier's outputs as one logit a class: of a single one z, the two logits 0 and z.
+
+    Args:
+        outputs: (n, classes), or (n, 1), the logit of class 1 against class 0.
+
+    Returns:
+        (n, classes), whose softmax is the probability of each class.
+    """
+    return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if outputs.shape[1] == 1 else outputs
+
+
+def loss_function(name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Loss:
+    """Return the loss (mean over the batch) that ``name`` stands for, with the options of cross-entropy.
+
+    Raises:
+        BadInput: no such loss.
+    """
+    if name not in LOSSES:
+        raise BadInput(unknown_name("loss", name, LOSSES))
+    if label_smoothing == 0 and class_weights is None:
+        return LOSSES[name]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        weight = None if class_weights is None else outputs.new_tensor(class_weights)
+        return nn.functional.cross_entropy(outputs, targets, weight=weight, label_smoothing=label_smoothing)
+
+    return loss
+
+
+Optimiser = Literal["sgd", "adam", "adamw", "other"]
+Precision = Literal["float32", "bfloat16", "float16"]
+
+# What a recording of real training can tell that nothing here models: name -> in words, for notes and reports.
+UNMODELLED = {
+    "optimiser": "clients train by another optimiser than SGD, Adam and AdamW",
+    "optimiser-state": "the optimiser kept its state (momentum, moments) from an earlier round",
+    "optimiser-settings": "the optimiser's settings changed within an update in a way that isn't recorded",
+    "gradients-changed": "gradients were changed between backward pass and step, by more than clipping",
+    "several-inputs": "the model takes several inputs, and only one tensor a pass is recorded",
+    "several-losses": "a step's gradient comes from several losses or models",
+    "loss": "clients minimise a loss that isn't one of fedaudit's",
+    "nothing-seen": "no training step was seen: the model may be trained in another thread or process",
+}
+
+
+class Pass(NamedTuple):
+    """One forward and backward pass of a step that accumulates gradients: its examples, and the weight of its loss."""
+
+    examples: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that the optimiser treats otherwise than the rest.
+
+    Attributes:
+        parameters: their names.
+        learning_rate: as a multiple of the rest's; 0 where they aren't trained.
+        momentum, weight_decay: instead of the rest's.
+
+    Raises:
+        BadInput: a number that no training has.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
+
+    parameters: tuple[str, ...]
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0 and (name != "momentum" or value < 1)):
+                raise BadInput(f"a parameter group's {name} is {value}; it must be 0 or more")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How the client trained: part of the federation's plan, so known to the server that wrote the plan.
+
+    Attributes:
+        learning_rate, local_steps, momentum, weight_decay, proximal_mu: of local training; the rate is the first
+            step's.
+        batch_sizes: examples in each local step.
+        data_size: distinct examples that the client holds, which FedAvg's server weighs by; None if not told.
+        optimiser: ``sgd``, ``adam``, ``adamw``, or ``other`` (then ``unmodelled`` says so).
+        nesterov, dampening: of SGD's momentum, as in ``torch.optim.SGD``.
+        betas, epsilon, amsgrad: of Adam and AdamW, as in ``torch.optim.Adam``.
+        learning_rates: of each step, where it changes; empty where it doesn't.
+        groups: parameters that are treated otherwise.
+        passes: of each step, the passes whose gradients were accumulated; empty where every step has one pass, of
+            weight 1.
+        clip_norm, clip_value: each step's gradient is clipped to this norm, or each element to this size (``torch.nn.
+            utils.clip_grad_norm_``, ``clip_grad_value_``); None: it isn't.
+        precision: of the forward pass (autocast).
+        unmodelled: keys of :data:`UNMODELLED`: what else happened that nothing here models.
+
+    Raises:
+        BadInput: a number that no training has.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
+
+    learning_rate: float
+    local_steps: int
+    batch_sizes: tuple[int, ...]
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+    data_size: int | None = None
+    optimiser: Optimiser = "sgd"
+    nesterov: bool = False
+    dampening: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    amsgrad: bool = False
+    learning_rates: tuple[float, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
+    passes: tuple[tuple[Pass, ...], ...] = ()
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    precision: Precision = "float32"
+    unmodelled: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.batch_sizes) != self.local_steps:
+            raise BadInput(f"an update of {self.local_steps} local steps lists {len(self.batch_sizes)} batch sizes")
+        if self.local_steps < 1 or min(self.batch_sizes) < 1:
+            raise BadInput("an update needs one local step or more, each on a batch of one example or more")
+        if self.data_size is not None and self.data_size < max(self.batch_sizes):
+            raise BadInput(f"an update lists a batch of {max(self.batch_sizes)}, but {self.data_size} examples in all")
+        if not 0 < self.learning_rate <= LARGEST:
+            raise BadInput(
+                f"an update's learning rate is {self.learning_rate}; it must be above 0, and {LARGEST:g} at most"
+            )
+        for name in ("momentum", "weight_decay", "proximal_mu"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0 and (name != "momentum" or value < 1)):
+                raise BadInput(
+                    f"an update's {name} is {value}; it must be 0 or more" + ", below 1" * (name == "momentum")
+                )
+        self._check_optimiser()
+
+    def _check_optimiser(self) -> None:
+        shares = (*self.betas, self.dampening)
+        if not all(math.isfinite(share) and 0 <= share <= 1 for share in shares) or max(self.betas) == 1:
+            raise BadInput(f"an update's betas {self.betas} and dampening {self.dampening} must lie in [0, 1)")
+        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise BadInput(f"an update's epsilon is {self.epsilon}; it must be 0 or more")
+        if any(not math.isfinite(rate) or rate < 0 for rate in self.learning_rates):
+            raise BadInput("one of an update's learning rates isn't a number from 0")
+        for name in ("learning_rates", "passes"):
+            given = getattr(self, name)
+            if given and len(given) != self.local_steps:
+                raise BadInput(f"an update of {self.local_steps} local steps lists {len(given)} {name}")
+        sizes = tuple(sum(p.examples for p in step) for step in self.passes)
+        if self.passes and (sizes != self.batch_sizes or min(p.examples for s in self.passes for p in s) < 1):
+            raise BadInput(f"an update's passes have {sizes} examples, its batches {self.batch_sizes}")
+        if any(not math.isfinite(p.weight) for step in self.passes for p in step):
+            raise BadInput("a pass of an update has a weight that isn't a number")
+        for name in ("clip_norm", "clip_value"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise BadInput(f"an update's {name} is {value}; it must be above 0")
+        if unknown := set(self.unmodelled) - set(UNMODELLED):
+            raise BadInput(f"an update says '{min(unknown)}', which this fedaudit doesn't know")
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of every step."""
+        return self.learning_rates or (self.learning_rate,) * self.local_steps
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether it is what simulated clients do: SGD in one precision, at one rate, all parameters alike."""
+        plain = TrainingConfig(
+            self.learning_rate,
+            self.local_steps,
+            self.batch_sizes,
+            self.momentum,
+            self.weight_decay,
+            self.proximal_mu,
+            self.data_size,
+        )
+        return self == plain
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """How clients train, which the server itself has laid down.
+
+    Attributes:
+        sends_gradient: the gradient of one batch; otherwise what local training changed.
+        one_step: of local training.
+        learning_rate: of the clients' SGD, or where they send gradients the server's step.
+        batch_size: of a gradient or a local step.
+        clients: who take part in a round, at most.
+    """
+
+    sends_gradient: bool
+    one_step: bool
+    learning_rate: float
+    batch_size: int
+    clients: int

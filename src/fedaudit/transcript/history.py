@@ -1,0 +1,123 @@
+"""How a federation went: what its rounds brought in accuracy, and cost in bytes, seconds and privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.data.dataset import Split
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import class_logits
+
+
+@dataclass
+class History:
+    """Filled by the simulator while it runs.
+
+    Attributes:
+        every: accuracy is measured every so many rounds and after the last; None: never.
+        examples: of the held-out split, at most.
+        measured_on: so many there were.
+        rounds: finished rounds at each measurement.
+        accuracy: share of held-out examples classified correctly, at each.
+        per_client: at each, every client's accuracy on held-out examples, weighted as its own classes are.
+        bytes: of each update as it was sent, statistics included.
+        parameters: elements of each update that were sent: those of the tensors sent, without a sparse update's zeros.
+        training_seconds: of all local training.
+        sanitising_seconds: of all sanitisers.
+        epsilon: after each round, where there is differential privacy (Rényi).
+        epsilon_of_clients: after each round, of the clients that sent least, median and most often.
+        epsilon_pld: after the last, by the privacy loss distribution.
+        stopped: after how many rounds the budget ended the federation, if it did.
+        why: it did.
+        sent: of each round, which clients sent an update.
+        rejected: of each round, whose of them the server left out.
+        at_end: whether accuracy is measured after the last round even where ``every`` is None.
+    """
+
+    every: int | None = None
+    examples: int = 1000
+    measured_on: int = 0
+    rounds: list[int] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    per_client: list[list[float]] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
+    training_seconds: float = 0.0
+    sanitising_seconds: float = 0.0
+    epsilon: list[float] = field(default_factory=list)
+    epsilon_of_clients: list[list[float]] = field(default_factory=list)
+    epsilon_pld: float | None = None
+    stopped: int | None = None
+    why: str | None = None
+    sent: list[list[int]] = field(default_factory=list)
+    rejected: list[list[int]] = field(default_factory=list)
+    at_end: bool = False
+
+    def add(self, step: History) -> None:
+        """Add what one client's round cost, which a history of its own recorded."""
+        self.bytes += step.bytes
+        self.parameters += step.parameters
+        self.training_seconds += step.training_seconds
+        self.sanitising_seconds += step.sanitising_seconds
+
+    def accepted(self, clients: range) -> list[float | None]:
+        """Return, for each round, the share of the updates of ``clients`` that were taken; None: they sent none."""
+        accepted: list[float | None] = []
+        for sent, rejected in zip(self.sent, self.rejected, strict=True):
+            own = [client for client in sent if client in clients]
+            accepted.append(sum(c not in rejected for c in own) / len(own) if own else None)
+        return accepted
+
+    def measure(
+        self,
+        model: nn.Module,
+        task_info: TaskInfo,
+        held_out: Split,
+        client_data: Sequence[Split],
+        finished: int,
+        last: bool,
+    ) -> None:
+        """Measure the model's accuracy if it is time; its mode and buffers stay as they were.
+
+        Args:
+            model: global.
+            task_info: its preprocessing.
+            held_out: examples that no client holds.
+            client_data: what each client holds; only its classes count.
+            finished: rounds.
+            last: no more rounds follow.
+        """
+        due = finished % self.every == 0 or last if self.every else last and self.at_end
+        if task_info.num_classes is None or not due:
+            return
+        self.measured_on = min(self.examples, len(held_out))
+        right = _right(model, task_info, held_out[torch.arange(self.measured_on)])
+        total = right.sum(dim=0)
+        by_class = right[1] / total.clamp(min=1)
+        self.rounds.append(finished)
+        self.accuracy.append(float(right[1].sum() / total.sum()))
+        per_client = []
+        for data in client_data:
+            held = torch.bincount(data.targets[data.targets >= 0], minlength=task_info.num_classes).double()
+            held *= total > 0
+            per_client.append(float((by_class * held).sum() / held.sum().clamp(min=1)))
+        self.per_client.append(per_client)
+
+
+def _right(model: nn.Module, task_info: TaskInfo, data: Split) -> Tensor:
+    """Return (2, classes) counts of wrong and right answers."""
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    counts = torch.zeros(2, task_info.num_classes or 1, dtype=torch.float64)
+    with torch.no_grad():
+        for inputs, targets in zip(data.inputs.split(250), data.targets.split(250), strict=True):
+            hit = class_logits(model(task_info.normalise(inputs))).argmax(dim=1) == targets
+            hit, targets = hit[targets >= 0], targets[targets >= 0]  # of a sequence, what isn't asked for is left out
+            counts.index_put_((hit.long(), targets), torch.ones(len(targets), dtype=torch.float64), accumulate=True)
+    for part, mode in modes.items():
+        part.training = mode
+    return counts

@@ -1,0 +1,195 @@
+"""Observations: what an adversary sees of a transcript, and so what an attack receives."""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedaudit.epsilon.canaries import Canaries
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import Loss
+from fedaudit.transcript.queries import Records
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.update import Update, UpdateKind
+from fedaudit.transcript.vertical import VerticalRecord
+from fedaudit.utils.errors import NotApplicable
+
+
+@dataclass(frozen=True)
+class Message:
+    """One exchange between the server and a client: the weights sent, and the update that came back.
+
+    Attributes:
+        round: from 0.
+        client: who sent the update; of a sum, the first.
+        weights: that it was sent; of a sum, the global ones.
+        update: what came back.
+        own_weights: of a sum, client to what it was sent where that isn't ``weights``.
+    """
+
+    round: int
+    client: int
+    weights: dict[str, Tensor]
+    update: Update
+    own_weights: dict[int, dict[str, Tensor]] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Message(round {self.round}, {self.update!r})"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A transcript cut down to what a threat model permits: the only thing that an attack ever receives.
+
+    Attributes:
+        federation: name of the federation.
+        threat: whose view this is.
+        task_info: what everybody knows.
+        module: the architecture; load a message's weights before use.
+        loss: that clients minimise, mean over a batch.
+        update_kind: ``gradient`` or ``weights``: what clients send.
+        weights: the global weights of every round, which every participant sees.
+        messages: the exchanges that this adversary can read, in order.
+        adversary_log: what malicious clients recorded, where the adversary is such a client; empty otherwise.
+        records: the examples that the adversary holds, if any; whose they are isn't in them.
+        canaries: what it reads of an audit's canaries, if there are any; which were in isn't told.
+        vertical: of a vertical federation, what this adversary sees of it; there are no messages then.
+    """
+
+    federation: str
+    threat: ThreatModel
+    task_info: TaskInfo
+    module: nn.Module
+    loss: Loss
+    update_kind: UpdateKind
+    weights: tuple[dict[str, Tensor], ...]
+    messages: tuple[Message, ...]
+    adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    records: Records | None = None
+    canaries: Canaries | None = None
+    vertical: VerticalRecord | None = None
+
+    def __repr__(self) -> str:
+        seen = f"{len(self.messages)} messages ({self.update_kind}), global weights of {len(self.weights)} rounds"
+        return f"Observation({reprlib.repr(self.federation)}, {self.threat.adversary}: {seen})"
+
+    def single(self) -> Message:
+        """Return the only message, for attacks on one update at a time.
+
+        Raises:
+            NotApplicable: the adversary sees no update, or several.
+        """
+        self.need_messages()
+        if len(self.messages) > 1:
+            raise NotApplicable(
+                f"this attack is for one update at a time and was given {len(self.messages)}; use Observation.split()"
+            )
+        return self.messages[0]
+
+    def need_messages(self) -> None:
+        """Raise where the adversary sees no update.
+
+        Raises:
+            NotApplicable: it doesn't.
+        """
+        if self.vertical is not None:
+            raise NotApplicable(
+                "this federation is vertical: parties send embeddings of their features, and no updates; use an attack "
+                "on vertical federations (cafe, direct-labels, norm-scoring, direction-scoring)"
+            )
+        if not self.messages:
+            raise NotApplicable(
+                f"the adversary sees no update ({self.threat.summary}); choose the adversary 'server' or 'eavesdropper'"
+            )
+
+    def need_client(self, attack: str) -> None:
+        """Raise where the adversary isn't a client, who alone can run ``attack``.
+
+        Raises:
+            NotApplicable: it isn't.
+        """
+        if self.threat.adversary != "client":
+            raise NotApplicable(
+                f"{attack} is run by a client, and this adversary is the {self.threat.adversary}; "
+                "set threat.adversary=client"
+            )
+
+    def split(self, scope: str = "update") -> list[Observation]:
+        """Return what single runs of an attack receive: an observation an update, one a client, or this one.
+
+        Each has the global weights of the rounds of its own messages only. Where there are no messages, the list of
+        updates or clients is empty.
+        """
+        if scope == "federation":
+            return [self]
+        groups: dict[Any, list[Message]] = {}
+        for i, message in enumerate(self.messages):
+            groups.setdefault(message.client if scope == "client" else i, []).append(message)
+        order = sorted(groups)
+        return [
+            dataclasses.replace(self, weights=tuple(m.weights for m in groups[key]), messages=tuple(groups[key]))
+            for key in order
+        ]
+
+
+def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
+    """Return what the adversary of ``threat`` sees of ``transcript``.
+
+    Labels are in the observation only where the threat model grants them *and* they travelled with the transcript.
+
+    Raises:
+        BadInput: the transcript contradicts itself, or isn't one of its model.
+    """
+    transcript.check()
+    messages = []
+    for record in transcript.rounds:
+        for update in record.updates:
+            seen = dataclasses.replace(
+                update,
+                training=update.training if threat.knows_training else None,
+                labels=update.labels if threat.knows_labels else None,
+            )
+            sent = record.weights if update.members else record.sent_to(update.client)
+            own = {client: record.own_weights[client] for client in update.members if client in record.own_weights}
+            messages.append(Message(record.index, update.client, sent, seen, own))
+    if threat.adversary == "client":
+        messages = []
+    records = transcript.records if threat.records or threat.client_property else None
+    if records is not None and threat.client_property is None:
+        records = dataclasses.replace(records, public_property=records.public_property[:0])
+    if records is not None and threat.public_examples is None:
+        records = dataclasses.replace(
+            records,
+            public_inputs=records.public_inputs[:0],
+            public_labels=records.public_labels[:0],
+            public_values=records.public_values[:0],
+            public_property=records.public_property[:0],
+        )
+    return Observation(
+        federation=transcript.name,
+        threat=threat,
+        task_info=transcript.task_info,
+        module=transcript.module,
+        loss=transcript.loss,
+        update_kind=transcript.update_kind,
+        weights=tuple(r.weights for r in transcript.rounds),
+        messages=tuple(messages),
+        adversary_log=dict(transcript.adversary_log) if threat.adversary == "client" else {},
+        records=records,
+        canaries=_readable(transcript.canaries, threat),
+        vertical=None if transcript.vertical is None else transcript.vertical.seen_by(threat.adversary),
+    )
+
+
+def _readable(canaries: Canaries | None, threat: ThreatModel) -> Canaries | None:
+    """Return the canaries with what the adversary reads: a client global models, others also updates or their sum."""
+    if canaries is None or (threat.adversary != "client" and threat.together == 1):
+        return canaries
+    seen = ("models", "final") if threat.adversary == "client" else ("sum", "models", "final")
+    own = {name: reading for name, reading in canaries.readings.items() if name in seen}
+    return dataclasses.replace(canaries, readings=own)

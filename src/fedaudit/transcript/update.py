@@ -1,0 +1,99 @@
+"""What one client sends in one round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+from torch import Tensor
+
+from fedaudit.task.training import TrainingConfig
+from fedaudit.utils.errors import BadInput
+
+UpdateKind = Literal["gradient", "weights"]
+
+
+@dataclass(frozen=True)
+class SanitiserInfo:
+    """What everybody knows of the defence that an update went through: it is part of the federation's plan.
+
+    Attributes:
+        name: of the sanitiser.
+        sparse: a zero means that the number wasn't sent.
+        signs: only the sign of each number was sent.
+        noise: standard deviation of the Gaussian noise in each number.
+
+    Raises:
+        BadInput: the noise isn't a number from 0.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where it is read from a file
+
+    name: str
+    sparse: bool = False
+    signs: bool = False
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise) and self.noise >= 0):
+            raise BadInput(f"an update's noise is {self.noise}; it must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Update:
+    """One client's message of one round.
+
+    Attributes:
+        client: who sent it.
+        kind: ``gradient`` (FedSGD: the gradient of the mean loss over the batch) or ``weights``
+            (FedAvg: ΔW = W_T − W).
+        tensors: by parameter name; trainable parameters only, and of these only what was sent.
+        num_examples: over how many examples (with repetition over epochs) the update was made.
+        training: how the client trained; None where the adversary isn't told.
+        buffers: BatchNorm's running statistics after local training, if they changed.
+        labels: (num_examples,) the labels, or (num_examples, 1) targets, in the order of use; only where the threat
+            model grants them.
+        sanitised: the defence that it went through, if any.
+        seconds: that local training took; None where it wasn't recorded.
+        members: where this is the mean of several clients' updates, of which secure aggregation gives the sum only:
+            these clients, of whom ``client`` is the first; empty otherwise.
+
+    Raises:
+        BadInput: the values contradict each other.
+    """
+
+    client: int
+    kind: UpdateKind
+    tensors: dict[str, Tensor]
+    num_examples: int
+    training: TrainingConfig | None
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    labels: Tensor | None = None
+    sanitised: SanitiserInfo | None = None
+    seconds: float | None = None
+    members: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        elements = sum(tensor.numel() for tensor in self.tensors.values())
+        size = f"{elements:,} elements in {len(self.tensors)} tensors"
+        whose = f"{len(self.members)} clients" if self.members else f"client {self.client}"
+        return f"Update({whose}: {self.kind} of {self.num_examples} examples, {size})"
+
+    def __post_init__(self) -> None:
+        if self.client < 0:
+            raise BadInput(f"client {self.client}: clients count from 0")
+        if self.members and (
+            len(self.members) < 2 or self.members[0] != self.client or len(set(self.members)) < len(self.members)
+        ):
+            raise BadInput(f"client {self.client}: a sum over the clients {list(self.members)}; it is of two or more")
+        if self.num_examples < 1:
+            raise BadInput(f"client {self.client}: an update over {self.num_examples} examples")
+        if self.training is not None and sum(self.training.batch_sizes) != self.num_examples:
+            sizes = f"{sum(self.training.batch_sizes)} examples in its batches"
+            raise BadInput(f"client {self.client}: an update over {self.num_examples} examples, but {sizes}")
+        if self.training is not None and self.kind == "gradient" and self.training.local_steps != 1:
+            raise BadInput(f"client {self.client}: a gradient over {self.training.local_steps} local steps; it has one")
+        if self.labels is not None and len(self.labels) != self.num_examples:
+            raise BadInput(f"client {self.client}: {len(self.labels)} labels for {self.num_examples} examples")

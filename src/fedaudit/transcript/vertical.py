@@ -1,0 +1,205 @@
+"""What travels in a vertical federation, what each side sees of it, and how it lies on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedaudit.models import VerticalModel, build_vertical
+from fedaudit.scenario.vertical import VerticalSpec
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.rounds import check_labels, check_tensors
+from fedaudit.utils.errors import CorruptTranscript
+from fedaudit.utils.finite import all_finite
+
+VERTICAL = "vertical.safetensors"
+_WEIGHTS, _UPDATES, _SERVER = "weights/", "updates/", "server."
+_TOGETHER = ("batches", "labels", "embeddings", "gradients")
+
+
+@dataclass(frozen=True)
+class VerticalRecord:
+    """The rounds of a vertical federation, or what one side sees of them.
+
+    T rounds, batches of K out of N aligned examples, P parties, embeddings of E numbers.
+
+    Attributes:
+        spec: how features, model and messages are split.
+        parties: P.
+        examples: N, which all parties hold parts of.
+        learning_rate: of SGD, everybody's.
+        weights: by name, before the first round; in full, or those that this side has.
+        batches: (T, K) int64, which examples were in each round's batch, from 0: both sides need it.
+        labels: (N,) that the server holds; None where this side isn't the server.
+        embeddings: (T, P, K, E) that went up; of one party (T, 1, K, E); empty where none travelled.
+        gradients: as ``embeddings``, of the batch's mean loss with respect to them, that came down.
+        updates: by parameter name (T, ...), the gradient of each round's mean loss; empty where the server isn't shown.
+        party: whose view this is; None: the server's, or the whole.
+    """
+
+    spec: VerticalSpec
+    parties: int
+    examples: int
+    learning_rate: float
+    weights: dict[str, Tensor]
+    batches: Tensor
+    labels: Tensor | None
+    embeddings: Tensor
+    gradients: Tensor
+    updates: dict[str, Tensor] = field(default_factory=dict)
+    party: int | None = None
+
+    def __repr__(self) -> str:
+        shape = f"{len(self.batches)} rounds of {self.batches.shape[1]} of {self.examples} examples"
+        return f"VerticalRecord({self.spec.protocol}, {self.parties} parties, {shape})"
+
+    @property
+    def used(self) -> Tensor:
+        """Return (m,) which examples were in a batch, in ascending order."""
+        return torch.as_tensor(self.batches.unique())
+
+    def seen_by(self, adversary: str) -> VerticalRecord:
+        """Return what the ``server`` sees, an ``eavesdropper``, or the ``client`` that the spec names as observer.
+
+        The server has the labels, its own network and all that goes up and down; where gradients are aggregated also
+        the parties' networks. An eavesdropper has what goes up and down. A party has its own network, embeddings and
+        their gradients.
+        """
+        if adversary == "server":
+            whole = self.spec.protocol == "aggregated-gradients"
+            own = self.weights if whole else {n: t for n, t in self.weights.items() if n.startswith(_SERVER)}
+            return dataclasses.replace(self, weights=own)
+        if adversary == "eavesdropper":
+            return dataclasses.replace(self, labels=None, weights={} if self.embeddings.numel() else self.weights)
+        place = self.spec.observer
+        own = {n: t for n, t in self.weights.items() if n.startswith(f"parties.{place}.")}
+        only = (slice(None), slice(place, place + 1)) if self.embeddings.numel() else ...
+        return dataclasses.replace(
+            self,
+            weights=own,
+            labels=None,
+            embeddings=self.embeddings[only],
+            gradients=self.gradients[only],
+            updates={},
+            party=place,
+        )
+
+    def weights_of(self, index: int) -> dict[str, Tensor]:
+        """Return the weights before round ``index``, which the gradients up to then give: W − rate·Σg."""
+        return {
+            name: value - self.learning_rate * self.updates[name][:index].sum(dim=0) if name in self.updates else value
+            for name, value in self.weights.items()
+        }
+
+    def check(self, module: nn.Module, task_info: TaskInfo, where: str) -> None:
+        """Refuse what contradicts itself or isn't of ``module``; it may have been made in Python, or read from a file.
+
+        Raises:
+            CorruptTranscript: with ``where`` and what is wrong.
+        """
+        if not isinstance(module, VerticalModel) or len(module.parties) != self.parties:
+            raise CorruptTranscript(f"{where}: the model isn't one of {self.parties} parties")
+        check_tensors(self.weights, module.state_dict(), f"{where}, weights")
+        b = self.batches
+        if (
+            b.ndim != 2
+            or b.dtype != torch.int64
+            or not b.numel()
+            or not 0 <= int(b.min()) <= int(b.max()) < self.examples
+        ):
+            raise CorruptTranscript(f"{where}: the batches aren't of its {self.examples} examples")
+        if any(len(row.unique()) < len(row) for row in b):
+            raise CorruptTranscript(f"{where}: a batch holds an example twice")
+        rounds, size = b.shape
+        if self.labels is not None:
+            check_labels(self.labels, task_info, where)
+            if len(self.labels) != self.examples:
+                raise CorruptTranscript(f"{where}: {len(self.labels)} labels of {self.examples} examples")
+        width = self.spec.embedding or task_info.outputs
+        split = self.spec.protocol == "split"
+        expected = (rounds, self.parties, size, width) if split else (0,)
+        for name in ("embeddings", "gradients"):
+            tensor = getattr(self, name)
+            if tuple(tensor.shape) != expected or tensor.dtype != torch.float32:
+                raise CorruptTranscript(f"{where}: {name} of shape {tuple(tensor.shape)}, expected {expected}")
+            if not all_finite([tensor]):
+                raise CorruptTranscript(f"{where}: {name} have NaN or infinite values")
+        wanted = {} if split else dict(module.named_parameters())
+        check_tensors(self.updates, {n: p.detach().expand(rounds, *p.shape) for n, p in wanted.items()}, where)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by the name that they have in :data:`VERTICAL`."""
+        found = {name: getattr(self, name) for name in _TOGETHER if getattr(self, name) is not None}
+        found |= {f"{_WEIGHTS}{name}": value for name, value in self.weights.items()}
+        return found | {f"{_UPDATES}{name}": value for name, value in self.updates.items()}
+
+
+class VerticalEntry(BaseModel):
+    """All of a :class:`VerticalRecord` but its tensors, as it stands in a transcript's index."""
+
+    model_config = ConfigDict(extra="forbid")
+    spec: VerticalSpec
+    parties: Annotated[int, Field(ge=2, le=10_000)]
+    examples: Annotated[int, Field(ge=1, le=10_000_000)]
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+    @classmethod
+    def of(cls, record: VerticalRecord) -> VerticalEntry:
+        """Return the entry of ``record``."""
+        return cls(**{name: getattr(record, name) for name in cls.model_fields})
+
+    def module(self, task_info: TaskInfo) -> VerticalModel:
+        """Return the architecture.
+
+        Raises:
+            BadInput: it can't be made.
+        """
+        return build_vertical(
+            task_info.model,
+            parties=self.parties,
+            features=self.spec.features,
+            top=self.spec.top,
+            embedding=self.spec.embedding or task_info.outputs,
+            input_shape=task_info.input_shape,
+            outputs=task_info.outputs,
+            width=task_info.width,
+        )
+
+    def record(self, tensors: dict[str, Tensor], module: nn.Module, task_info: TaskInfo, path: Path) -> VerticalRecord:
+        """Return the record with ``tensors``, read from ``path``, checked.
+
+        Raises:
+            CorruptTranscript: these are none of a vertical federation, or contradict the entry.
+        """
+        grouped: dict[str, dict[str, Tensor]] = {_WEIGHTS: {}, _UPDATES: {}}
+        known: dict[str, Any] = {}
+        for name, value in tensors.items():
+            prefix = next((p for p in grouped if name.startswith(p)), None)
+            if prefix:
+                grouped[prefix][name.removeprefix(prefix)] = value
+            elif name in _TOGETHER:
+                known[name] = value
+            else:
+                raise CorruptTranscript(f"{path}: '{name[:40]}' is no tensor of a vertical federation")
+        if missing := sorted({*_TOGETHER} - known.keys()):
+            raise CorruptTranscript(f"{path}: '{missing[0]}' is missing")
+        ordered = {name: grouped[_WEIGHTS][name] for name in module.state_dict() if name in grouped[_WEIGHTS]}
+        made = VerticalRecord(
+            self.spec,
+            self.parties,
+            self.examples,
+            self.learning_rate,
+            {**ordered, **grouped[_WEIGHTS]},
+            **known,
+            updates={n: grouped[_UPDATES][n] for n, _ in module.named_parameters() if n in grouped[_UPDATES]},
+        )
+        if len(made.updates) < len(grouped[_UPDATES]):
+            raise CorruptTranscript(f"{path}: a gradient is none of the model's")
+        made.check(module, task_info, str(path))
+        return made

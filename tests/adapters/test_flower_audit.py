@@ -1,0 +1,272 @@
+"""A Flower app audited as it is: recorded with its truth, replayed without error, attacked, reported."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.utils.errors import BadInput
+from tests.adapters.flower_cases import CLIENT, EXAMPLE, OLD_CLIENT, OLD_SERVER, TASK, audited, replaced, write_app
+
+pytest.importorskip("flwr")
+pytestmark = pytest.mark.peers
+
+from fedaudit.adapters.flower import audit_flower  # noqa: E402 (it needs Flower)
+from fedaudit.adapters.flower.audit import _how_long  # noqa: E402
+from fedaudit.adapters.flower.in_process import loaded  # noqa: E402
+
+QUICK: Any = {"attacks": ["labels"], "controls": False, "progress": False}
+
+
+def errors(out):
+    """Return the replay errors of an audit, by round and client."""
+    return {
+        (u["round"], u["client"]): u["error"]
+        for u in json.loads((out / "recording/replay.json").read_text())["updates"]
+    }
+
+
+def test_the_example_is_audited_by_one_call(tmp_path):
+    config = {"final-model": str(tmp_path / "final.pt"), "num-server-rounds": 2}
+    finished = audit_flower(EXAMPLE, nodes=3, config=config, attacked=None, out=tmp_path / "out", **QUICK)
+    assert errors(tmp_path / "out") == {(r, c): 0.0 for r in (0, 1) for c in (0, 1, 2)}
+    (row,) = finished.result.summaries
+    assert (row.attack, row.verdict) == ("labels", "inferred")
+    assert finished.result.model.name == "Net"
+    assert (tmp_path / "out" / "report.html").is_file()
+
+    with loaded(EXAMPLE) as app:
+        net = sys.modules["digits_app.task"].Net()
+        transcript = Transcript.load(tmp_path / "out/recording", net)
+        assert app.name == transcript.name == "digits-app"
+    info = transcript.task_info
+    assert (info.mean, info.std) == ((0.5,), (0.5,)), "estimated from the range of the inputs, -1 to 1"
+    sums = torch.load(tmp_path / "final.pt")
+    last = transcript.rounds[-1]
+    for name in last.updates[0].tensors:
+        mean = torch.stack([u.tensors[name] for u in last.updates]).mean(0)
+        torch.testing.assert_close(sums[name], last.weights[name] + mean, rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_the_same_again(tmp_path):
+    config = {"final-model": str(tmp_path / "final.pt"), "num-server-rounds": 1}
+    for name in "ab":
+        audit_flower(EXAMPLE, nodes=3, config=config, seed=3, out=tmp_path / name, **QUICK)
+    one, other = (sorted((tmp_path / name / "recording").glob("*.safetensors")) for name in "ab")
+    assert [f.name for f in one] == [f.name for f in other]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "rounds", "takes"),
+    [
+        ({"num-server-rounds": 4, "fraction-train": 0.5}, None, "4 min"),  # 5 of 10 nodes, four rounds, 12 s each
+        ({"num-server-rounds": 4}, 1, "2 min"),
+        ({}, None, "2 min a round"),
+    ],
+)
+def test_how_long_an_app_takes_is_told_by_its_first_client(config, rounds, takes):
+    assert f"about {takes}, judging by its first client" in _how_long(12.0, 10, config, rounds)
+
+
+def test_what_is_there_is_kept(tmp_path):
+    app = write_app(tmp_path / "app")
+    audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", **QUICK)
+    before = (tmp_path / "out/recording/index.json").read_bytes()
+    with pytest.raises(BadInput, match=r"is there already: attack it with .* or give --overwrite"):
+        audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", **QUICK)
+    assert (tmp_path / "out/recording/index.json").read_bytes() == before
+    audit_flower(app, nodes=2, rounds=1, out=tmp_path / "out", overwrite=True, **QUICK)
+    assert (tmp_path / "out/recording/index.json").read_bytes() != before
+    (tmp_path / "mine" / "recording").mkdir(parents=True)
+    (tmp_path / "mine" / "recording" / "diary.txt").touch()
+    with pytest.raises(BadInput, match="is there already"):
+        audit_flower(app, nodes=2, rounds=1, out=tmp_path / "mine", overwrite=True, **QUICK)
+    assert (tmp_path / "mine" / "recording" / "diary.txt").exists()
+
+
+def test_a_failing_client_is_left_out(tmp_path, capsys):
+    audit_flower(write_app(tmp_path / "app"), nodes=3, config={"trouble": "1:1"}, out=tmp_path / "out", **QUICK)
+    assert len(errors(tmp_path / "out")) == 2
+    assert "client 1001 failed in round 1: RuntimeError: the disk is full" in capsys.readouterr().err
+
+
+ADAMW = replaced(TASK, "torch.optim.SGD(model.parameters(), lr=rate)", "torch.optim.AdamW(model.parameters(), lr=0.01)")
+DROPOUT = replaced(ADAMW, "nn.Flatten(), ", "nn.Flatten(), nn.Dropout(0.5), ")
+
+
+def test_an_app_written_for_the_older_api(tmp_path):
+    """Its arrays travel without names."""
+    app = write_app(tmp_path / "app", client=OLD_CLIENT, server=OLD_SERVER)
+    audit_flower(app, nodes=2, attacked=None, out=tmp_path / "out", **QUICK)
+    assert errors(tmp_path / "out") == pytest.approx({(r, c): 0.0 for r in (0, 1) for c in (0, 1)}, abs=1e-6)
+
+
+@pytest.mark.parametrize("task", [ADAMW, DROPOUT], ids=["adamw", "dropout"])
+def test_other_training_is_replayed_too(tmp_path, task):
+    audit_flower(write_app(tmp_path / "app", task=task), nodes=2, out=tmp_path / "out", **QUICK)
+    assert errors(tmp_path / "out") == pytest.approx({(0, 0): 0.0, (0, 1): 0.0}, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('    fit(model', '    raise OSError("no camera")\n    fit(model', "no client sent an update: client 100"),
+        ('    fit(model, x, y, context.run_config["nested.rate"])\n', "", "no client's training was seen"),
+        ("ArrayRecord(model.state_dict())", "ArrayRecord({'x': model.state_dict()['1.bias']})", "no update could be"),
+    ],
+)  # fmt: skip
+def test_what_cant_be_audited_is_one_line(tmp_path, old, new, says):
+    app = write_app(tmp_path / "app", client=replaced(CLIENT, old, new))
+    server = app / "tiny_app" / "server.py"
+    server.write_text(
+        server.read_text().replace("RESULT = {}", "RESULT = {}\nFedAvg.aggregate_train = lambda *a: (None, None)")
+    )
+    import flwr.serverapp.strategy
+
+    kept = flwr.serverapp.strategy.FedAvg.aggregate_train
+    try:
+        with pytest.raises(BadInput, match=says) as refused:
+            audit_flower(app, nodes=2, out=tmp_path / "out", **QUICK)
+    finally:
+        flwr.serverapp.strategy.FedAvg.aggregate_train = kept
+    assert "\n" not in str(refused.value)
+
+
+def test_sampled_clients_and_the_recording_at_the_server_agree(tmp_path, monkeypatch):
+    """The strategy at the server and the watched clients record the same, round by round."""
+    monkeypatch.chdir(tmp_path)
+    half = {"fraction_train=config": "min_train_nodes=2, fraction_train=config"}
+    app = audited(tmp_path / "app", server_app=half, client_app={'Guard(on_fail="refuse")': ""})
+    config = {"fraction-train": 0.5, "fraction-evaluate": 0.0, "final-model": "final.pt"}
+    audit_flower(app, nodes=4, config=config, attacked=None, out=tmp_path / "out", **QUICK)
+    with loaded(app):
+        net = sys.modules["digits_app.task"].Net
+        watched = Transcript.load(tmp_path / "out/recording", net())
+        task = {"input_shape": (1, 8, 8), "mean": (0.5,), "std": (0.5,)}
+        at_server = Transcript.load(tmp_path / "recording-1", net(), task=task)
+    assert [len(r.updates) for r in at_server.rounds] == [2, 2, 2]
+    for one, other in zip(watched.rounds, at_server.rounds, strict=True):
+        assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+        for ours, theirs in zip(one.updates, other.updates, strict=True):
+            assert ours.training is not None
+            assert theirs.training is not None
+            assert ours.training.batch_sizes == theirs.training.batch_sizes
+            assert ours.training.learning_rate == theirs.training.learning_rate
+            assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in ours.tensors)
+
+
+def test_from_the_command_line(tmp_path, command):
+    app = write_app(tmp_path / "app")
+    done = command("audit", "--flower", app, "--nodes", "2", "--run-config", "rounds=1 nested.rate=0.25",
+                   "--attack", "labels", "--no-controls", "--fail-above", "label_accuracy=0.1",
+                   "--out", tmp_path / "out")  # fmt: skip
+    assert done.code == 1, done
+    assert (tmp_path / "out/results.json").is_file()
+    entry = json.loads((tmp_path / "out/recording/round-00000.json").read_text())
+    assert entry["messages"][0]["training"]["learning_rate"] == 0.25
+    for wrong, says in (
+        (["--flower", app, "--run-config", "rounds"], "give key=value"),
+        (["--flower", app, "--run-config", "round=1"], "known: rounds"),
+        (["--flower", tmp_path], "no pyproject.toml"),
+        (["--flower", app, "--what-if"], "--what-if: not with --flower"),
+        (["--nodes", "3"], "--nodes needs --flower"),
+    ):
+        done = command("audit", *wrong, "--out", tmp_path / "out3")
+        assert done.code == 2
+        assert says in done.error
+
+
+def test_the_lines_to_add_are_eight():
+    lines = (EXAMPLE / "audit.patch").read_text().splitlines()
+    added = [line[1:] for line in lines if line.startswith("+") and not line.startswith("+++")]
+    assert len(added) <= 8
+    shown = (EXAMPLE.parents[1] / "docs" / "how-to" / "flower.md").read_text()
+    assert all(line.strip() in shown for line in added)
+
+
+DATASETS = """
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+
+class Part:
+    def __init__(self, rows, change=None):
+        self.rows, self.change = rows, change
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        image, label = self.rows[i]
+        return {key: value[0] for key, value in self.change({"img": [image], "label": [label]}).items()}
+
+
+class Parts(dict):
+    def with_transform(self, change):
+        return {name: Part(part.rows, change) for name, part in self.items()}
+
+
+class FederatedDataset:
+    def __init__(self, dataset, partitioners):
+        self.parts = partitioners["train"].num_partitions
+
+    def load_partition(self, i):
+        digits = load_digits()
+        images = [Image.fromarray((p * 15).astype(np.uint8)).convert("RGB").resize((32, 32)) for p in digits.images]
+        return Own(list(zip(images, digits.target.tolist()))[i :: self.parts][:40])
+
+
+class Own(Part):
+    def train_test_split(self, test_size, seed):
+        n = int(len(self.rows) * test_size)
+        return Parts(train=Part(self.rows[n:]), test=Part(self.rows[:n]))
+"""
+
+
+@pytest.mark.slow
+def test_flowers_own_quickstart_is_audited_unchanged(tmp_path, monkeypatch):
+    """The last Flower that had the template of its PyTorch quickstart inside; only its data set is local."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), "flwr==1.24.0"]
+    if subprocess.run(pip, capture_output=True, timeout=120).returncode:
+        pytest.skip("flwr 1.24.0 can't be downloaded")
+    with zipfile.ZipFile(next(tmp_path.glob("flwr-1.24.0*.whl"))) as wheel:
+        wheel.extractall(tmp_path, [name for name in wheel.namelist() if ".pytorch." in name])
+    templates, app = tmp_path / "flwr/cli/new/templates/app", tmp_path / "app"
+    (app / "quickstart").mkdir(parents=True)
+    (app / "quickstart" / "__init__.py").touch()
+    names = {"import_name": "quickstart", "package_name": "quickstart", "project_name": "q", "framework_str": "PyTorch",
+             "username": "me"}  # fmt: skip
+    files = {"client": "quickstart/client_app.py", "server": "quickstart/server_app.py", "task": "quickstart/task.py"}
+    for name, file in files.items():
+        _render(templates / "code" / f"{name}.pytorch.py.tpl", app / file, names)
+    _render(templates / "pyproject.pytorch.toml.tpl", app / "pyproject.toml", names)
+    stub = tmp_path / "stub" / "flwr_datasets"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").write_text(DATASETS)
+    text = (
+        "class IidPartitioner:\n    def __init__(self, num_partitions):\n        self.num_partitions = num_partitions\n"
+    )
+    (stub / "partitioner.py").write_text(text)
+    environment = {"PYTHONPATH": f"{tmp_path / 'stub'}:{Path(__file__).parents[2] / 'src'}", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "fedaudit", "audit", "--flower", str(app), "--nodes", "2", "--run-config",
+             "num-server-rounds=1", "--attack", "labels", "--no-controls", "--out", str(tmp_path / "out")]  # fmt: skip
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert errors(tmp_path / "out") == {(0, 0): 0.0, (0, 1): 0.0}
+    entry = json.loads((tmp_path / "out/recording/round-00000.json").read_text())
+    assert entry["messages"][0]["training"]["optimiser"] == "adam"
+
+
+def _render(template, file, names):
+    file.write_text(re.sub(r"\$(\w+)", lambda m: names[m[1]], template.read_text()))

@@ -1,0 +1,226 @@
+"""A guard lets an update leave unchanged, or stops it and no round; what it finds stays on the site."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedaudit.utils.errors import BadInput
+from tests.adapters.flower_cases import CLIENT, NODES, OLD_CLIENT, OLD_SERVER, TASK, replaced, write_app
+
+pytest.importorskip("flwr")
+pytestmark = pytest.mark.peers
+
+from fedaudit.adapters.flower import Guard  # noqa: E402 (it needs Flower)
+from fedaudit.adapters.flower.guard import REFUSED, STATE  # noqa: E402
+from fedaudit.adapters.flower.in_process import loaded, run_app  # noqa: E402
+
+LABELS: Any = {"attacks": ["labels"], "mean": (0.5,), "std": (0.5,)}
+STRICT: Any = {**LABELS, "fail_on": None, "fail_above": {"label_accuracy": 0.01}}
+
+
+@pytest.fixture
+def logged():
+    """What the guard logs, as it goes."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    handler = Keep()
+    logging.getLogger("flwr.fedaudit").addHandler(handler)
+    yield lines
+    logging.getLogger("flwr.fedaudit").removeHandler(handler)
+
+
+def run(folder, guard, **changed):
+    """Run the tiny app under the guard; return replies by round and node, contexts, and the final model."""
+    replies, contexts = {}, {}
+    drawing = replaced(CLIENT, "    x, y = data(me)\n", "    x, y = data(me)\n    x = x + 0.01 * torch.randn_like(x)\n")
+    client = changed.pop("client", drawing)
+
+    def watch(index, message, context, call):
+        reply = call(message, context) if guard is None else guard(message, context, call)
+        replies[index, context.node_id], contexts[context.node_id] = reply, context
+        return reply
+
+    random.seed(0)
+    torch.manual_seed(0)
+    config = changed.pop("config", {})
+    with loaded(write_app(folder, client=client, **changed)) as app:
+        run_app(app, nodes=3, config=config, watch=watch)
+        return replies, contexts, sys.modules["tiny_app.server"].RESULT["arrays"].to_torch_state_dict()
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_what_passes_leaves_byte_for_byte(tmp_path, logged):
+    bare, _, final = run(tmp_path / "a", None)
+    before = set(Path(tempfile.gettempdir()).glob("fedaudit-guard-*"))
+    guarded, contexts, same = run(tmp_path / "b", Guard(**LABELS))
+    assert bare.keys() == guarded.keys()
+    for key, reply in bare.items():
+        # an object's id is a hash of all its bytes
+        assert guarded[key].content.object_id == reply.content.object_id
+    assert equal(final, same)
+    assert set(Path(tempfile.gettempdir()).glob("fedaudit-guard-*")) == before
+    assert sum("labels: " in line for line in logged) == 6
+    assert sum("within the limits" in line for line in logged) == 6
+    for context in contexts.values():
+        assert dict(context.state[STATE]) == {"messages": 2}
+
+
+def test_a_refusal_stops_one_update_and_no_round(tmp_path, logged):
+    strict = Guard(**STRICT, on_fail="refuse")
+
+    def guard(message, context, call):
+        return strict(message, context, call) if context.node_id == NODES[1] else call(message, context)
+
+    replies, _, final = run(tmp_path / "a", guard)
+    assert sorted(key for key, reply in replies.items() if reply.has_error()) == [(0, NODES[1]), (1, NODES[1])]
+    assert {reply.error.reason for reply in replies.values() if reply.has_error()} == {REFUSED}
+    states = [replies[1, node].content["arrays"].to_torch_state_dict() for node in (NODES[0], NODES[2])]
+    for name, value in final.items():
+        torch.testing.assert_close(value, torch.stack([s[name] for s in states]).mean(0), rtol=1e-6, atol=1e-7)
+    assert sum("more than allowed; it doesn't leave" in line for line in logged) == 2
+
+
+def test_a_warning_stops_nothing(tmp_path, logged):
+    bare, *_ = run(tmp_path / "a", None)
+    warned, *_ = run(tmp_path / "b", Guard(**STRICT))
+    assert all(warned[key].content.object_id == bare[key].content.object_id for key in bare)
+    assert sum("more than allowed; it leaves nevertheless" in line for line in logged) == 6
+
+
+def test_reports_are_kept_on_the_site(tmp_path):
+    run(tmp_path / "a", Guard(**LABELS, out=tmp_path / "found", every=2))
+    assert sorted(p.name for p in (tmp_path / "found").iterdir()) == [f"round-1-node-{node}" for node in NODES]
+    from fedaudit import AuditResult
+
+    for node in NODES:
+        text = (tmp_path / "found" / f"round-1-node-{node}" / "results.json").read_text()
+        (finding,) = AuditResult.model_validate_json(text).findings
+        assert finding.label_accuracy == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "audited"),
+    [({"every": 2}, 3), ({"largest": 1}, 0), ({"largest": 2}, 6), ({"every": 3}, 3)],
+)
+def test_its_bounds_on_cost(tmp_path, logged, settings, audited):
+    run(tmp_path / "a", Guard(**LABELS, **settings))
+    assert sum("within the limits" in line for line in logged) == audited
+
+
+@pytest.mark.parametrize("told", [{"lr": 0.1}, {"server-round": 2}], ids=["nothing", "always-2"])
+def test_it_counts_by_itself_whatever_the_server_says(tmp_path, logged, told):
+    from flwr.app import ConfigRecord
+
+    def guard(message, context, call, inner=Guard(**LABELS, every=2)):  # noqa: B008
+        message.content["config"] = ConfigRecord(told)
+        return inner(message, context, call)
+
+    client = replaced(CLIENT, 'msg.content["config"]["server-round"]', "0")
+    run(tmp_path / "a", guard, client=client)
+    assert sum("within the limits" in line for line in logged) == 3
+
+
+THREAD = """
+    import threading
+    worker = threading.Thread(target=fit, args=(model, x, y, context.run_config["nested.rate"]))
+    worker.start(); worker.join()
+"""
+FIT = '    fit(model, x, y, context.run_config["nested.rate"])\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (FIT, THREAD, "no training was seen"),
+        (FIT, "", "no training was seen"),
+        ("ArrayRecord(model.state_dict())", "ArrayRecord({'x': v for v in model.state_dict().values()})", "'x'"),
+        ('"metrics": metrics}', '"metrics": metrics, "more": ArrayRecord(model.state_dict())}', "2 ArrayRecords"),
+    ],
+)
+def test_what_it_cant_audit_leaves_and_is_said(tmp_path, logged, old, new, says):
+    server = "from flwr.serverapp.strategy import FedAvg"
+    client = replaced(CLIENT, old, new)
+    from tests.adapters.flower_cases import SERVER
+
+    keep = replaced(SERVER, server, server + "\nFedAvg.aggregate_train = lambda self, r, replies: (None, None)")
+    import flwr.serverapp.strategy
+
+    kept = flwr.serverapp.strategy.FedAvg.aggregate_train
+    try:
+        replies, *_ = run(tmp_path / "a", Guard(**STRICT, on_fail="refuse"), client=client, server=keep)
+        stopped, *_ = run(tmp_path / "b", Guard(**STRICT, unaudited="refuse"), client=client, server=keep)
+    finally:
+        flwr.serverapp.strategy.FedAvg.aggregate_train = kept
+    assert not any(reply.has_error() for reply in replies.values())
+    assert all(reply.has_error() for reply in stopped.values())
+    assert sum(says in line for line in logged) == 12, logged
+
+
+def test_a_clients_own_error_stays_its_own(tmp_path, logged):
+    replies, *_ = run(tmp_path / "a", Guard(**LABELS), config={"trouble": "1:2"}, client=CLIENT)
+    assert "disk is full" not in " ".join(logged)
+    assert (0, NODES[2]) not in replies
+    assert len(replies) == 5
+
+
+def test_clients_written_for_the_older_api_are_guarded_too(tmp_path, logged):
+    client = replaced(OLD_CLIENT, "to_client())", "to_client(), mods=[GUARD])")
+    guard = "from fedaudit.adapters.flower import Guard\nGUARD = Guard(attacks=['labels'], fail_on=None)\n"
+    run_app(write_app(tmp_path / "a", client=guard + client, server=OLD_SERVER), nodes=3)
+    assert sum("within the limits" in line for line in logged) == 6, logged
+
+
+def test_tables_are_guarded_too(tmp_path, logged):
+    task = replaced(TASK, "torch.rand(2, 1, 8, 8, generator=g) * 2 - 1", "torch.randn(2, 64, generator=g)")
+    run(tmp_path / "a", Guard(attacks=["labels"]), task=task)
+    assert sum("within the limits" in line for line in logged) == 6, logged
+
+
+@pytest.mark.parametrize("policy", ["warn", "refuse", "ignore"])
+def test_a_received_model_that_looks_manipulated_is_told_of_or_not_trained_on(tmp_path, logged, policy):
+    from flwr.app import ArrayRecord
+
+    inner = Guard(**LABELS, on_received=policy)
+
+    def guard(message, context, call):
+        if context.node_id == NODES[1]:
+            state = message.content["arrays"].to_torch_state_dict()
+            last = [name for name, tensor in state.items() if tensor.ndim == 2][-1]
+            state[last][1:] = 0.0
+            message.content["arrays"] = ArrayRecord(state)
+        return inner(message, context, call)
+
+    replies, *_ = run(tmp_path / "a", guard)
+    stopped = {key[1] for key, reply in replies.items() if reply.has_error()}
+    assert stopped == ({NODES[1]} if policy == "refuse" else set())
+    told = [line for line in logged if "suspicious: silent outputs" in line]
+    assert len(told) == (0 if policy == "ignore" else 2)
+    assert all(f"node {NODES[1]}, round" in line for line in told)
+
+
+def test_wrong_settings_are_refused(tmp_path):
+    wrong: Any
+    for wrong in ({"on_fail": "stop"}, {"unaudited": "stop"}, {"on_received": "stop"}, {"every": 0}, {"largest": 0}):
+        with pytest.raises(BadInput):
+            Guard(**wrong)
+    for i, wrong in enumerate(({"fail_on": "leak"}, {"fail_above": {"psnrr": 1}}, {"attacks": ["invgg"]})):
+        guard = Guard(**wrong)  # not quietly: under such a policy everything would leave
+        app = write_app(tmp_path / str(i))
+        seen = run_app(app, nodes=2, watch=lambda _, *arguments, guard=guard: guard(*arguments))
+        assert seen.replies == 0
+        assert all("BadInput: " in failure for failure in seen.failures)

@@ -1,0 +1,440 @@
+"""NVFlare's simulator with two sites on the job of docs/how-to/nvflare.md; the filters on their own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import pickle
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+pytestmark = pytest.mark.peers
+pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'fedaudit[nvflare]'")
+
+from nvflare.apis.dxo import DXO, DataKind  # noqa: E402
+from nvflare.apis.filter import ContentBlockedException, FilterChainType, FilterContextKey  # noqa: E402
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode  # noqa: E402
+from nvflare.apis.fl_context import FLContext  # noqa: E402
+from nvflare.apis.shareable import Shareable, make_reply  # noqa: E402
+from nvflare.apis.utils.task_utils import apply_filters  # noqa: E402
+from nvflare.private.fed.app.fl_conf import create_privacy_manager  # noqa: E402
+
+import fedaudit  # noqa: E402
+from fedaudit.adapters.nvflare import GuardFilter, RecorderFilter, watch  # noqa: E402
+from fedaudit.utils.errors import BadInput  # noqa: E402
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "nvflare.md").read_text(encoding="utf-8")
+SOURCE = str(Path(fedaudit.__file__).parents[1])
+
+
+def snippets(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def write_job(folder: Path, **edits: list[tuple[str, str]]) -> None:
+    """Write the page's files; ``edits``: what is written otherwise, by file."""
+    for text in snippets("python"):
+        file = text.splitlines()[0].removeprefix("# ")
+        text = text.replace("/tmp/recordings", str(folder / "recordings"))
+        text = text.replace("/tmp/simulation", str(folder / "simulation"))
+        for old, new in edits.get(file.removesuffix(".py"), ()):
+            assert old in text
+            text = text.replace(old, new)
+        (folder / file).write_text(text, encoding="utf-8")
+
+
+def python(folder: Path, file: str, timeout: float = 150) -> str:
+    """Run a file of the job; return what it and all its processes said."""
+    environment = os.environ | {"PYTHONPATH": f"{SOURCE}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, file],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def final_model(folder: Path) -> dict[str, torch.Tensor]:
+    (file,) = (folder / "simulation").rglob("FL_global_model.pt")
+    saved: dict[str, torch.Tensor] = torch.load(file, weights_only=False)["model"]
+    return saved
+
+
+def network() -> nn.Sequential:
+    """Return net.py's."""
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(512, 10))
+
+
+def a_round(state: dict[str, torch.Tensor], site: int) -> dict[str, torch.Tensor]:
+    """Train as train.py does, here."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    inputs = torch.tensor(digits.images[4 * site : 4 * site + 4], dtype=torch.float32)[:, None] / 8 - 1
+    model = network()
+    model.load_state_dict(state)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    nn.functional.cross_entropy(model(inputs), torch.tensor(digits.target[4 * site : 4 * site + 4])).backward()
+    optimiser.step()
+    return model.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_page_s_job_is_recorded_and_audited_in_the_simulator(tmp_path, monkeypatch):
+    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+
+    older = "model" not in inspect.signature(FedAvgRecipe.__init__).parameters  # 2.7.0
+    write_job(tmp_path, job=[("model=", "initial_model=")] if older else [])
+    said = python(tmp_path, "job.py")
+    assert "not recorded" not in said
+    logs = "".join(file.read_text() for file in (tmp_path / "simulation").rglob("log.txt"))  # 2.7 doesn't show them
+    times = re.findall(r"fedaudit recorder: (site-\d, round \d): \d+ ms", logs)
+    assert sorted(set(times)) == [f"site-{site}, round {index}" for site in (1, 2) for index in (0, 1)]
+    start: dict[str, torch.Tensor] = {}
+    for site in (1, 2):
+        folder = tmp_path / "recordings" / "simulate_job" / f"site-{site}"
+        for index in (0, 1):
+            (message,) = json.loads((folder / f"round-{index:05d}.json").read_text())["messages"]
+            assert (message["name"], message["form"], message["num_examples"]) == (f"site-{site}", "weights", 4)
+            sent = load_file(folder / f"round-{index:05d}-global.safetensors")
+            update = load_file(folder / message["file"])
+            assert all(update[k].equal(v) for k, v in a_round(sent, site).items())
+        start = sent
+    both = [a_round(start, site) for site in (1, 2)]
+    for name, tensor in final_model(tmp_path).items():
+        assert torch.as_tensor(tensor).allclose((both[0][name] + both[1][name]) / 2, atol=1e-6)
+    monkeypatch.syspath_prepend(tmp_path)
+    audit = runpy.run_path(str(tmp_path / "audit.py"))["audit"]
+    assert audit.result.federations[0].recording.facts == "verified"
+    assert [row.attack for row in audit.result.summaries] == ["labels", "invg"]
+    assert audit.result.summaries[1].verdict == "recovered"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_refusal_fails_one_site_s_task_and_not_the_job(tmp_path):
+    """Site 2 is guarded and never watched, which its guard doesn't let pass: the model is site 1's alone."""
+    seeded = [("from torch import nn", "import torch\nfrom torch import nn")]
+    seeded += [("        super()", "        torch.manual_seed(0)\n        super()")]
+    write_job(tmp_path, train=[("with watch():", "if True:")], net=seeded)
+    job = REFUSED_JOB.replace("SIMULATION", str(tmp_path / "simulation"))
+    (tmp_path / "job.py").write_text(job, encoding="utf-8")
+    said = python(tmp_path, "job.py")
+    assert said.count("fedaudit guard: site-2: not audited, and doesn't leave: no training was seen") == 2
+    torch.manual_seed(0)
+    want: dict[str, torch.Tensor] = network().state_dict()
+    for _ in range(2):
+        want = a_round(want, 1)
+    for name, tensor in final_model(tmp_path).items():
+        assert torch.as_tensor(tensor).allclose(want[name], atol=1e-6)
+
+
+REFUSED_JOB = """
+from net import Net
+from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_opt.pt.job_config.model import PTModel
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
+from nvflare.job_config.script_runner import ScriptRunner
+from fedaudit.adapters.nvflare import GuardFilter
+
+if __name__ == "__main__":
+    job = FedJob(name="digits", min_clients=1)
+    job.to_server(PTModel(Net()))
+    job.to_server(FedAvg(num_clients=2, num_rounds=2, ignore_result_error=True))
+    for site in ("site-1", "site-2"):
+        job.to(ScriptRunner(script="train.py"), site)
+    guard = GuardFilter(unaudited="refuse", on_received="refuse", agreed="net:Net")
+    job.to(guard, "site-2", filter_type=FilterType.TASK_DATA, tasks=["train"])
+    job.to(guard, "site-2", filter_type=FilterType.TASK_RESULT, tasks=["train"])
+    job.simulator_run("SIMULATION", threads=2)
+"""
+
+
+# --- the filters on their own ---
+
+
+STATE = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.zeros(2), "count": torch.tensor(3)}
+
+
+def context(site: str = "site-1", job: str = "job-1") -> FLContext:
+    made = FLContext()
+    made.set_prop(ReservedKey.IDENTITY_NAME, site)
+    made.set_prop(ReservedKey.RUN_NUM, job)
+    return made
+
+
+def shareable(data: dict[str, Any], kind: str = DataKind.WEIGHTS, index: int | None = 0) -> Shareable:
+    made = DXO(kind, data).to_shareable()
+    if index is not None:
+        made.set_header("current_round", index)
+    return made
+
+
+def in_chain(made: Any, chain: str) -> Any:
+    made.set_prop(FilterContextKey.CHAIN_TYPE, chain)
+    return made
+
+
+def pair(*arguments: Any, kind: Any = RecorderFilter, **settings: Any) -> tuple[Any, Any]:
+    return (
+        in_chain(kind(*arguments, **settings), FilterChainType.TASK_DATA_CHAIN),
+        in_chain(kind(*arguments, **settings), FilterChainType.TASK_RESULT_CHAIN),
+    )
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("round-*.json"))]
+
+
+def test_weights_and_differences_are_recorded_and_nothing_is_changed(tmp_path):
+    received, leaving = pair(str(tmp_path))
+    arrays = {name: tensor.numpy() for name, tensor in STATE.items()}
+    for index, kind in enumerate((DataKind.WEIGHTS, DataKind.WEIGHT_DIFF)):
+        came, goes = shareable(arrays, index=index), shareable({"weight": np.full((2, 3), 7.0, np.float32)}, kind, None)
+        before = pickle.dumps(came), pickle.dumps(goes)
+        assert received.process(came, context()) is came
+        assert leaving.process(goes, context()) is goes
+        assert (pickle.dumps(came), pickle.dumps(goes)) == before
+    folder = tmp_path / "job-1" / "site-1"
+    first, second = rounds(folder)
+    assert [r["index"] for r in (first, second)] == [0, 1]
+    assert [r["messages"][0]["form"] for r in (first, second)] == ["weights", "difference"]
+    assert load_file(folder / second["messages"][0]["file"])["weight"].equal(torch.full((2, 3), 7.0))
+    sent = load_file(folder / second["weights"])
+    assert all(sent[name].equal(tensor) for name, tensor in STATE.items())
+
+
+def test_sites_and_runs_have_recordings_of_their_own_and_every_skips(tmp_path):
+    received, leaving = pair(str(tmp_path), every=2)
+    for index in (0, 1, 2, 0):  # at last the job is run again
+        for site in ("site-1", "site-2"):
+            if index == 0:
+                from fedaudit.adapters.nvflare import recorder
+
+                recorder._recorders.clear()  # a process of its own
+            received.process(shareable(STATE, index=index), context(site))
+            leaving.process(shareable(STATE, index=index), context(site))
+    found = {path.name: [r["index"] for r in rounds(path)] for path in (tmp_path / "job-1").iterdir()}
+    assert found == {"site-1": [0, 2], "site-2": [0, 2], "site-1-2": [0], "site-2-2": [0]}
+
+
+def test_the_recorder_fails_open_and_says_it_once(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    received, leaving = pair(str(tmp_path / "file"))
+    other = pair(str(tmp_path / "fine"))
+    with caplog.at_level(logging.WARNING, logger="fedaudit.nvflare"):
+        for index in range(2):
+            for came, goes in ((received, leaving), other):
+                goes_out = shareable({"weight": b"encrypted"}, index=index) if came is other[0] else shareable(STATE)
+                came.process(shareable(STATE, index=index), context())
+                assert goes.process(goes_out, context()) is goes_out
+    assert len(caplog.records) == 2
+    assert "'weight' is bytes, no array" in caplog.text
+    failed, odd = make_reply(ReturnCode.EXECUTION_EXCEPTION), Shareable()
+    several = DXO(DataKind.COLLECTION, {"a": DXO(DataKind.WEIGHTS, STATE)}).to_shareable()
+    for thing in (failed, odd, several, shareable({"a": 1.0}, DataKind.METRICS)):
+        assert leaving.process(thing, context()) is thing
+    with caplog.at_level(logging.WARNING, logger="fedaudit.nvflare"):
+        other[1].process(shareable(STATE), context("site-9"))
+    assert "add the filter to the task data, too" in caplog.text
+    assert not list((tmp_path / "fine").rglob("round-*.json"))
+
+
+def site_policy(folder: Path) -> Any:
+    """Return the scope that NVFlare makes of the page's privacy.json."""
+    (text,) = snippets("json")
+    (folder / "local").mkdir()
+    (folder / "startup").mkdir()
+    (folder / "local" / "privacy.json").write_text(text)
+    from nvflare.apis.workspace import Workspace
+
+    manager = create_privacy_manager(Workspace(str(folder), site_name="site-1"), names_only=False)
+    assert manager.get_scope("anything else") is None
+    return manager.get_scope(None)
+
+
+def test_the_page_s_site_policy_guards_every_job_and_runs_first(tmp_path, caplog):
+    scope, seen = site_policy(tmp_path), []
+
+    class OfTheJob(RecorderFilter):
+        def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+            seen.append(shareable)
+            return shareable
+
+    guarded = context()
+    guarded.set_prop(FLContextKey.SCOPE_OBJECT, scope)
+    of_job = {"train" + FilterKey.DELIMITER + FilterKey.OUT: [OfTheJob(str(tmp_path))]}
+    came, goes = shareable(STATE), shareable(STATE)
+    assert apply_filters("task_data_filters", came, guarded, {}, "train", FilterKey.IN) is came
+    for unreadable in (goes, Shareable(), DXO(DataKind.APP_DEFINED, {"a": 1}).to_shareable()):
+        with pytest.raises(ContentBlockedException, match="the site's guard didn't let this update leave"):
+            apply_filters("task_result_filters", unreadable, guarded, of_job, "train", FilterKey.OUT)
+    assert not seen
+    metrics = shareable({"accuracy": 0.5}, DataKind.METRICS)
+    assert apply_filters("task_result_filters", metrics, guarded, of_job, "validate", FilterKey.OUT) is metrics
+    failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    assert apply_filters("task_result_filters", failed, guarded, of_job, "train", FilterKey.OUT) is failed
+
+
+NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def trained(examples: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the state before and after a step that was watched."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    before = {name: tensor.clone() for name, tensor in NETWORK.state_dict().items()}
+    optimiser = torch.optim.SGD(NETWORK.parameters(), lr=0.1)
+    with watch():
+        optimiser.zero_grad()
+        inputs = torch.tensor(digits.images[:examples], dtype=torch.float32)[:, None] / 16
+        nn.functional.cross_entropy(NETWORK(inputs), torch.tensor(digits.target[:examples])).backward()
+        optimiser.step()
+    return before, {name: tensor.clone() for name, tensor in NETWORK.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_the_guard_blocks_what_it_could_rebuild_and_changes_nothing(kind, tmp_path, caplog):
+    """One example through a fully connected layer: its gradient is the example."""
+    caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
+    for on_fail in ("warn", "refuse"):
+        settings = {
+            "attacks": [{"name": "invg", "iterations": 150}],
+            "on_fail": on_fail,
+            "out": str(tmp_path / "reports"),
+        }
+        received, leaving = pair(kind=GuardFilter, **settings)
+        before, after = trained(1)
+        sent = after if kind == DataKind.WEIGHTS else {name: after[name] - before[name] for name in after}
+        goes, state = shareable(sent, kind), torch.get_rng_state()
+        received.process(shareable(before), context())
+        bits = pickle.dumps(goes)
+        if on_fail == "warn":
+            assert leaving.process(goes, context()) is goes
+            assert "it leaves nevertheless" in caplog.text
+        else:
+            with pytest.raises(ContentBlockedException):
+                leaving.process(goes, context())
+            assert "it doesn't leave" in caplog.text
+        assert pickle.dumps(goes) == bits
+        assert torch.get_rng_state().equal(state)
+    assert (tmp_path / "reports" / "job-1" / "site-1-round-0" / "report.html").is_file()
+
+
+def test_a_received_model_that_looks_manipulated_is_told_of_or_blocked(caplog):
+    caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
+    before, _ = trained(1)
+    name = [n for n, tensor in before.items() if tensor.ndim == 2][-1]
+    altered = {**before, name: before[name].clone()}
+    altered[name][1:] = 0.0
+    for policy in ("warn", "refuse", "ignore"):
+        received, _ = pair(kind=GuardFilter, on_received=policy)
+        came = shareable(before)
+        assert received.process(came, context()) is came
+        assert not caplog.text
+        goes = shareable(altered)
+        if policy == "refuse":
+            with pytest.raises(ContentBlockedException, match="didn't let this model in"):
+                received.process(goes, context())
+        else:
+            assert received.process(goes, context()) is goes
+        assert ("suspicious: silent outputs" in caplog.text) == (policy != "ignore")
+        caplog.clear()
+
+
+def agreed() -> nn.Module:
+    """Return the network that the sites agreed on."""
+    return NETWORK
+
+
+def held() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a site's examples."""
+    return torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(32, dtype=torch.int64)
+
+
+def test_the_agreed_network_and_own_examples_tell_more_of_a_received_model(caplog):
+    caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
+    before, _ = trained(1)
+    names = [name for name, tensor in before.items() if tensor.ndim == 1]
+    wrong = {**before, names[-1]: torch.tensor([-100.0] + [0.0] * 9)}
+    both = {"agreed": f"{__name__}:agreed", "examples": f"{__name__}:held"}
+    cases: list[tuple[dict[str, Any], dict[str, torch.Tensor], str]] = [
+        ({}, {**before, "more": torch.zeros(3)}, ""),
+        (both, {**before, "more": torch.zeros(3)}, "architecture"),
+        ({"agreed": agreed()}, wrong, ""),
+        ({"agreed": agreed(), "examples": held()}, wrong, "loss"),
+        (both, wrong, "loss"),
+        (both, before, ""),
+    ]
+    for settings, state, says in cases:
+        caplog.clear()
+        received, _ = pair(kind=GuardFilter, on_received="refuse", **settings)
+        came = shareable(state)
+        if says:
+            with pytest.raises(ContentBlockedException):
+                received.process(came, context())
+            assert f"suspicious: {says}" in caplog.text
+        else:
+            assert received.process(came, context()) is came
+            assert not caplog.text
+    received, _ = pair(kind=GuardFilter, on_received="refuse", **both)
+    changes = {name: 0.01 * torch.randn_like(tensor) for name, tensor in wrong.items()}
+    difference = shareable(changes, DataKind.WEIGHT_DIFF)
+    assert received.process(difference, context()) is difference  # no model to try on examples
+    with pytest.raises(BadInput, match="agreed"):
+        GuardFilter(agreed="nowhere:Net")
+
+
+def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
+    caplog.set_level(logging.INFO, logger="fedaudit.nvflare")
+    received, leaving = pair(kind=GuardFilter, largest=3)
+    before, after = trained(4)
+    received.process(shareable(before), context())
+    goes = shareable(after)
+    assert leaving.process(goes, context()) is goes
+    assert "not audited: 4 examples, largest is 3" in caplog.text
+    received.process(shareable(before), context())
+    assert leaving.process(goes, context()) is goes  # the training that was watched is another round's
+    assert "not audited, and leaves: no training was seen" in caplog.text
+    _, second = pair(kind=GuardFilter, unaudited="refuse", every=2)
+    for index in range(4):  # whatever the server calls the round
+        if index % 2:
+            assert second.process(goes, context()) is goes
+        else:
+            with pytest.raises(ContentBlockedException):
+                second.process(goes, context())
+    _, strict = pair(kind=GuardFilter, unaudited="refuse", attacks=["r-gap"])
+    trained(1)
+    with pytest.raises(ContentBlockedException):
+        strict.process(shareable(after), context())
+    assert "none of the attacks can be run against it" in caplog.text
+    _, strict = pair(kind=GuardFilter, unaudited="refuse", attacks=[{"name": "invg", "iterations": 1}])
+    trained(1)
+    with pytest.raises(ContentBlockedException):  # what leaves isn't what was watched
+        strict.process(shareable({name: tensor + 1 for name, tensor in after.items()}), context())
+    assert "doesn't follow from the training that was watched" in caplog.text
+    wrong_words: list[dict[str, Any]] = [{"attacks": ["invgg"]}, {"fail_on": "revealed"}, {"fail_above": {"x": 1}}]
+    wrong_words += [{"on_received": "stop"}, {"on_fail": "stop"}, {"unaudited": "no"}, {"every": 0}, {"largest": 0}]
+    for wrong in wrong_words:
+        with pytest.raises(BadInput):
+            GuardFilter(**wrong)

@@ -1,0 +1,34 @@
+"""What the tests of malicious servers share: a federation that is played, and how well its images came out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.simulator import Recording, simulate
+from fedaudit.transcript.observation import Observation, observe
+
+
+def played(made: Scenario) -> Recording:
+    """Return what the scenario's one federation leaves."""
+    (federation,) = resolve(made).federations
+    return simulate(federation)
+
+
+def seen_in(made: Scenario, recording: Recording) -> list[Observation]:
+    """Return what the server sees, an observation an update."""
+    return observe(recording.transcript, made.threat).split()
+
+
+def examples(recording: Recording) -> tuple[Tensor, Tensor]:
+    """Return the examples of all updates, and their labels."""
+    inputs, labels = recording.truth.inputs.values(), recording.truth.labels.values()
+    return torch.cat(list(inputs)), torch.cat(list(labels))
+
+
+def best_psnr(true: Tensor, found: Tensor) -> Tensor:
+    """Return (n,) the PSNR, in dB up to 120, of each true image's nearest of those found."""
+    errors = torch.cdist(true.flatten(1).double(), found.flatten(1).double()).square() / true[0].numel()
+    return -10 * errors.min(dim=1).values.clamp(min=1e-12).log10()

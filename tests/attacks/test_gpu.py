@@ -1,0 +1,136 @@
+"""On a GPU: every attack finds there what it finds on the CPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedaudit.api import audit
+from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
+from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
+from fedaudit.attacks.inversion.objectives import weighted_cosine
+from fedaudit.attacks.victim import Victim
+from fedaudit.models import build_model
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.pipeline.run import record
+from fedaudit.scenario.scenario import scenario_from
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.task.training import TrainingConfig
+from fedaudit.transcript.observation import Observation, observe
+from fedaudit.utils.machine import full_precision
+from fedaudit.utils.seeds import generator
+from tests.attacks.attack_cases import SCENARIOS, quick_attack
+from tests.attacks.test_engines import engine_and_notes, images, target_of, victim_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+SMALL = {
+    "data": {"name": "digits"},
+    "model": {"name": "mlp", "width": 8},
+    "federations": [{"name": "gpu", "clients": 2, "examples": 4, "rounds": 2}],
+}
+
+
+def observed(attack: Attack) -> Observation:
+    own = {"name": attack.name, **attack.settings()}
+    scenario = scenario_from({**SMALL, **SCENARIOS.get(attack.name, {}), "attacks": [own]})
+    (recording,) = record(resolve(scenario))
+    whole = observe(recording.transcript, scenario.threat)
+    return (whole.split(attack.scope()) or [whole])[0]
+
+
+def tensors(found: Finding) -> dict[str, Tensor]:
+    return {f.name: v for f in dataclasses.fields(found) if isinstance(v := getattr(found, f.name), Tensor)}
+
+
+@pytest.mark.parametrize("name", ATTACKS.names())
+def test_every_attack_finds_what_it_finds_on_the_cpu(name: str, tmp_path: Path) -> None:
+    attack = quick_attack(name, tmp_path)
+    if "l-bfgs" in attack.settings().values():  # whose line searches make much of rounding, the fast engine's above all
+        attack = make_attack(name, {**attack.settings(), "iterations": 1, "engine": "reference"})
+    seen = observed(attack)
+    here, there = (attack(seen, generator=generator(0, "attack"), device=device) for device in ("cpu", "cuda"))
+    assert there.notes == here.notes
+    if here.objective is not None:
+        assert there.objective == pytest.approx(here.objective, rel=0.02, abs=1e-6)
+    for key, own in tensors(here).items():
+        other = tensors(there)[key]
+        assert (other.device, other.dtype, other.shape) == (own.device, own.dtype, own.shape), key
+        if own.numel():  # of signs a few differ, so all pixels needn't be the same
+            off = float((other.double() - own.double()).abs().nanmedian())
+            assert off <= 2e-3 * max(1.0, float(own.double().abs().max())), key
+    there.save(tmp_path / "finding.safetensors")
+
+
+@pytest.mark.parametrize("name", ["invg", "gradinversion"])
+def test_labels_are_inferred_there_too(name: str, tmp_path: Path) -> None:
+    attack = quick_attack(name, tmp_path)
+    parts = {**SMALL, **SCENARIOS.get(name, {}), "threat": {"knows_labels": False}}
+    (recording,) = record(resolve(scenario_from({**parts, "attacks": [{"name": name, **attack.settings()}]})))
+    seen = observe(recording.transcript, ThreatModel(knows_labels=False)).split()[0]
+    here, there = (attack(seen, generator=generator(0, "attack"), device=device) for device in ("cpu", "cuda"))
+    assert tensors(there)["labels"].equal(tensors(here)["labels"])
+
+
+def moved_to_gpu(victim: Victim) -> Victim:
+    parameters = {n: p.cuda() for n, p in victim.parameters.items()}
+    return Victim(victim.module.cuda(), victim.loss, parameters, {n: b.cuda() for n, b in victim.constants.items()})
+
+
+@pytest.mark.parametrize("batches", [(2,), (1, 1)])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("first-order", "convnet-small"), ("compiled", "convnet-small"), ("auto", "convnet-small"), ("auto", "resnet20")],
+)
+def test_the_fast_engines_agree_before_and_after_they_are_recorded(
+    name: str, batches: tuple[int, ...], model: str
+) -> None:
+    victim = victim_of(build_model(model, input_shape=(3, 12, 12), outputs=5))
+    training = TrainingConfig(0.1, len(batches), batches)
+    target = [t.cuda() for t in target_of(victim, training)]
+    distance = weighted_cosine(target, [1.0] * len(target))
+    moved = moved_to_gpu(victim)
+    (engine, notes), (exact, _) = (engine_and_notes(n, moved, training, distance) for n in (name, "reference"))
+    with full_precision("cuda"):
+        for seed in range(6):
+            x = images(2, seed).cuda()
+            (value, own), (exact_value, wanted) = engine(x), exact(x)
+            assert F.cosine_similarity(own.flatten(), wanted.flatten(), dim=0) >= AGREEMENT
+            torch.testing.assert_close(value, exact_value, rtol=1e-3, atol=1e-5)
+    assert notes == []
+
+
+def test_a_gpu_s_recording_gives_the_bits_of_the_steps() -> None:
+    victim = victim_of(build_model("convnet-small", input_shape=(3, 12, 12), outputs=5))
+    training = TrainingConfig(1.0, 1, (2,))
+    target = [t.cuda() for t in target_of(victim, training)]
+    distance = weighted_cosine(target, [1.0] * len(target))
+    engine, _ = engine_and_notes("first-order", moved_to_gpu(victim), training, distance)
+    x = images(2).cuda()
+    with full_precision("cuda"):
+        results = [engine(x) for _ in range(8)]
+        other = engine(images(2, 1).cuda())
+    assert all(value.equal(results[0][0]) and grad.equal(results[0][1]) for value, grad in results)
+    assert not other[1].equal(results[0][1])
+
+
+def test_precision_is_given_back() -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic, torch.get_float32_matmul_precision()
+    with full_precision("cuda"):
+        assert not torch.backends.cudnn.allow_tf32
+        assert torch.backends.cudnn.deterministic
+        assert torch.get_float32_matmul_precision() == "highest"
+    after = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic, torch.get_float32_matmul_precision()
+    assert after == before
+
+
+def test_an_audit_on_a_gpu_says_so(tmp_path: Path) -> None:
+    parts = {**SMALL, "model": {"name": "convnet-small"}, "attacks": [{"name": "invg", "iterations": 30}]}
+    made = audit({**parts, "device": "cuda"}, out=tmp_path, progress=False)
+    assert made.result.environment["device"] == torch.cuda.get_device_name()
+    assert {finding.status for finding in made.result.findings} == {"done"}

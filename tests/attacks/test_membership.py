@@ -1,0 +1,314 @@
+"""Membership inference: what attacks make of records, and how that is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from fedaudit.attacks import ATTACKS, Finding, MembershipFinding, make_attack
+from fedaudit.evaluation import evaluate, summarise
+from fedaudit.evaluation.membership import auc, roc, tpr_at
+from fedaudit.pipeline.run import run_audit
+from fedaudit.pipeline.trials import Trial
+from fedaudit.scenario.scenario import scenario_from
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.queries import NOBODY, Records
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.seeds import generator
+from tests.attacks.membership_cases import PUBLIC, logistic, recorded, run_attack, scenario
+from tests.conftest import Command, refused
+
+PASSIVE = ["loss-threshold", "gradient-norm", "shadow-models"]
+
+
+def metrics(found: Finding, seen: Observation, truth: Truth) -> dict[str, float]:
+    return {m.name: m.value for m in evaluate(found, seen, truth, seed=0).result.metrics}
+
+
+# Attacks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def overfitted() -> tuple[Transcript, Truth]:
+    return recorded(scenario(PUBLIC, rounds=60, examples=40, local_epochs=3))
+
+
+@pytest.mark.parametrize("name", PASSIVE)
+def test_an_overfitted_model_gives_its_members_away(name, overfitted):
+    transcript, truth = overfitted
+    seen = observe(transcript, ThreatModel(records=60, **PUBLIC))
+    found = run_attack(name, seen)
+    score = metrics(found, seen, truth)
+    assert score["membership_auc"] > 0.7
+    assert score["membership_accuracy"] > 0.6
+    assert evaluate(found, seen, truth, seed=0).result.leak
+    member = (truth.owners >= 0).numpy()
+    assert score["membership_auc"] == pytest.approx(roc_auc_score(member, found.scores.numpy()))
+
+
+@pytest.mark.parametrize("name", PASSIVE)
+def test_a_model_that_never_saw_the_data_gives_nobody_away(name):
+    threat = {"records": 400, "knows_public_data": True, "public_examples": 100}
+    transcript, truth = recorded(scenario(threat, rounds=1, examples=400))  # the only global model is the first one
+    seen = observe(transcript, ThreatModel.model_validate(threat))
+    found = run_attack(name, seen, **({"shadows": 3, "epochs": 10} if name == "shadow-models" else {}))
+    assert abs(metrics(found, seen, truth)["membership_auc"] - 0.5) < 0.1
+    assert not evaluate(found, seen, truth, seed=0).result.leak
+
+
+@pytest.mark.parametrize("which", ["global", "client"])
+def test_scores_are_the_loss_and_the_gradient_s_norm(which):
+    seen = logistic()
+    assert seen.records is not None
+    state = seen.weights[0]
+    if which == "client":
+        state = {name: t + seen.messages[0].update.tensors[name] for name, t in state.items()}
+    x, y = seen.records.inputs.double(), seen.records.labels
+    p = (x @ state["weight"].double().T + state["bias"].double()).softmax(dim=1)
+    losses = -p[torch.arange(len(x)), y].log()
+    error = p - nn.functional.one_hot(y, 3)
+    norms = error.norm(dim=1) * (x.square().sum(dim=1) + 1).sqrt()  # of the outer product of error and (x, 1)
+    by_loss, by_norm = run_attack("loss-threshold", seen, model=which), run_attack("gradient-norm", seen, model=which)
+    assert torch.allclose(by_loss.scores, -losses, atol=1e-5)
+    assert torch.allclose(by_norm.scores, -norms, atol=1e-5)
+    assert by_loss.members.equal(losses < losses.quantile(0.5))
+    assert int(by_loss.members.sum()) == 6
+
+
+def test_public_examples_can_set_the_threshold():
+    seen = logistic()
+    assert seen.records is not None
+    x, y = seen.records.inputs, seen.records.labels
+    seen = dataclasses.replace(seen, records=Records(x, y, x[:8] + 1, y[:8]))
+    found = run_attack("loss-threshold", seen, false_positives=0.25)
+    non_members = run_attack(
+        "loss-threshold", dataclasses.replace(seen, records=Records(x[:8] + 1, y[:8], x[:0], y[:0]))
+    )
+    assert found.members.equal(found.scores > non_members.scores.quantile(0.75))
+    assert int((non_members.scores > non_members.scores.quantile(0.75)).sum()) == 2
+
+
+def test_the_rebuilt_model_is_the_one_that_local_model_rebuilds():
+    transcript, _ = recorded(scenario(rounds=6, clients_per_round=2))
+    rebuild = {"name": "local-model", "mapping": "linear"}
+    (seen, *_) = observe(transcript, ThreatModel(records=60)).split("client")
+    found = run_attack("loss-threshold", seen, model="rebuilt", rebuild=rebuild)
+    state: Any = make_attack("local-model", {"mapping": "linear"})(seen, generator=generator(0, "x"))
+    shown = dataclasses.replace(seen, weights=({**seen.weights[-1], **state.state},))
+    assert found.scores.equal(run_attack("loss-threshold", shown).scores)
+    assert found.notes == state.notes
+
+
+def test_one_client_s_model_is_judged_by_that_client_s_records():
+    finished = run_audit(scenario(attacks=[{"name": "loss-threshold", "model": "client"}], rounds=20, examples=60))
+    findings = finished.result.findings
+    assert [f.client for f in findings] == [0, 1, 2, 3]
+    counted = [(f.metrics[0].n or 0) // 2 for f in findings]
+    assert sum(counted) == 30
+    assert all(f"{30 - n} pairs of records were left out" in f.notes[0] for f, n in zip(findings, counted, strict=True))
+
+
+def test_a_client_without_a_record_says_so():
+    transcript, truth = recorded(scenario())
+    truth = dataclasses.replace(truth, owners=torch.where(truth.owners >= 0, 1, truth.owners))
+    seen = observe(transcript, ThreatModel(records=60)).split("client")[0]
+    result = evaluate(run_attack("loss-threshold", seen, model="client"), seen, truth, seed=0).result
+    assert result.status == "not applicable"
+    assert "none of the 60 records is an example of client 0" in (result.reason or "")
+
+
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    *((name, {}, {}, r"set threat\.records") for name in PASSIVE),
+    ("shadow-models", {"records": 60}, {}, r"threat\.public_examples"),
+    ("loss-threshold", {"records": 60}, {"false_positives": 0.1}, r"threat\.public_examples"),
+    ("loss-threshold", {"records": 60, "adversary": "client"}, {"model": "client"}, "the adversary sees no update"),
+    ("loss-threshold", {"records": 60}, {"model": "rebuilt"}, "needs at least 3 rounds"),
+]
+
+
+@pytest.mark.parametrize(("name", "threat", "settings", "reason"), REFUSED)
+def test_attacks_say_why_not(name, threat, settings, reason):
+    transcript, _ = recorded(scenario())
+    attack = make_attack(name, settings)
+    whole = observe(transcript, ThreatModel.model_validate(threat))
+    with pytest.raises(NotApplicable, match=reason):
+        attack.check((whole.split(attack.scope()) or [whole])[0])
+
+
+def test_gradients_are_no_model_of_a_client():
+    transcript, _ = recorded(scenario(algorithm="fedsgd", local_epochs=None))
+    with pytest.raises(NotApplicable, match="use a federation of fedavg"):
+        make_attack("loss-threshold", {"model": "client"}).check(
+            observe(transcript, ThreatModel(records=60)).split("client")[0]
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model": "locl"}, "model"),
+        ({"rebuild": {"name": "invg"}}, "'invg' reconstructs no model"),
+        ({"rebuild": {"name": "local-model", "hiden": 3}}, "hiden"),
+        ({"rebuild": {}}, "give the name"),
+        ({"false_positives": 0}, "false_positives"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, reason):
+    with pytest.raises(BadInput, match=reason):
+        make_attack("loss-threshold", settings)
+
+
+@pytest.mark.parametrize("name", PASSIVE)
+def test_a_finding_is_judged_by_the_truth_that_its_attack_was_not_told(name):
+    transcript, truth = recorded(scenario(PUBLIC))
+    seen = observe(transcript, ThreatModel(records=60, **PUBLIC))
+    found = run_attack(name, seen)
+    assert seen.records is not None
+    assert not any(truth.owners.equal(t) or (truth.owners >= 0).equal(t) for t in vars(seen.records).values())
+    lies = dataclasses.replace(truth, owners=torch.where(truth.owners == NOBODY, 0, NOBODY))
+    right, wrong = (metrics(found, seen, t)["membership_auc"] for t in (truth, lies))
+    assert right == pytest.approx(1 - wrong)
+
+
+def test_a_trial_is_keyed_by_its_records_and_adversary_log():
+    transcript, _ = recorded(scenario())
+    seen = observe(transcript, ThreatModel(records=60))
+    assert seen.records is not None
+    other = dataclasses.replace(seen, records=dataclasses.replace(seen.records, inputs=seen.records.inputs + 1))
+    noted = dataclasses.replace(seen, adversary_log={"x": torch.zeros(1)})
+    keys = {Trial(make_attack("loss-threshold"), s, 0, "cpu").key() for s in (seen, other, noted)}
+    assert len(keys) == 3
+
+
+def test_a_regression_has_losses_too():
+    values = scenario().model_dump(mode="json")
+    values["data"] = {"name": "diabetes", "split": "train"}
+    values["model"]["loss"] = "mse"
+    values["attacks"] = ["loss-threshold", "gradient-norm", "shadow-models"]
+    values["threat"] |= PUBLIC
+    values["federations"][0] |= {"rounds": 20, "learning_rate": 0.02, "examples": 100}
+    done, also, refused = run_audit(scenario_from(values)).result.findings
+    assert done.status == also.status == "done"
+    assert "is for classifiers" in (refused.reason or "")
+
+
+def test_what_a_model_can_t_be_trained_anew_from_is_said():
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.fc = nn.Linear(64, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(self.fc(x.flatten(1)) * self.scale)
+
+    values = scenario(PUBLIC, ["shadow-models"]).model_dump(mode="json")
+    values["model"] = {"name": "custom", "initialisation": "given"}
+    (only,) = run_audit(scenario_from(values), model=Own()).result.findings
+    assert "can't train a shadow model: initialisation 'default' does not know the layer" in (only.reason or "")
+
+
+# Judgement -----------------------------------------------------------------------------------------------------------
+
+SCORES = st.lists(st.integers(-4, 4), min_size=1, max_size=40)
+
+
+@given(members=SCORES, others=SCORES, share=st.sampled_from([0.0, 0.01, 0.1, 0.3, 1.0]))
+def test_the_curve_is_the_obvious_one(members, others, share):
+    members = [math.inf if x == 4 else x for x in members]
+    a, b = torch.tensor(members).double(), torch.tensor(others).double()
+    scores = members + others
+    false, true = roc(a, b)
+    levels = [math.nan, *sorted(set(scores), reverse=True)]  # nothing passes the first
+    wanted = [[sum(x >= level for x in part) / len(part) for level in levels] for part in (others, members)]
+    assert [false.tolist(), true.tolist()] == wanted
+    pairs = [(x > y) + 0.5 * (x == y) for x in members for y in others]
+    assert auc(a, b) == pytest.approx(sum(pairs) / len(pairs))
+    best = 0.0
+    for level in levels:
+        if sum(y >= level for y in others) <= share * len(others) + 1e-12:
+            best = max(best, sum(x >= level for x in members) / len(members))
+    assert tpr_at(a, b, share) == pytest.approx(best)
+
+
+def test_accuracy_counts_right_decisions():
+    transcript, truth = recorded(scenario())
+    seen = observe(transcript, ThreatModel(records=60))
+    member = truth.owners >= 0
+    said = member.clone()
+    said[:15] = ~said[:15]
+    found = MembershipFinding(attack="loss-threshold", scores=member.double(), members=said)
+    score = metrics(found, seen, truth)
+    assert score == {"membership_auc": 1.0, "membership_accuracy": 0.75, "membership_tpr": 1.0}
+
+
+@pytest.mark.slow
+def test_guessing_is_seldom_called_a_leak():
+    transcript, truth = recorded(scenario())
+    seen = observe(transcript, ThreatModel(records=60))
+    rng = generator(0, "guess")
+    leaks = 0
+    for _ in range(300):
+        scores = torch.rand(60, generator=rng).double()
+        found = MembershipFinding(attack="loss-threshold", scores=scores, members=scores > 0.5)
+        result = evaluate(found, seen, truth, seed=0).result
+        leaks += summarise([result], resamples=100, seed=0)[0].verdict == "inferred"
+    assert leaks <= 12  # 1 % of 300, and more only with a chance below 1e-4
+
+
+def test_the_report_draws_the_curve_and_limits_hold(command: Command, tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    path.write_text(scenario({"adversary": "client"}, rounds=30, examples=60).to_yaml())
+    limit = ["--fail-above", "membership_auc=0.55"]
+    outcome = command("audit", path, "--out", tmp_path / "out", "--workers", "1", *limit)
+    assert outcome.code == 1, outcome
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "share of the others taken for members" in page
+    assert "60 records with their labels" in page
+
+
+def test_a_recorded_transcript_can_be_attacked(command: Command, tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    path.write_text(scenario(PUBLIC, rounds=30, examples=60).to_yaml())
+    assert command("simulate", path, "--out", tmp_path / "t").code == 0
+    words = ["attack", tmp_path / "t", "--attack", "loss-threshold", "--workers", "1"]
+    outcome = command(*words, "--out", tmp_path / "a")
+    assert outcome.code == 0, outcome
+    assert "membership_auc" in outcome.out
+    refused = command("attack", tmp_path / "t", "--attack", "shadow-models", "--workers", "1", "--out", tmp_path / "b")
+    assert "threat.public_examples" in refused.out + refused.err
+    more = ["--attack", "shadow-models", "--knows-public-data", "--set", "shadows=2"]
+    known = command("attack", tmp_path / "t", *more, "--workers", "1", "--out", tmp_path / "c")
+    assert "membership_auc" in known.out
+
+
+BAD = [
+    ("threat.records=61", "records is 61; half of them are clients' examples: give an even number"),
+    ("threat.records=600", "asks for 300 examples of honest clients, and they hold"),
+    ("threat.public_examples=5", "public_examples needs knows_public_data: true"),
+    ("threat.record=5", "did you mean 'records'?"),
+]
+
+
+@pytest.mark.parametrize(("setting", "reason"), BAD)
+def test_wrong_words_are_one_line(setting, reason, command: Command, tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    path.write_text(scenario().to_yaml())
+    outcome = command("audit", path, "--out", tmp_path / "out", "--set", setting)
+    refused(outcome, reason)
+
+
+def test_all_attacks_on_membership_are_tested_here():
+    assert {e.name for e in ATTACKS if e.value.recovers == "membership"} == {*PASSIVE, "agrevader"}

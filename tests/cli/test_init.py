@@ -1,0 +1,282 @@
+"""``fedaudit init``: what it writes is valid, for all that it offers; what it asks; what it reads of a Flower app."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedaudit.cli import app as cli
+from fedaudit.cli import starter
+from fedaudit.cli.starter import ADVERSARIES, ALGORITHMS, EMBEDDED, Choice, complete, models_for, scenario_text
+from fedaudit.data import DATASETS, Dataset, load_dataset
+from fedaudit.pipeline import estimate
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
+from tests.conftest import Command, refused
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def datasets() -> dict[str, Dataset]:
+    return {name: load_dataset(name) for name in EMBEDDED}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written isn't timed; tests of the estimate are elsewhere."""
+    monkeypatch.setattr(estimate, "audit_seconds", lambda *_args, **_options: SECONDS)
+
+
+def offered() -> list[tuple[str, str, str, int | None, str]]:
+    """Return every combination that the questions lead to, and other numbers of clients."""
+    found = []
+    for name in EMBEDDED:
+        for model in models_for(load_dataset(name)):
+            read = [who for who in ADVERSARIES if not name.startswith("notes") or who in ("server", "eavesdropper")]
+            for algorithm, clients, adversary in itertools.product(ALGORITHMS, (None, 2, 20), read):
+                found.append((name, model, algorithm, clients, adversary))
+    return found
+
+
+def without_clients(combination: tuple[str, str, str, int | None, str]) -> tuple[str, str, str, str]:
+    data, model, algorithm, _, adversary = combination
+    return data, model, algorithm, adversary
+
+
+def check(written: str, data: str, model: str, algorithm: str, clients: int | None, adversary: str) -> Scenario:
+    """Load a scenario and make all of its parts, as an audit does before it begins."""
+    loaded = scenario_from(yaml.safe_load(written))
+    made = resolve(loaded)
+    (federation,) = loaded.federations
+    assert (loaded.data.name, loaded.model.name, federation.algorithm) == (data, model, algorithm)
+    assert clients in (None, federation.clients)
+    assert loaded.threat.adversary == ("client" if adversary == starter.MALICIOUS else adversary)
+    assert (federation.malicious is not None) == (adversary == starter.MALICIOUS)
+    assert made.attacks
+    assert written.count("#") > 12, "it is commented"
+    return loaded
+
+
+def test_a_sample_of_what_is_offered_is_valid(datasets):
+    for combination in random.Random(0).sample(offered(), 24):
+        data, model, algorithm, clients, adversary = combination
+        made = complete(Choice(data, model, algorithm, clients, adversary), datasets[data])
+        check(scenario_text(made, datasets[data]), *combination)
+
+
+@pytest.mark.slow
+def test_all_that_is_offered_is_valid(datasets):
+    """Every data set, model, algorithm and adversary, each with one of the numbers of clients."""
+    alike = itertools.groupby(sorted(offered(), key=without_clients), without_clients)
+    for row, (_, group) in enumerate(alike):
+        numbers = list(group)
+        combination = numbers[row % len(numbers)]
+        data, model, algorithm, clients, adversary = combination
+        made = complete(Choice(data, model, algorithm, clients, adversary), datasets[data])
+        check(scenario_text(made, datasets[data]), *combination)
+
+
+def test_the_defences_that_are_commented_out_are_valid(datasets):
+    cases = [("photos", "server"), ("digits", "client"), ("diabetes", "server"), ("digits", starter.MALICIOUS)]
+    for data, adversary in cases:
+        text = scenario_text(complete(Choice(data, adversary=adversary), datasets[data]), datasets[data])
+        open_text = re.sub(r"^# (defences:|  - )", r"\1", text, flags=re.MULTILINE)
+        loaded = scenario_from(yaml.safe_load(open_text))
+        assert len(loaded.runs()) == 2
+        resolve(loaded)
+
+
+@pytest.mark.parametrize(
+    ("data", "adversary", "attacks"),
+    [
+        ("photos", "server", ["invg", "agic"]),
+        ("digits", "eavesdropper", ["invg", "agic"]),
+        ("digits", "client", ["loss-threshold", "gradient-norm", "shadow-models"]),
+        ("breast-cancer", "server", ["loss-threshold", "gradient-norm", "shadow-models"]),
+        ("diabetes", "server", ["attribute-loss"]),
+        ("notes", "server", ["dager", "which-tokens"]),
+        ("notes-causal", "eavesdropper", ["dager", "which-tokens"]),
+        ("digits", starter.MALICIOUS, ["gan"]),
+        ("breast-cancer", starter.MALICIOUS, ["agrevader", "loss-threshold"]),
+    ],
+)
+def test_attacks_suit_the_data_and_the_adversary(datasets, data, adversary, attacks):
+    text = scenario_text(complete(Choice(data, adversary=adversary), datasets[data]), datasets[data])
+    assert [one.name for one in scenario_from(yaml.safe_load(text)).attacks] == attacks
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_terminal_the_defaults_are_taken_and_said(command: Command, tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    done = command("init", file, "--data", "digits")
+    assert done.code == 0
+    assert (
+        "no terminal to ask on: took --model convnet-small, --algorithm fedsgd, --clients 4, --adversary server"
+        in done.err
+    )
+    assert f"next, about 30 s on an idle machine: fedaudit audit {file} --out mine-audit\n" in done.out
+    assert load_scenario(file).data.name == "digits"
+    before = file.read_bytes()
+    refused(command("init", file), "exists, and init overwrites nothing")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (["--data", "digit"], "digits"),
+        (["--data", "cifar10"], "data set 'cifar10' not found"),
+        (["--model", "lenett"], "lenet"),
+        (["--model", "my_package.net:Net"], "docs/how-to/own-model.md"),
+        (["--algorithm", "fedavgg"], "fedavg"),
+        (["--adversary", "sever"], "server"),
+        (["--clients", "0"], "--clients"),
+        (["--clients", "900"], "has 168 examples"),
+        (["--clients", "1", "--adversary", "malicious-client"], "leave an honest one"),
+        (["--data", "breast-cancer", "--model", "resnet20"], "use a model for any input"),
+        (["--data", "notes", "--model", "mlp"], "models of tokens: decoder"),
+        (["--data", "notes", "--adversary", "client"], "take server or eavesdropper"),
+        (["--from-flower", "nowhere"], "no Flower app"),
+        (["--data-dir", "nowhere"], "isn't a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(command: Command, tmp_path: Path, words, fragment):
+    refused(command("init", tmp_path / "s.yaml", "-y", *words), fragment)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there(command: Command, tmp_path: Path):
+    refused(command("init", tmp_path / "no" / "s.yaml", "-y"), "doesn't exist; make it")
+
+
+@pytest.mark.usefixtures("quick")
+def test_questions_are_asked_on_a_terminal_and_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules["fedaudit.cli.init"], "_on_terminal", lambda: True)
+    file = tmp_path / "s.yaml"
+    answers = "tables\n4\nclient\n\nfedprox\n0\n3\n"  # an unknown name and a number out of range first
+    done = CliRunner().invoke(cli, ["init", str(file)], input=answers)
+    assert done.exit_code == 0, done.output
+    loaded = load_scenario(file)
+    assert loaded.data.name == "breast-cancer"
+    assert (loaded.threat.adversary, loaded.model.name) == ("client", "mlp")
+    assert (loaded.federations[0].algorithm, loaded.federations[0].clients) == ("fedprox", 3)
+
+
+@pytest.mark.usefixtures("quick")
+def test_own_images_from_a_folder(command: Command, tmp_path: Path):
+    from PIL import Image
+
+    for split, name, count in itertools.product(("train", "test"), ("cat", "dog"), range(8)):
+        folder = tmp_path / "data" / split / name
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (count * 20, 40, 90 if name == "cat" else 10)).save(folder / f"{count}.png")
+    file = tmp_path / "own images.yaml"
+    done = command("init", file, "--data", "image-folder", "--data-dir", tmp_path / "data", "-y")
+    assert done.code == 0, done
+    assert f"--data-dir {tmp_path / 'data'}" in done.out
+    assert f"fedaudit audit '{file}' --out 'own images-audit'" in done.out
+    resolve(load_scenario(file), data_dir=tmp_path / "data")
+
+
+def test_what_would_take_long_is_lowered_and_said(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def seconds(resolved: Any, **_: Any) -> float:
+        return float(resolved.attacks[0].iterations)
+
+    monkeypatch.setattr(estimate, "audit_seconds", seconds)
+    file = tmp_path / "s.yaml"
+    done = command("init", file, "-y", "--model", "resnet20")
+    assert "lowered to 12% of the usual iterations or rounds" in done.err
+    assert [one.settings()["iterations"] for one in load_scenario(file).attacks] == [72, 72]
+
+
+# A Flower app ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_flower_app_is_read_and_not_run(command: Command, tmp_path: Path):
+    app = tmp_path / "app"
+    (app / "net").mkdir(parents=True)
+    (app / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\n[tool.flwr.app.components]\nserverapp = "net.s:app"\nclientapp = "net.c:app"\n'
+        "[tool.flwr.app.config]\nnum-server-rounds = 7\nlocal-epochs = 2\nbatch_size = 8\nlr = 0.03\n"
+        "fraction-fit = 0.5\nproximal-mu = 0.2\n"
+        '[tool.flwr.federations]\ndefault = "x"\n[tool.flwr.federations.x]\noptions.num-supernodes = 6\n'
+    )
+    (app / "net" / "s.py").write_text("raise SystemExit('it was run')\nstrategy = FedProx()\n")
+    (app / "net" / "c.py").write_text("o = torch.optim.Adam([])\nd = FederatedDataset(dataset='uoft-cs/cifar10')\n")
+    (app / "net" / "broken.py").write_text("def (")
+    file = tmp_path / "s.yaml"
+    done = command("init", file, "-y", "--from-flower", app, "--data", "digits", "--adversary", "client")
+    assert done.code == 0, done
+    (federation,) = load_scenario(file).federations
+    assert (federation.algorithm, federation.clients, federation.clients_per_round) == ("fedprox", 6, 3)
+    assert (federation.local_epochs, federation.batch_size, federation.rounds) == (2, 8, 7)
+    assert (federation.learning_rate, federation.proximal_mu) == (0.03, 0.2)
+    head = file.read_text()
+    assert f"# The app itself is audited by: fedaudit audit --flower {app} --nodes 6 --out app-audit" in head
+    for unknown in ("the data (uoft-cs/cifar10)", "the model, its loss", "the optimiser (Adam)"):
+        assert f"#   - {unknown}" in head
+    assert "how many clients" not in head
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_app_that_does_not_say_how_many_clients_it_has(command: Command, tmp_path: Path):
+    file = tmp_path / "s.yaml"
+    assert command("init", file, "-y", "--from-flower", EXAMPLE).code == 0
+    assert load_scenario(file).federations[0].clients == 10
+    assert "how many clients there are: 10, as Flower simulates" in file.read_text()
+
+
+# A real process -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals")
+@pytest.mark.slow
+def test_a_real_terminal(tmp_path: Path):
+    import pty
+
+    ours, theirs = pty.openpty()
+    line = [sys.executable, "-m", "fedaudit", "init", "s.yaml"]
+    with subprocess.Popen(
+        line, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as running:
+        os.write(ours, b"diabetes\n\n\n\n\n")
+        out, _ = running.communicate(timeout=120)
+    os.close(theirs)
+    os.close(ours)
+    assert running.returncode == 0
+    assert out.lstrip().startswith("wrote s.yaml: diabetes, linear, fedavg, 5 clients, an honest-but-curious server\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["--data", "digits"], ["--data", "diabetes"], ["--data", "notes"], ["--adversary", "client"]], ids=str
+)
+def test_what_is_written_runs_within_two_minutes(tmp_path: Path, words: list[str]):
+    own = [sys.executable, "-m", "fedaudit"]
+    subprocess.run([*own, "init", "s.yaml", "-y", *words], cwd=tmp_path, check=True, timeout=120)
+    done = subprocess.run([*own, "audit", "s.yaml", "--out", "out"], cwd=tmp_path, timeout=240, check=True)
+    assert done.returncode == 0
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {finding["status"] for finding in result["findings"]} == {"done"}
+
+
+def test_only_embedded_data_are_offered():
+    assert list(EMBEDDED) == [entry.name for entry in DATASETS if entry.info["embedded"]]

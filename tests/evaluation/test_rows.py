@@ -1,0 +1,266 @@
+"""Recovered rows of tables: pairing, tolerance, baseline, luck and verdict, against hand-made cases."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedaudit
+from fedaudit.attacks import Finding, RowFinding
+from fedaudit.evaluation import FINDING_TYPES, evaluate
+from fedaudit.evaluation.rows import TOLERANCE, verdict_of
+from fedaudit.modalities.columns import Column
+from fedaudit.report.rows import drawn_tables
+from fedaudit.results import FindingResult
+from fedaudit.scenario.threat import ThreatModel
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import Update
+from fedaudit.utils.seeds import generator
+
+COLUMNS = (
+    Column("age", "numeric", (0,), mean=40.0, std=10.0),
+    Column("income", "numeric", (1,)),
+    Column("colour", "categorical", (2, 3, 4), ("blue", "green", "red")),
+    Column("sex", "categorical", (5,), ("f", "m"), codes=(-1.0, 1.0)),
+)
+
+
+def table(n: int, seed: int = 0) -> torch.Tensor:
+    """n rows of independent columns: two normal ones, one of three categories, one of two codes."""
+    rng = generator(seed, "table")
+    colours = torch.nn.functional.one_hot(torch.randint(3, (n,), generator=rng), 3).float()
+    sexes = torch.randint(2, (n, 1), generator=rng).float() * 2 - 1
+    return torch.cat([torch.randn((n, 2), generator=rng), colours, sexes], dim=1)
+
+
+def scene(
+    rows: torch.Tensor,
+    true: torch.Tensor,
+    candidates: torch.Tensor | None = None,
+    columns: tuple[Column, ...] = COLUMNS,
+    positions: torch.Tensor | None = None,
+    **fields: object,
+) -> FindingResult:
+    task = TaskInfo("custom", None, "eval", "cross-entropy", "table", (true.shape[1],), 2, (0.0,), (1.0,))
+    task = dataclasses.replace(task, columns=columns)
+    update = Update(0, "gradient", {}, len(true), None)
+    seen = Observation(
+        "f", ThreatModel(), task, torch.nn.Identity(), torch.nn.functional.cross_entropy, "gradient", (),
+        (Message(0, 0, {}, update),),
+    )  # fmt: skip
+    candidates = table(400, seed=9) if candidates is None else candidates
+    labels = torch.zeros(len(true), dtype=torch.int64)
+    used = {} if positions is None else {(0, 0): positions}
+    truth = Truth({(0, 0): true}, {(0, 0): labels}, candidates, torch.zeros(len(candidates)).long(), {}, used)
+    found = RowFinding(
+        attack="a", rows=rows, labels=torch.zeros(len(rows)).long(), label_source="given", **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return evaluate(found, seen, truth, seed=0).result
+
+
+def metric(result: FindingResult, name: str) -> float:
+    return next(m.value for m in result.metrics if m.name == name)
+
+
+def test_rows_are_paired_in_any_order() -> None:
+    true = table(6)
+    result = scene(true[torch.tensor([3, 1, 5, 0, 2, 4])], true)
+    assert metric(result, "cell_accuracy") == 1
+    assert metric(result, "exact_rows") == 1
+    assert all(row.exact for row in result.rows)
+    assert result.columns == ["age", "income", "colour", "sex"]
+
+
+def test_the_pairing_has_as_few_wrong_cells_as_any() -> None:
+    true, found = table(5, seed=1), table(5, seed=2)
+    right = torch.zeros(5, 5)
+    for i, j in itertools.product(range(5), range(5)):
+        right[i, j] += int(((true[i, :2] - found[j, :2]).abs() <= TOLERANCE).sum())
+        right[i, j] += int(true[i, 2:5].equal(found[j, 2:5])) + int(true[i, 5] == found[j, 5])
+    best = max(sum(float(right[i, p[i]]) for i in range(5)) for p in itertools.permutations(range(5)))
+    assert metric(scene(found, true), "cell_accuracy") == pytest.approx(best / 20)
+
+
+@pytest.mark.parametrize(
+    ("off", "right"), [(0.99 * TOLERANCE, 1.0), (1.01 * TOLERANCE, 0.75), (-1.01 * TOLERANCE, 0.75)]
+)
+def test_a_number_may_be_off_by_the_tolerance(off: float, right: float) -> None:
+    true = table(4)
+    found = true.clone()
+    found[:, 0] += off
+    result = scene(found[:1], true[:1])
+    assert metric(result, "cell_accuracy") == right
+    assert result.rows[0].wrong == ([] if right == 1 else [0])
+
+
+def test_without_columns_every_position_is_a_number_in_units_of_its_own_spread() -> None:
+    candidates = torch.tensor([[0.0, 0.0], [200.0, 2.0]])  # standard deviations 100 and 1
+    true = torch.tensor([[50.0, 1.0]])
+    found = true + torch.tensor([[30.0, 0.33]])
+    result = scene(found, true, candidates, columns=())
+    assert result.rows[0].wrong == [1]
+    assert result.columns == ["column 1", "column 2"]
+
+
+def test_cells_are_told_in_the_tables_own_words() -> None:
+    true = torch.tensor([[1.5, 0.0, 0.0, 1.0, 0.0, -1.0]])
+    found = torch.tensor([[-1.0, 0.0, 0.1, 0.2, 0.7, 0.4]])
+    row = scene(found, true).rows[0]
+    assert row.true == ["55", "0", "green", "f"]
+    assert row.recovered == ["30", "0", "red", "m"]
+    assert row.wrong == [0, 2, 3]
+    assert row.right == 1
+    assert not row.exact
+
+
+def test_rows_that_were_not_returned_are_not_recovered() -> None:
+    true = table(4)
+    result = scene(true[:3], true, certified=torch.tensor([True, True, False]))
+    assert metric(result, "cell_accuracy") == 0.75
+    assert metric(result, "exact_rows") == 0.75
+    assert [row.found for row in result.rows] == [True, True, True, False]
+    assert metric(result, "certified_rows") == 0.5
+    assert metric(result, "wrongly_certified") == 0
+    nothing = scene(true[:0], true)
+    assert metric(nothing, "cell_accuracy") == 0
+    assert not nothing.leak
+
+
+def test_a_wrong_certificate_is_counted() -> None:
+    true = table(3)
+    found = true.clone()
+    found[0] = -found[0].abs() - 3
+    result = scene(found, true, certified=torch.ones(3, dtype=torch.bool))
+    assert metric(result, "wrongly_certified") == 1
+    judged, right = verdict_of([result]), verdict_of([scene(true, true, certified=torch.ones(3, dtype=torch.bool))])
+    assert "1 CERTIFIED ROWS ARE WRONG" in judged.text
+    assert judged.headline.endswith("1 certified rows are WRONG.")
+    assert "WRONG" not in right.text + right.headline
+
+
+def test_an_example_used_twice_counts_once() -> None:
+    true = table(3)
+    result = scene(true, torch.cat([true, true]), positions=torch.tensor([4, 7, 9, 4, 7, 9]))
+    assert len(result.rows) == 3
+    assert {row.uses for row in result.rows} == {2}
+    twins = scene(true[[0, 0]], true[[0, 0]], positions=torch.tensor([4, 7]))  # two people who are alike are two
+    assert len(twins.rows) == 2
+
+
+def test_random_rows_are_no_leak_and_the_baseline_is_what_they_get() -> None:
+    """Rows of the same distributions that have nothing to do with the update."""
+    leaks, shares, guesses = 0, [], []
+    for seed in range(20):
+        result = scene(table(8, seed=100 + seed), table(8, seed=seed))
+        leaks += bool(result.leak)
+        shares.append(metric(result, "cell_accuracy"))
+        guesses.append(result.metrics[0].baseline or 0.0)
+    assert leaks <= 1
+    assert sum(shares) / 20 == pytest.approx(sum(guesses) / 20, abs=0.06)
+
+
+def test_the_most_frequent_values_are_no_leak() -> None:
+    """Nearly all rows are alike: naming what all are alike in is right in most cells, and tells nothing."""
+    candidates = table(300, seed=3)
+    candidates[:, :2] *= 0.05
+    candidates[:, 2:] = torch.tensor([1.0, 0.0, 0.0, -1.0])
+    result = scene(torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, -1.0]] * 6), candidates[:6], candidates)
+    assert metric(result, "cell_accuracy") == 1
+    assert not result.leak
+
+
+def test_the_truth_is_a_leak_and_one_row_of_four_cells_decides_nothing() -> None:
+    true = table(8)
+    result = scene(true, true)
+    assert result.leak
+    assert result.p_value == pytest.approx(1 / 200)
+    judged = FINDING_TYPES["rows"].verdict([result])
+    assert judged.verdict == "recovered"
+    assert "8 of 8 rows exact" in judged.text
+    alone = FINDING_TYPES["rows"].verdict([scene(true[:1], true[:1])])
+    assert alone.verdict in ("inconclusive", "recovered")
+    off = true.clone()
+    off[:, 0] += 1.0
+    assert FINDING_TYPES["rows"].verdict([scene(off, true)]).verdict == "inferred"
+    noise = scene(table(8, seed=77), true)
+    assert FINDING_TYPES["rows"].verdict([noise]).verdict == "not demonstrated"
+
+
+def test_confidence_is_compared_with_what_is_right() -> None:
+    true = table(8)
+    found = true.clone()
+    found[:, 0] += 2.0
+    sure = torch.ones(8, 4)
+    sure[:, 0] = 0.1
+    result = scene(found, true, confidence=sure)
+    assert metric(result, "surest_accuracy") == 1
+    assert metric(result, "cell_accuracy") == 0.75
+    assert metric(result, "surest_numeric") == 1
+    line = result.charts[0].lines[0]
+    assert line.y[0] == 0
+    assert line.y[-1] == 1
+    against = scene(found, true, confidence=1 - sure)
+    assert metric(against, "surest_accuracy") == 0
+    assert metric(against, "surest_numeric") == 0
+    assert metric(against, "surest_categorical") == 1
+
+
+def test_a_finding_survives_the_disk(tmp_path: Path) -> None:
+    found = RowFinding(rows=table(3), labels=torch.arange(3), label_source="given", certified=torch.ones(3).bool())
+    found.save(tmp_path / "f.safetensors", "key")
+    read = Finding.load(tmp_path / "f.safetensors", "key")
+    assert isinstance(read, RowFinding)
+    assert read.rows.equal(found.rows)
+    assert read.certified is not None
+
+
+def test_the_report_draws_rows_and_marks_wrong_cells(tmp_path: Path) -> None:
+    values = {
+        "data": {"name": "diabetes"},
+        "model": {"name": "mlp", "width": 16},
+        "federations": [{"name": "f", "clients": 1, "examples": 2, "batch_size": 2}],
+        "attacks": [{"name": "tableak", "iterations": 20, "restarts": 2}],
+        "evaluation": {"controls": False},
+    }
+    audit = fedaudit.audit(values, progress=False, out=tmp_path)
+    (found,) = audit.result.findings
+    page = (tmp_path / "report.html").read_text()
+    assert 'id="rows"' in page
+    wrong = sum(len(row.wrong) for row in found.rows)
+    assert wrong > 0
+    assert page.count('<li class="wrong">') == wrong
+    assert all(f'<span class="column">{name}</span>' in page for name in found.columns)
+    (table,) = drawn_tables(audit.result)
+    assert [[cell.wrong for cell in row.cells].count(True) for row in table.rows] == [len(r.wrong) for r in found.rows]
+
+
+def wide(n: int, seed: int) -> torch.Tensor:
+    return torch.randn((n, 12), generator=generator(seed, "wide"))
+
+
+def test_whole_rows_count_even_where_other_updates_bring_noise() -> None:
+    candidates = wide(300, seed=9)
+    true = [wide(4, seed=s) for s in range(6)]
+    noise = [wide(4, seed=50 + s) * 3 for s in range(5)]  # worse than guessing
+    results = [scene(true[0], true[0], candidates, columns=())]
+    results += [scene(n, t, candidates, columns=()) for n, t in zip(noise, true[1:], strict=True)]
+    judged = FINDING_TYPES["rows"].verdict(results)
+    assert judged.verdict == "recovered"
+    assert judged.evidence is not None
+    assert (judged.evidence.value, judged.evidence.n) == (4 / 24, 24)
+    assert FINDING_TYPES["rows"].verdict(results[1:]).verdict != "recovered"
+
+
+def test_rows_that_many_people_share_are_exact_by_luck() -> None:
+    common = torch.zeros(1, 12)
+    candidates = torch.cat([wide(50, seed=9), common.repeat(50, 1) + 0.01 * wide(50, seed=3)])
+    result = scene(common, common, candidates, columns=())
+    assert result.rows[0].exact
+    assert result.rows[0].by_luck == pytest.approx(51 / 101, abs=0.01)
+    assert FINDING_TYPES["rows"].verdict([result]).verdict != "recovered"

@@ -1,0 +1,337 @@
+"""Positive controls, and the replay of recorded training: whether "found nothing" means anything."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedaudit
+from fedaudit.attacks import ATTACKS
+from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
+from fedaudit.pipeline.control_cases import by_heart, one_example, reference
+from fedaudit.pipeline.replay import replay_error
+from fedaudit.pipeline.run import run_audit
+from fedaudit.pipeline.trials import Trial
+from fedaudit.results import AttackSummary, AuditResult
+from fedaudit.scenario.scenario import scenario_from
+from fedaudit.simulation.simulator import Recording
+from fedaudit.utils.fingerprint import tensor_digest
+
+FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
+NOISE = {"name": "noise", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "where": "local", "epsilon": None}}
+
+
+def scenario(*attacks: Any, **rest: Any) -> dict[str, Any]:
+    lenet = {"name": "lenet", "initialisation": "uniform"}
+    return {"data": {"name": "digits"}, "model": lenet, "federations": [FEDSGD], "attacks": list(attacks), **rest}
+
+
+def invg(iterations: int = 150) -> dict[str, Any]:
+    return {"name": "invg", "iterations": iterations}
+
+
+def audited(*attacks: Any, **rest: Any) -> AuditResult:
+    return fedaudit.audit(scenario(*attacks, **rest), progress=False).result
+
+
+def only(result: AuditResult) -> AttackSummary:
+    (summary,) = result.summaries
+    return summary
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Count the runs of attacks that aren't kept: the federation of each."""
+    made: list[str] = []
+    whole = Trial.run
+
+    def run(self: Trial, *args: Any) -> Any:
+        made.append(self.observation.federation)
+        return whole(self, *args)
+
+    monkeypatch.setattr(Trial, "run", run)
+    return made
+
+
+# What a control decides ---------------------------------------------------------------------------------------------
+
+
+def test_too_little_effort_is_inconclusive_and_says_so():
+    federation = {
+        **FEDSGD,
+        "clients": 8,
+        "examples": 8,
+    }  # so many that a second control is within a quarter of the time
+    result = audited(invg(2), defences=NOISE, federations=[federation])
+    summary = only(result)
+    assert summary.verdict == "inconclusive"
+    assert "even in the easiest case invg fails" in summary.advice[0]
+    assert "raise its effort (iterations" in summary.advice[-1]
+    assert any("little effort: 2 iterations" in caution for caution in summary.cautions)
+    assert [(c.model, c.won) for c in result.controls] == [("same", False), ("reference", False)]
+    assert summary.control == 1
+
+
+def test_noise_that_hides_the_images_is_told_from_too_little_effort():
+    result = audited(invg(), defences=NOISE)
+    summary = only(result)
+    assert summary.verdict == "not demonstrated"
+    assert "although it won its positive control on this model" in summary.headline
+    (control,) = result.controls
+    assert (control.model, control.won, summary.control) == ("same", True, 0)
+    assert control.images[0].psnr > 20
+
+
+def test_a_leak_needs_no_control(ran):
+    result = audited(invg())
+    assert only(result).verdict == "recovered"
+    assert result.controls == []
+    assert ran == ["a", "a"]
+
+
+def test_without_controls_nothing_is_concluded(ran):
+    summary = only(audited(invg(), defences=NOISE, evaluation={"controls": False}))
+    assert summary.verdict == "inconclusive"
+    assert "positive controls were turned off" in summary.advice[0]
+    assert len(summary.advice) == 1
+    assert ran == ["a", "a"]
+
+
+def test_an_undefended_federation_is_the_control_for_nothing(ran):
+    plain = {"name": "plain"}  # whatever its name
+    result = audited(invg(), defences=[plain, NOISE])
+    by_name = {s.federation: s for s in result.summaries}
+    assert by_name["a-plain"].verdict == "recovered"
+    assert by_name["a-noise"].verdict == "not demonstrated"
+    assert by_name["a-noise"].headline.endswith("although it did from a-plain, which has no defence.")
+    (control,) = result.controls
+    assert (control.federation, control.won, control.timing) == ("a-plain", True, None)
+    assert sorted(ran) == ["a-noise"] * 2 + ["a-plain"] * 2
+
+
+def test_federations_share_a_control(ran):
+    weaker = {**NOISE, "name": "more", "sanitiser": {**NOISE["sanitiser"], "noise": 2.0}}  # type: ignore[dict-item]
+    result = audited(invg(), defences=[NOISE, weaker])
+    assert [s.control for s in result.summaries] == [0, 0]
+    assert ran.count("control-same") == len(result.controls) == 1
+
+
+def test_controls_take_a_quarter_of_the_attacks_time(ran):
+    """Two examples and three attacks: six runs' worth, of which one control is within a quarter, and two aren't."""
+    attacks = [{"name": name, "iterations": 2} for name in ("invg", "dlg-adam", "agic")]
+    result = audited(*attacks, defences=NOISE)
+    assert [name for name in ran if name != "a"] == ["control-same"]
+    refused = [c for c in result.controls if c.won is None]
+    assert {c.attack for c in refused} == {"dlg-adam", "agic"}
+    assert all("a quarter of the attacks' time" in c.text for c in refused)
+    assert [s.verdict for s in result.summaries] == ["inconclusive"] * 3
+
+
+def test_controls_are_kept_and_written(tmp_path: Path, ran):
+    made = scenario_from(scenario(invg(), defences=NOISE))
+    first = run_audit(made, store=tmp_path / "findings")
+    assert ran == ["a", "a", "control-same"]
+    again = run_audit(made, store=tmp_path / "findings")
+    assert len(ran) == 3
+    assert [c.model_dump(exclude={"timing"}) for c in first.result.controls] == [
+        c.model_dump(exclude={"timing"}) for c in again.result.controls
+    ]
+    again.save(tmp_path)
+    (image,) = AuditResult.load(tmp_path / "results.json").controls[0].images
+    assert (tmp_path / image.true_image).is_file()
+    assert (tmp_path / image.reconstruction).is_file()
+    assert "positive control" in (tmp_path / "report.html").read_text()
+
+
+# The cases ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return fedaudit.simulate(scenario(invg()), progress=False)
+
+
+def test_no_victim_is_in_a_control(recording):
+    victims = {tensor_digest(x) for batch in recording.truth.inputs.values() for x in batch}
+    case = one_example(recording, "gradient", 8)
+    examples = [x for batch in case.recording.truth.inputs.values() for x in batch]
+    assert len({tensor_digest(x) for x in examples}) == 8
+    assert not victims & {tensor_digest(x) for x in examples}
+
+
+@pytest.mark.parametrize("kind", ["gradient", "weights"])
+def test_a_control_is_one_plain_step_of_the_audited_model(recording, kind):
+    case = one_example(recording, kind)
+    (only_round,) = case.recording.transcript.rounds
+    (update,) = only_round.updates
+    model = recording.transcript.module
+    model.load_state_dict(recording.transcript.rounds[0].weights)
+    truth, info = case.recording.truth, recording.transcript.task_info
+    loss = nn.functional.cross_entropy(model(info.normalise(truth.inputs[0, 0])), truth.labels[0, 0])
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    assert update.training is not None
+    scale = 1.0 if kind == "gradient" else -update.training.learning_rate
+    for (name, _), g in zip(model.named_parameters(), grads, strict=True):
+        torch.testing.assert_close(update.tensors[name], scale * g, rtol=1e-4, atol=1e-7)
+    assert case.model == "same"
+    assert reference(kind).model == "reference"
+
+
+def test_labels_have_a_control_that_luck_does_not_win():
+    """Eight updates of one label each, on photographs of seven classes: together they are beyond luck."""
+    made = scenario("labels", data={"name": "photos"}, model={"name": "convnet-small", "width": 16})
+    case = one_example(fedaudit.simulate(made, progress=False), "gradient", 8)
+    attack, threat = fedaudit.make_attack("labels", {}), fedaudit.ThreatModel()
+    findings = [
+        evaluate(attack(seen, generator=torch.Generator().manual_seed(0)), seen, case.recording.truth, seed=0).result
+        for seen in fedaudit.observe(case.recording.transcript, threat).split("update")
+    ]
+    (summary,) = summarise(findings, resamples=100, seed=0)
+    assert (len(findings), summary.verdict) == (8, "inferred")
+
+
+RECORDS: dict[str, Any] = {
+    "data": {"name": "digits", "split": "train"},
+    "model": {"name": "mlp", "width": 32},
+    "threat": {"records": 60},
+    "federations": [
+        {"name": "f", "algorithm": "fedavg", "clients": 2, "rounds": 1, "examples": 200, "batch_size": 50,
+         "local_epochs": 1, "learning_rate": 1e-4},
+    ],
+}  # fmt: skip
+
+
+def test_membership_has_a_control_that_learns_by_heart():
+    result = audited("loss-threshold", **RECORDS)
+    summary = only(result)
+    assert summary.verdict == "not demonstrated"  # nobody learnt anything
+    (control,) = result.controls
+    assert control.won
+    assert "learnt the members by heart" in control.case
+    assert control.metrics[0].value > 0.75
+
+
+def test_an_attribute_has_a_control_that_learns_it_by_heart():
+    """The model has learnt nothing, so nothing is inferred; the same attack wins where members were learnt by heart."""
+    table: dict[str, Any] = {
+        "data": {"name": "diabetes", "split": "train"},
+        "model": {"name": "mlp", "width": 64},
+        "threat": {"records": 60, "hidden_attribute": "sex"},
+        "federations": [{**RECORDS["federations"][0], "examples": 120, "learning_rate": 1e-6}],
+    }
+    result = audited("attribute-loss", **table)
+    assert only(result).verdict == "not demonstrated"
+    (control,) = result.controls
+    assert control.won
+    accuracy, advantage = control.metrics
+    assert (accuracy.name, advantage.name) == ("attribute_accuracy", "attribute_advantage")
+    assert accuracy.value > 0.9
+    assert advantage.value > 0.3
+    seen = fedaudit.simulate(scenario("attribute-loss", **table), progress=False)
+    case = by_heart(seen)
+    assert case is not None
+    learnt, known = case.recording.truth.inputs[0, 0][:, 1], seen.transcript.records
+    assert known is not None
+    assert not known.inputs[:, 1].any()  # the attribute is hidden from the adversary, and not from the model
+    assert learnt.equal(known.codes[seen.truth.values][seen.truth.owners >= 0][:, 0])
+
+
+def test_the_members_learnt_by_heart_are_the_adversary_s_own():
+    seen = fedaudit.simulate(scenario("loss-threshold", **RECORDS), progress=False)
+    case = by_heart(seen)
+    assert case is not None
+    records = seen.transcript.records
+    assert records is not None
+    member = seen.truth.owners >= 0
+    assert case.recording.truth.inputs[0, 0].equal(records.inputs[member])
+    assert by_heart(fedaudit.simulate(scenario(invg()), progress=False)) is None
+
+
+# Replay -------------------------------------------------------------------------------------------------------------
+
+FEDAVG = {"name": "a", "algorithm": "fedavg", "clients": 1, "examples": 3, "batch_size": 1, "local_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def trained() -> Recording:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    torch.manual_seed(0)
+    data = (torch.rand(60, 1, 8, 8), torch.arange(60) % 10)
+    federation = {**FEDAVG, "learning_rate": 0.1, "momentum": 0.9, "local_epochs": 2}
+    made = {"federations": [federation], "model": {"batch_norm": "eval"}}
+    return fedaudit.simulate(made, model=model, data=data, progress=False)
+
+
+def changed(recording: Recording, batch_norm: Any = None, **facts: Any) -> Recording:
+    transcript = recording.transcript
+    rounds = [
+        dataclasses.replace(
+            r,
+            updates=[
+                dataclasses.replace(u, training=dataclasses.replace(u.training, **facts))
+                for u in r.updates
+                if u.training is not None
+            ],
+        )
+        for r in transcript.rounds
+    ]
+    info = transcript.task_info
+    info = dataclasses.replace(info, batch_norm=batch_norm or info.batch_norm)
+    return with_parts(recording, rounds=rounds, task_info=info)
+
+
+def with_parts(recording: Recording, **parts: Any) -> Recording:
+    transcript = copy.copy(recording.transcript)
+    for name, part in parts.items():
+        setattr(transcript, name, part)
+    return Recording(transcript, recording.truth)
+
+
+def test_the_right_facts_replay_the_updates(trained):
+    error = replay_error(trained)
+    assert error is not None
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"learning_rate": 1.0}, {"momentum": 0.0}, {"weight_decay": 0.5}, {"batch_norm": "train"}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_wrong_facts_are_contradicted(trained, wrong):
+    error = replay_error(changed(trained, **wrong))
+    assert error is not None
+    assert error > 0.05
+
+
+def test_what_cannot_be_repeated_is_not_replayed(trained):
+    assert replay_error(with_parts(trained, rounds=[])) is None
+    module = nn.Sequential(trained.transcript.module, nn.Dropout(0.5))
+    assert replay_error(with_parts(trained, module=module)) is None
+
+
+@pytest.mark.parametrize("wrong", [{}, {"learning_rate": 1.0}], ids=["right", "wrong"])
+def test_contradicted_facts_make_an_audit_inconclusive(wrong):
+    federation = {**FEDAVG, "learning_rate": 0.1, "momentum": 0.5}
+    seen = fedaudit.simulate(scenario(invg(), federations=[federation]), progress=False)
+    audit = fedaudit.attack(changed(seen, **wrong), [invg(3)], progress=False)
+    assert isinstance(audit, fedaudit.Audit)
+    summary, record = only(audit.result), audit.result.federations[0]
+    assert record.replay_error is not None
+    assert (record.replay_error > 0.05) is bool(wrong)
+    assert summary.verdict == "inconclusive"
+    assert any("recorded of the local training" in text for text in summary.advice) is bool(wrong)
+    assert any("learning rate, momentum" in text for text in summary.advice) is bool(wrong)
+
+
+def test_every_finding_type_says_what_its_control_is():
+    ATTACKS.names()
+    controls = {"example", "records", "sources", "property", "client", "canaries", "vertical", None}
+    assert {t.control for t in FINDING_TYPES.values()} <= controls
+    assert FINDING_TYPES["images"].control == FINDING_TYPES["labels"].control == "example"

@@ -1,0 +1,177 @@
+"""What a report concludes about findings that aren't images, and about federations that nobody attacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedaudit.report import frontier
+from fedaudit.report.comparison import _guarantee
+from fedaudit.report.conclusion import headline
+from fedaudit.report.frontier import strongest
+from fedaudit.report.page import after_move, render_report
+from fedaudit.report.terminal import print_summary
+from fedaudit.results import (
+    AttackSummary,
+    AuditResult,
+    Comparison,
+    HistoryRecord,
+    HistoryTiming,
+    Interval,
+    MetricSummary,
+    Verdict,
+)
+from fedaudit.results.findings import RegisteredResult
+from fedaudit_lab.studies.analysis import Cell
+from fedaudit_lab.studies.drawing import cell_text, difference_text
+from tests.report.report_cases import sample
+
+
+def interval(mean: float, n: int = 3) -> Interval:
+    return Interval(mean=mean, median=mean, low=mean - 0.1, high=mean + 0.1, n=n)
+
+
+def summary(
+    attack: str,
+    metric: str,
+    value: float,
+    *,
+    verdict: Verdict = "inferred",
+    higher: bool = True,
+    n: int = 3,
+) -> AttackSummary:
+    told = {"attack": attack, "federation": "fedsgd", "update_kind": "gradient", "updates": 3, "images": 0}
+    if metric == "psnr":
+        verdict = "recovered" if verdict == "inferred" else verdict
+        return AttackSummary.model_validate(
+            {**told, "verdict": verdict, "verdict_text": "t", "psnr": interval(value, n)}
+        )
+    measured = MetricSummary(name=metric, summary="what it is", higher_is_better=higher, value=interval(value, n))
+    return AttackSummary.model_validate({**told, "verdict": verdict, "verdict_text": "t", "metrics": [measured]})
+
+
+def result_with(folder: Path, *summaries: AttackSummary) -> AuditResult:
+    result = sample(folder, curve=False)
+    return result.model_copy(update={"findings": [], "comparisons": [], "summaries": list(summaries)})
+
+
+@pytest.mark.parametrize(
+    ("summaries", "wanted"),
+    [
+        ([summary("a", "membership_auc", 0.6), summary("b", "membership_auc", 0.9)], "b"),
+        ([summary("a", "distance", 0.6, higher=False), summary("b", "distance", 0.9, higher=False)], "a"),
+        (
+            [
+                summary("a", "membership_auc", 0.6),
+                summary("b", "membership_auc", 0.9, verdict="not demonstrated"),
+            ],
+            "a",
+        ),
+        ([summary("a", "gap_closed", 0.6), summary("b", "psnr", 20.0), summary("c", "psnr", 30.0)], "c"),
+        (
+            [
+                summary("p", "psnr", 9.0, verdict="not demonstrated"),
+                summary("a", "gap_closed", 0.6),
+                summary("b", "gap_closed", 0.7),
+                summary("c", "membership_auc", 0.9),
+            ],
+            "b",
+        ),
+    ],
+    ids=["more is stronger", "less is stronger", "the verdict comes first", "images come first", "kinds in order"],
+)
+def test_the_strongest_attack_is_the_one_that_reached_most(tmp_path, summaries, wanted):
+    result = result_with(tmp_path, *summaries)
+    best = strongest(result, result.summaries)
+    assert best is not None
+    assert best.attack == wanted
+    assert headline(result).title.startswith(f"The server, by {wanted}: {best.verdict}.")
+    assert f"strongest attack: <b>{wanted}</b>" in render_report(result, tmp_path)
+
+
+def test_the_comparison_names_the_same_attack(tmp_path):
+    result = result_with(tmp_path, summary("a", "membership_auc", 0.6), summary("b", "membership_auc", 0.9))
+    assert frontier.scale(result).name == "membership_auc"
+    assert max(result.summaries, key=lambda s: frontier.strength(s, frontier.scales(result))).attack == "b"
+
+
+def test_a_federation_that_nobody_attacked_is_no_verdict(tmp_path):
+    result = result_with(tmp_path, summary("a", "membership_auc", 0.6))
+    page = render_report(result, tmp_path)
+    assert "not attacked</span>" in page
+    assert "not applicable</span>" not in page
+    assert "whether it leaks is not known" in page
+
+
+OF_IMAGES = [
+    "Attacks that reconstruct images mostly fail with BatchNorm in train mode",
+    "Two attacks are compared on the same images, one by one",
+    "how near the average image",
+]
+
+
+def test_what_is_true_of_images_is_said_of_images_only(tmp_path):
+    image_files = render_report(sample(tmp_path, curve=False), tmp_path)
+    assert [text for text in OF_IMAGES if text not in image_files] == []
+    assert "SSIM <small>up to 1</small>" in image_files
+    result = result_with(tmp_path, summary("a", "membership_auc", 0.6), summary("b", "membership_auc", 0.9))
+    compared = {"federation": "fedsgd", "metric": "membership_auc", "a": "b", "b": "a", "unit": ""}
+    comparison = Comparison.model_validate({**compared, "difference": interval(0.3), "outcome": "a is better"})
+    others = render_report(result.model_copy(update={"comparisons": [comparison]}), tmp_path)
+    assert [text for text in OF_IMAGES if text in others] == []
+    assert "Two attacks are compared on the same updates, clients or records, one by one" in others
+
+
+@pytest.mark.parametrize(("n", "bracket"), [(1, False), (2, True)])
+def test_one_value_has_no_interval(tmp_path, capsys, n, bracket):
+    one = summary("a", "membership_auc", 0.772, n=n)
+    two = summary("b", "psnr", 20.0, n=n)
+    result = result_with(tmp_path, one, two)
+    history = HistoryRecord(bytes=8, parameters=2, epsilon=[1.0], timing=HistoryTiming(training=1.0, sanitising=0.1))
+    defended = result.federations[0].model_copy(update={"sanitiser": "dp", "course": history})
+    difference = Comparison(
+        federation="fedsgd", metric="psnr", a="b", b="c", difference=interval(1.0, n), outcome="undecided"
+    )
+    result = result.model_copy(update={"federations": [defended], "comparisons": [difference]})
+    print_summary(result)
+    told = capsys.readouterr().out
+    page = render_report(result, tmp_path)
+    for shown in ("0.772 [0.672, 0.872]", "20.0 [19.9, 20.1]", "+1.0 dB [+0.9, +1.1]"):
+        assert (shown in told) is bracket
+        assert shown.partition(" ")[0] in told
+    for shown in ("[0.672, 0.872]", "[19.9, 20.1]", "20 [19.9, 20.1]", "[+0.9, +1.1]"):
+        assert (shown in page) is bracket
+    cell = Cell({}, interval(0.5, n), images=n, published=None, missing=None, seconds=None, others={})
+    assert cell_text("psnr", cell)[0] == ("0.5 [0.4, 0.6]" if bracket else "0.5")
+    assert difference_text("psnr", interval(0.5, n)) == ("+0.5 [+0.4, +0.6], n=2" if bracket else "+0.5, n=1")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "words"),
+    [
+        (None, "none"),
+        (1.0, "ε = 1: the odds that one took part change at most 2.72-fold"),
+        (8.0, "ε = 8: the odds that one took part change at most 2,981-fold"),
+        (530010.1, "ε = 530,010: it bounds nothing in practice"),
+    ],
+)
+def test_what_an_epsilon_means_in_words(epsilon: float | None, words: str) -> None:
+    assert _guarantee(epsilon) == words
+
+
+@pytest.mark.parametrize(
+    ("flipped", "right", "down", "words"),
+    [
+        (False, -2, 0, "shifted 2 px sideways: 7.5 dB when put back"),
+        (True, 0, 3, "mirrored and shifted 3 px up or down: 7.5 dB when put back"),
+        (True, 1, 1, "mirrored and shifted 1 px sideways and 1 px up or down: 7.5 dB when put back"),
+        (True, 0, 0, "mirrored: 7.5 dB when put back"),
+    ],
+)
+def test_a_move_in_words(flipped: bool, right: int, down: int, words: str) -> None:
+    moved = RegisteredResult(
+        psnr=7.5, ssim=0.5, flipped=flipped, right=right, down=down, rank=None, psnr_nearest_other=None,
+        psnr_mean_image=5.0,
+    )  # fmt: skip
+    assert after_move(moved) == words

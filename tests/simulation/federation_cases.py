@@ -1,0 +1,63 @@
+"""What the tests on simulations share: a scenario of one federation, its run, and whether two are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser
+from fedaudit.pipeline.prepare import resolve
+from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.simulation.client import Federation
+from fedaudit.simulation.simulator import simulate
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.update import Update
+from fedaudit.utils.registry import SETTINGS, register
+
+
+@checked_dataclass(kw_only=True, eq=False, config=SETTINGS)  # registered below: workers import it, too
+class Counting(Sanitiser):
+    """Remembers how often its client has sent, under a name like any other."""
+
+    name = "counting"
+    summary = "multiplies by how often this client has sent"
+
+    rounds: int = dataclasses.field(default=0, init=False)
+
+    def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
+        self.rounds += 1
+        return dataclasses.replace(update, tensors={n: self.rounds * t for n, t in update.tensors.items()})
+
+
+def add_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make it a defence that scenarios can name, until the test is over."""
+    monkeypatch.setattr(SANITISERS, "_entries", dict(SANITISERS._entries))
+    register(Counting)
+
+
+MLP = {"name": "mlp", "width": 8}
+
+
+def scenario(spec: dict[str, Any], **rest: Any) -> Scenario:
+    values = {"data": {"name": "digits"}, "model": MLP, "attacks": ["invg"], **rest}
+    return scenario_from({**values, "federations": [{"name": "fed", **spec}]})
+
+
+def run(
+    spec: dict[str, Any], *, own: dict[str, Any] | None = None, **rest: Any
+) -> tuple[Federation, Transcript, Truth]:
+    made = scenario(spec, **rest)
+    (federation,) = resolve(made, **(own or {})).federations
+    recording = simulate(federation)
+    return federation, recording.transcript, recording.truth
+
+
+def same(a: Transcript, b: Transcript) -> bool:
+    pairs = zip(a.rounds, b.rounds, strict=True)
+    weights = all(x.weights[n].equal(y.weights[n]) for x, y in pairs for n in x.weights)
+    return weights and a.fingerprint() == b.fingerprint()
