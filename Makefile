@@ -9,7 +9,7 @@ MINUTES ?= 60
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
-.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema docs first-hour same-numbers mutants fuzz faults setup-locked lock sbom vulnerabilities clean
+.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema docs first-hour same-numbers fuzz faults setup-locked lock sbom vulnerabilities clean
 
 audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -111,9 +111,6 @@ first-hour:  ## play a newcomer's first hour with what is committed, in an empty
 same-numbers: $(NATIVE)  ## compare this version's numbers with another commit's, bit for bit: make same-numbers OLD=v0.1
 	rm -rf .old && git worktree prune && git worktree add --quiet --detach .old $(OLD)
 	$(BIN)/python -m tests.same_numbers .old; code=$$?; git worktree remove --force .old; exit $$code
-
-mutants: $(NATIVE)  ## wrong programs (tests/mutants.yaml): which of them do the tests not notice? make mutants ONLY='epochs privacy'
-	$(BIN)/python -m tests.mutants $(ONLY)
 
 fuzz: $(NATIVE)  ## odd scenarios, studies, flags and files for an hour; goes on where it was stopped: make fuzz MINUTES=10
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import settings
 
 from fedaudit.cli import main
 from fedaudit.simulation import checkpoint
@@ -26,8 +26,6 @@ pytest.register_assert_rewrite("tests.data.data_cases", "tests.attacks.membershi
 # Shared machines stall now and then: no deadlines. In CI the same examples every time, elsewhere new ones.
 settings.register_profile("steady", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("steady")
-# For wrong programs (mutants.py): the same examples every time, and no simpler one is looked for once one fails.
-settings.register_profile("mutants", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
 SCENARIO = """\
 version: 1

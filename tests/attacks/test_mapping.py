@@ -138,7 +138,7 @@ def test_an_audit_of_a_malicious_server_says_that_it_tested_one(tmp_path, verdic
 
 
 def test_the_page_carries_the_table(tmp_path):
-    from fedaudit.report import render_report
+    from fedaudit.report.page import render_report
 
     page = render_report(result(tmp_path), tmp_path)
     part = page.partition('<section class="part" id="mapping"')[2].partition("</section>")[0]

@@ -16,7 +16,7 @@ from PIL import EpsImagePlugin, Image
 import fedaudit
 from fedaudit.data import load_dataset
 from fedaudit.data.images import IMAGE_SUFFIXES, read_image
-from fedaudit.report import render_report
+from fedaudit.report.page import render_report
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import FORMATS, MAX_PIXELS, decode
 from tests.data.data_cases import one_line, random_images

@@ -295,11 +295,12 @@ def _commands(command: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 def _flag(line: list[str]) -> None:
     """Run the command as far as the work begins."""
     line = [word.replace("\0", "").encode(errors="replace").decode() for word in line]  # as command lines can be
-    stops = ["pipeline.run.run_audit", "pipeline.run.record", "pipeline.trials.run_trials", "api.simulate"]
-    stops += ["pipeline.transcripts.simulate_all", "cli.study_commands.run_study", "cli.study_commands.estimate"]
+    stops = [".pipeline.run.run_audit", ".pipeline.run.record", ".pipeline.trials.run_trials", ".api.simulate"]
+    stops += [".pipeline.transcripts.simulate_all", "_lab.cli.study_commands.run_study"]
+    stops += ["_lab.cli.study_commands.estimate"]
     with contextlib.ExitStack() as stack:
         for stop in stops:
-            stack.enter_context(mock.patch(f"fedaudit.{stop}", side_effect=BadInput("far enough")))
+            stack.enter_context(mock.patch(f"fedaudit{stop}", side_effect=BadInput("far enough")))
         stack.enter_context(mock.patch.object(sys, "argv", ["fedaudit", *line]))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         told = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))

@@ -25,11 +25,11 @@ PAGES = [page for page in pages() if page.parent.parent.name != "results"]
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS: Any = typer.main.get_command(app)
 ELSEWHERE = {  # pages that show a whole application: their Python runs in tests of their own
-    "docs/how-to/your-own-loop.md": "test_own_loop.py",
-    "docs/how-to/flower.md": "test_flower_docs.py",
-    "docs/how-to/guard.md": "test_flower_docs.py",
-    "docs/how-to/nvflare.md": "test_nvflare.py",
-    "docs/reference/defences.md": "test_flower_defences.py",
+    "docs/how-to/your-own-loop.md": "capture/test_own_loop.py",
+    "docs/how-to/flower.md": "adapters/test_flower_docs.py",
+    "docs/how-to/guard.md": "adapters/test_flower_docs.py",
+    "docs/how-to/nvflare.md": "adapters/test_nvflare.py",
+    "docs/reference/defences.md": "adapters/test_flower_defences.py",
 }
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedaudit.report import figures, write_report
+from fedaudit.report import figures
 from fedaudit.report.conclusion import comparison_text, headline, threshold_text
+from fedaudit.report.page import write_report
 from fedaudit.report.wording import duration, number, sentence
 from fedaudit.results import AuditResult, Comparison, Curve, Interval, Threshold, Verdict
 from fedaudit.utils.errors import BadInput, MissingData
