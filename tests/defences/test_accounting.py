@@ -11,7 +11,8 @@ from scipy.integrate import trapezoid
 from scipy.optimize import brentq
 from scipy.stats import norm as gaussian
 
-from fedaudit.defences.privacy import Account, DifferentialPrivacy, account
+from fedaudit.defences.privacy import DifferentialPrivacy, account
+from fedaudit.epsilon.accounting import Account
 
 
 def exact_epsilon(sensitivity_over_sigma: float, delta: float) -> float:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.inversion.defended import distance_to, smooth_signs
 from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.privacy import Account, DifferentialPrivacy
+from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.epsilon.accounting import Account
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from

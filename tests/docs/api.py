@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from pydantic import BaseModel
+
 import fedaudit
+import fedaudit.epsilon
 from fedaudit.utils import errors
 from tests.docs.settings import MADE, head, markdown, row
 
@@ -40,6 +43,12 @@ def page() -> str:
         lines += ["", f"## fedaudit.{name}", "", *_function(name, getattr(fedaudit, name))]
     for name in classes:
         lines += ["", f"## class fedaudit.{name}", "", *_class(name, getattr(fedaudit, name))]
+    for name in fedaudit.epsilon.__all__:
+        thing = getattr(fedaudit.epsilon, name)
+        if inspect.isfunction(thing):
+            lines += ["", f"## fedaudit.epsilon.{name}", "", *_function(name, thing)]
+        elif not issubclass(thing, BaseModel):  # results.md has the others
+            lines += ["", f"## class fedaudit.epsilon.{name}", "", *_class(name, thing)]
     lines += ["", "## Errors", "", "In `fedaudit.utils.errors`; the command line shows their text in one line.", ""]
     lines += head("error", "when")
     for name, kind in vars(errors).items():

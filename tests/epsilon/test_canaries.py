@@ -14,9 +14,8 @@ from scipy.linalg import hadamard as scipy_hadamard
 from scipy.stats import chi2, norm
 
 import fedaudit
-from fedaudit.attacks.epsilon import score
 from fedaudit.defences.privacy import DifferentialPrivacy, central_noise
-from fedaudit.epsilon.canaries import OBSERVERS, Canaries, Directions, hadamard
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanaryRecords, Directions, hadamard
 from fedaudit.evaluation import Limits
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import AuditResult
@@ -24,7 +23,6 @@ from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation import canary_play
 from fedaudit.simulation.budget import PrivacyBudget
-from fedaudit.simulation.riders import Riders
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.history import History
 from fedaudit.transcript.observation import observe
@@ -141,8 +139,8 @@ def test_records_ride_along_as_often_as_examples_do():
 
 
 def test_a_pass_takes_every_record_along_once():
-    riders = Riders(Directions(0, 9, 50), [0, 3, 6], torch.ones(9), torch.Generator().manual_seed(0))
-    drawn = [riders.places([4, 4, 2]) for _ in range(300)]
+    records = CanaryRecords(Directions(0, 9, 50), [0, 3, 6], torch.ones(9), torch.Generator().manual_seed(0))
+    drawn = [records.places([4, 4, 2]) for _ in range(300)]
     assert all(sorted(number for riding in places for number in riding) == [0, 3, 6] for places in drawn)
     last = sum(6 in places[2] for places in drawn)
     assert 30 < last < 90  # a fifth of 300: the last batch is half as large
@@ -244,7 +242,7 @@ def test_by_chance_the_score_is_the_likelihood_ratio():
     ).log_prob(readings[:, :, None])
     there = density[..., 1].exp()
     expected = ((0.75 * density[..., 0].exp() + 0.25 * there) / density[..., 0].exp()).log().nansum(dim=0)
-    torch.testing.assert_close(score(canaries, "models"), expected)
+    torch.testing.assert_close(canaries.scores("models"), expected)
 
 
 # --- the verdict ----------------------------------------------------------------------------------------------------

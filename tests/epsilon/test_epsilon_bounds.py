@@ -4,49 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy.stats import binom, binomtest, norm
 
+from fedaudit.epsilon import CanaryScores, EpsilonBound
 from fedaudit.epsilon.bounds import (
     FRACTIONS,
-    clopper_pearson,
-    clopper_pearson_fdp,
+    Guesses,
     demonstrated,
-    demonstrated_epsilon,
-    gaussian_estimate,
-    one_run,
-    one_run_fdp,
+    gaussian_epsilon,
+    gaussian_log_delta,
+    p_value,
+    refuted_mu,
     words,
 )
-from fedaudit.epsilon.gaussian_dp import gaussian_epsilon, gaussian_log_delta, gaussian_mu
-from fedaudit.epsilon.one_run import Guesses, p_value, refuted_mu
-from fedaudit.results.epsilon import EpsilonBound
 from fedaudit.utils.errors import BadInput
+from tests.epsilon.score_cases import Drawn, gaussian, gaussian_mu
 
 DELTA = 1e-5
-BOUNDS: dict[str, Callable[..., EpsilonBound]] = {
-    "one_run": one_run,
-    "one_run_fdp": one_run_fdp,
-    "clopper_pearson": clopper_pearson,
-    "clopper_pearson_fdp": clopper_pearson_fdp,
-}
-Scores = NDArray[np.float64]
-Drawn = tuple[Scores, Scores]
+METHODS = ("one_run", "one_run_fdp", "clopper_pearson", "clopper_pearson_fdp")
 
 
-def gaussian(mu: float, canaries: int, seed: int) -> Drawn:
-    """Return the scores of fair coins under a Gaussian mechanism."""
-    rng = np.random.default_rng(seed)
-    taken = rng.integers(0, 2, canaries) == 1
-    scores = rng.standard_normal(canaries) + mu * taken
-    return scores[taken], scores[~taken]
+def bound(name: str, drawn: Drawn, *, delta: float = DELTA, confidence: float = 0.95, **rest: Any) -> EpsilonBound:
+    made: EpsilonBound = getattr(CanaryScores(*drawn, confidence), name)(delta, **rest)
+    return made
 
 
 def ideal(mu: float, canaries: int) -> Drawn:
@@ -111,30 +97,30 @@ def test_mu_is_where_the_recursion_of_mahloujifar_changes_its_mind(
 @pytest.mark.parametrize(("guesses", "error"), [(20, 0.05), (300, 0.01)])
 def test_where_all_guesses_are_right_the_bound_is_a_closed_form(guesses: int, error: float) -> None:
     """Without δ: (e^ε / (1 + e^ε))^n = α."""
-    bound = one_run(np.ones(guesses), np.zeros(guesses), delta=0, confidence=1 - error, thresholds=[0.5])
+    found = CanaryScores(np.ones(guesses), np.zeros(guesses), 1 - error).one_run(0, thresholds=[0.5])
     right = error ** (1 / guesses)
-    assert bound.epsilon == pytest.approx(math.log(right / (1 - right)), rel=1e-8)
-    assert (bound.guesses, bound.correct, bound.canaries, bound.high) == (guesses, guesses, 2 * guesses, 0.5)
+    assert found.epsilon == pytest.approx(math.log(right / (1 - right)), rel=1e-8)
+    assert (found.guesses, found.correct, found.canaries, found.high) == (guesses, guesses, 2 * guesses, 0.5)
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.02])
 def test_clopper_pearson_is_the_exact_interval_of_both_rates(delta: float) -> None:
     ins, outs = gaussian(1.5, 400, 3)
-    bound = clopper_pearson(ins, outs, delta=delta, thresholds=[1.0])
+    scores = CanaryScores(ins, outs)
     hits, false = int((ins >= 1).sum()), int((outs >= 1).sum())
     rates = [binomtest(k, n).proportion_ci(0.95, "exact") for k, n in ((hits, len(ins)), (false, len(outs)))]
     there = math.log((rates[0].low - delta) / rates[1].high)
     back = math.log((1 - rates[1].high - delta) / (1 - rates[0].low))
-    assert bound.epsilon == pytest.approx(max(there, back), rel=1e-9)
-    assert clopper_pearson(ins, outs, delta=delta, thresholds=[1.0], one_sided=True).epsilon == pytest.approx(there)
-    tight = clopper_pearson_fdp(ins, outs, delta=0.02, thresholds=[1.0])
+    assert scores.clopper_pearson(delta, thresholds=[1.0]).epsilon == pytest.approx(max(there, back), rel=1e-9)
+    assert scores.clopper_pearson(delta, thresholds=[1.0], one_sided=True).epsilon == pytest.approx(there)
+    tight = scores.clopper_pearson_fdp(0.02, thresholds=[1.0])
     mu = norm.isf(rates[1].high) - norm.isf(rates[0].low)
     assert tight.epsilon == pytest.approx(gaussian_epsilon(mu, 0.02), rel=1e-9)
 
 
 def test_the_estimate_is_of_two_normal_distributions() -> None:
     ins, outs = ideal(2.0, 100_000)
-    estimate = gaussian_estimate(3 * ins + 7, 3 * outs + 7, delta=DELTA)
+    estimate = CanaryScores(3 * ins + 7, 3 * outs + 7).gaussian_estimate(DELTA)
     assert estimate.epsilon == pytest.approx(gaussian_epsilon(2.0, DELTA), rel=0.01)
     assert (estimate.kind, estimate.confidence) == ("estimate", None)
 
@@ -145,9 +131,9 @@ def test_the_estimate_is_of_two_normal_distributions() -> None:
 def test_a_gaussian_mechanism_of_epsilon_8_is_found_to_have_much_of_it() -> None:
     mu = gaussian_mu(8.0, DELTA)
     least = {"one_run": 2.5, "one_run_fdp": 4.0, "clopper_pearson": 1.8, "clopper_pearson_fdp": 5.5}
-    for name, bound in BOUNDS.items():
-        found = [bound(*gaussian(mu, 1000, seed), delta=DELTA).epsilon for seed in range(9)]
-        assert bound(*ideal(mu, 1000), delta=DELTA).epsilon >= least[name]
+    for name in METHODS:
+        found = [bound(name, gaussian(mu, 1000, seed)).epsilon for seed in range(9)]
+        assert bound(name, ideal(mu, 1000)).epsilon >= least[name]
         assert np.median(found) >= least[name]
         assert max(found) <= 8
 
@@ -160,9 +146,9 @@ def nothing() -> list[Drawn]:
     return [gaussian(0.0, CANARIES, seed) for seed in range(RUNS)]
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", METHODS)
 def test_on_nothing_at_most_one_bound_in_twenty_is_above_0(name: str, nothing: list[Drawn]) -> None:
-    above = sum(BOUNDS[name](*drawn, delta=DELTA).epsilon > 0 for drawn in nothing)
+    above = sum(bound(name, drawn).epsilon > 0 for drawn in nothing)
     assert above <= too_many(RUNS, 0.05)
     if name.startswith("one_run"):  # the others err less often: both of two intervals would have to
         assert above >= 1
@@ -170,7 +156,7 @@ def test_on_nothing_at_most_one_bound_in_twenty_is_above_0(name: str, nothing: l
 
 @pytest.mark.parametrize("name", ["one_run", "one_run_fdp"])
 def test_on_nothing_one_side_shows_nothing_either(name: str, nothing: list[Drawn]) -> None:
-    above = sum(BOUNDS[name](*drawn, delta=DELTA, sides="in").epsilon > 0 for drawn in nothing)
+    above = sum(bound(name, drawn, one_sided=True).epsilon > 0 for drawn in nothing)
     assert 1 <= above <= too_many(RUNS, 0.05)
 
 
@@ -179,7 +165,7 @@ def test_where_few_are_drawn_one_side_shows_more() -> None:
     rng = np.random.default_rng(5)
     outs, ins = rng.standard_normal((2, 1500))
     ins += 4 * (rng.random(1500) < 0.1)
-    one, both = (one_run(ins, outs, delta=DELTA, sides=sides) for sides in ("in", "both"))
+    one, both = (CanaryScores(ins, outs).one_run(DELTA, one_sided=one_sided) for one_sided in (True, False))
     assert one.epsilon > 2 > 2 * both.epsilon
     assert (one.low, one.guesses) == (None, math.ceil(3000 / 32))
 
@@ -188,7 +174,7 @@ def test_where_few_are_drawn_one_side_shows_more() -> None:
 def test_without_the_correction_nothing_would_be_taken_for_something(name: str, nothing: list[Drawn]) -> None:
     """What the test above would catch."""
     above = sum(
-        any(BOUNDS[name](*drawn, delta=DELTA, fractions={fraction: 1.0}).epsilon > 0 for fraction in FRACTIONS)
+        any(bound(name, drawn, fractions={fraction: 1.0}).epsilon > 0 for fraction in FRACTIONS)
         for drawn in nothing[:500]
     )
     assert above > too_many(500, 0.05)
@@ -197,14 +183,12 @@ def test_without_the_correction_nothing_would_be_taken_for_something(name: str, 
 @pytest.mark.parametrize(("n", "thresholds"), [(400, 2 * 9), (30, 2 * 5)])
 def test_the_error_of_many_runs_is_split_over_all_thresholds(n: int, thresholds: int) -> None:
     """Ranks 0, 1, 2, 4, … up to half, of the out scores and of the in ones."""
-    ins, outs = ideal(3.0, 2 * n)
-    bound = clopper_pearson(ins, outs, delta=DELTA)
-    assert bound.high is not None
-    one = clopper_pearson(
-        ins, outs, delta=DELTA, confidence=1 - 0.05 / thresholds, thresholds=[bound.high], one_sided=True
-    )
-    assert one.epsilon == pytest.approx(bound.epsilon, rel=1e-9)
-    assert f"over {thresholds} thresholds" in bound.correction
+    drawn = ideal(3.0, 2 * n)
+    whole = CanaryScores(*drawn).clopper_pearson(DELTA)
+    assert whole.high is not None
+    one = CanaryScores(*drawn, 1 - 0.05 / thresholds).clopper_pearson(DELTA, thresholds=[whole.high], one_sided=True)
+    assert one.epsilon == pytest.approx(whole.epsilon, rel=1e-9)
+    assert f"over {thresholds} thresholds" in whole.correction
 
 
 def randomised_response(epsilon: float, canaries: int, seed: int) -> Drawn:
@@ -238,14 +222,14 @@ def test_no_bound_is_above_the_truth_more_often_than_it_says(name: str, mechanis
     above = 0
     for seed in range(runs):
         drawn = MECHANISMS[mechanism](epsilon, CANARIES, seed)
-        above += BOUNDS[name](*drawn, delta=DELTA).epsilon > epsilon
+        above += bound(name, drawn).epsilon > epsilon
     assert above <= too_many(runs, 0.05)
 
 
 def test_randomised_response_uses_the_whole_error_of_one_run() -> None:
     """Its guesses are as good as ε allows, so a test of twice the error, or of ε less, would fail here."""
     above = sum(
-        one_run(*randomised_response(1.5, 300, seed), delta=0, fractions={1.0: 1.0}).epsilon > 1.5
+        CanaryScores(*randomised_response(1.5, 300, seed)).one_run(0, fractions={1.0: 1.0}).epsilon > 1.5
         for seed in range(1000)
     )
     assert 20 <= above <= too_many(1000, 0.05)
@@ -257,78 +241,79 @@ def test_randomised_response_uses_the_whole_error_of_one_run() -> None:
 scores = st.lists(st.integers(-50, 50), min_size=3, max_size=60)
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", METHODS)
 @given(scores, scores)
 @settings(max_examples=25, deadline=None)
 def test_only_the_order_of_the_scores_counts(name: str, ins: list[int], outs: list[int]) -> None:
     plain, mapped = (
-        BOUNDS[name](f(np.array(ins, float)), f(np.array(outs, float)), delta=DELTA, confidence=0.8)
+        bound(name, (f(np.array(ins, float)), f(np.array(outs, float))), confidence=0.8)
         for f in (lambda x: x, lambda x: x**3 + 7 * x - 5)
     )
     assert plain.epsilon == mapped.epsilon
     assert (plain.guesses, plain.correct) == (mapped.guesses, mapped.correct)
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", METHODS)
 @given(st.integers(0, 1000), st.integers(20, 120), st.floats(0, 3), st.floats(0, 2))
 @settings(max_examples=25, deadline=None)
 def test_what_is_further_apart_has_no_smaller_bound(name: str, seed: int, n: int, mu: float, more: float) -> None:
     ins, outs = gaussian(mu, n, seed)
-    near, far = (BOUNDS[name](ins + shift, outs, delta=DELTA).epsilon for shift in (0.0, more))
+    near, far = (bound(name, (ins + shift, outs)).epsilon for shift in (0.0, more))
     assert far >= near - 1e-8
 
 
 @given(scores, scores, st.randoms(use_true_random=False))
 @settings(max_examples=25, deadline=None)
 def test_the_order_in_which_scores_come_doesn_t_count(ins: list[int], outs: list[int], random: Any) -> None:
-    before = demonstrated_epsilon(ins, outs, delta=DELTA, independent=True)
+    before = CanaryScores(ins, outs).bounds(DELTA, independent=True)
     random.shuffle(ins)
     random.shuffle(outs)
-    assert demonstrated_epsilon(ins, outs, delta=DELTA, independent=True) == before
+    assert CanaryScores(ins, outs).bounds(DELTA, independent=True) == before
 
 
 def test_equal_scores_are_guessed_alike() -> None:
     """All the same: no guess at all; and the coins never decide a tie."""
-    for bounds in (one_run, one_run_fdp):
-        same = bounds(np.zeros(100), np.zeros(100), delta=DELTA)
+    for name in ("one_run", "one_run_fdp"):
+        same = bound(name, (np.zeros(100), np.zeros(100)))
         assert (same.epsilon, same.guesses) == (0.0, 0)
-        few = bounds(np.r_[np.ones(60), np.zeros(40)], np.zeros(100), delta=DELTA)
+        few = bound(name, (np.r_[np.ones(60), np.zeros(40)], np.zeros(100)))
         assert (few.guesses, few.correct) == (60, 60)  # zeros are both the highest and the lowest of the rest
 
 
 def test_more_confidence_and_a_larger_delta_give_less() -> None:
     drawn = gaussian(2.0, 500, 0)
-    for name, bound in BOUNDS.items():
-        usual = bound(*drawn, delta=DELTA).epsilon
-        assert bound(*drawn, delta=DELTA, confidence=0.99).epsilon < usual, name
-        assert bound(*drawn, delta=0.01).epsilon < usual, name
+    for name in METHODS:
+        usual = bound(name, drawn).epsilon
+        assert bound(name, drawn, confidence=0.99).epsilon < usual, name
+        assert bound(name, drawn, delta=0.01).epsilon < usual, name
 
 
 def test_the_demonstrated_one_is_chosen_by_method_not_by_value() -> None:
-    drawn = gaussian(2.0, 400, 1)
+    scores = CanaryScores(*gaussian(2.0, 400, 1))
     for independent, plain, expected in (
         (False, True, "one_run_fdp"),
         (True, True, "clopper_pearson_fdp"),
         (False, False, "one_run"),
         (True, False, "one_run"),
     ):
-        found = demonstrated_epsilon(*drawn, delta=DELTA, independent=independent, gaussian=plain)
+        found = scores.bounds(DELTA, independent=independent, gaussian=plain)
         chosen = demonstrated(found)
         assert chosen is not None
         assert chosen.method == expected
         assert {"gaussian_estimate"} & {b.method for b in found} == ({"gaussian_estimate"} if plain else set())
-    assert demonstrated([gaussian_estimate(*drawn, delta=DELTA)]) is None
-    tight, loose = one_run_fdp(*drawn, delta=DELTA), one_run(*drawn, delta=DELTA)
+    assert demonstrated([scores.gaussian_estimate(DELTA)]) is None
+    tight, loose = scores.one_run_fdp(DELTA), scores.one_run(DELTA)
     assert demonstrated([loose.model_copy(update={"epsilon": 99.0}), tight]) == tight
 
 
 def test_a_bound_says_what_it_is_conditional_on() -> None:
     drawn = gaussian(2.0, 400, 1)
-    bound = one_run_fdp(*drawn, delta=DELTA, confidence=0.9, unit="record", adjacency="replace")
+    scores = CanaryScores(*drawn, confidence=0.9, unit="record", adjacency="replace")
+    bound = scores.one_run_fdp(DELTA)
     assert (bound.unit, bound.adjacency, bound.confidence, bound.delta) == ("record", "replace", 0.9, DELTA)
     assert bound.correction == "Bonferroni over 6 numbers of guesses, 80% of the error for 25% guesses at canaries"
     assert "Gaussian" in bound.assumes
-    assert one_run(*drawn, delta=DELTA).assumes == ""
+    assert scores.one_run(DELTA).assumes == ""
     assert bound.low is not None
     assert bound.high is not None
     ins, outs = drawn
@@ -337,29 +322,31 @@ def test_a_bound_says_what_it_is_conditional_on() -> None:
     assert EpsilonBound.model_validate_json(bound.model_dump_json()) == bound
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", METHODS)
 def test_5000_canaries_take_well_under_a_second(name: str) -> None:
     drawn = gaussian(1.7, 5000, 0)
     began = time.process_time()
-    BOUNDS[name](*drawn, delta=DELTA)
+    bound(name, drawn)
     assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scores_in": []}, "canaries that were in"),
-        ({"scores_out": [[1.0]]}, "canaries that were out"),
-        ({"scores_in": [1.0, math.nan]}, "no numbers"),
+        ({"inside": []}, "canaries that were in"),
+        ({"outside": [[1.0]]}, "canaries that were out"),
+        ({"inside": [1.0, math.nan]}, "no numbers"),
         ({"delta": 1.0}, "delta is 1.0"),
         ({"delta": 0.0}, "needs a delta above 0"),
         ({"confidence": 1.0}, "confidence is 1.0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
-    usual: dict[str, Any] = {"scores_in": [1.0, 2.0], "scores_out": [0.0, 1.0], "delta": DELTA}
+    usual: dict[str, Any] = {"inside": [1.0, 2.0], "outside": [0.0, 1.0], "confidence": 0.95, "delta": DELTA}
+    values = {**usual, **change}
+    delta = values.pop("delta")
     with pytest.raises(BadInput, match=message):
-        demonstrated_epsilon(**{**usual, **change})
+        CanaryScores(**values).bounds(delta)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------

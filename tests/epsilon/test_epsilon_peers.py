@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from fedaudit.epsilon.bounds import clopper_pearson, clopper_pearson_fdp, one_run, one_run_fdp
-from fedaudit.epsilon.gaussian_dp import gaussian_mu
+from fedaudit.epsilon import CanaryScores
+from tests.epsilon.score_cases import Drawn, gaussian, gaussian_mu
 
 pytestmark = pytest.mark.peers
 auditing = pytest.importorskip("jax_privacy.auditing", reason="jax-privacy isn't installed: pip install jax-privacy")
 
 DELTA = 1e-5
-OURS: dict[str, Any] = {"epsilon_one_run": one_run, "epsilon_one_run_fdp": one_run_fdp}
+OURS = {"epsilon_one_run": CanaryScores.one_run, "epsilon_one_run_fdp": CanaryScores.one_run_fdp}
 CASES = [(eps, n, seed) for eps in (0.5, 2, 8, 16) for n in (60, 500) for seed in (0, 1)]
 
 
-def drawn(epsilon: float, canaries: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    rng = np.random.default_rng(seed)
-    taken = rng.integers(0, 2, canaries) == 1
-    scores = rng.standard_normal(canaries) + (gaussian_mu(epsilon, DELTA) if epsilon else 0.0) * taken
-    return scores[taken], scores[~taken]
+def drawn(epsilon: float, canaries: int, seed: int) -> Drawn:
+    return gaussian(gaussian_mu(epsilon, DELTA) if epsilon else 0.0, canaries, seed)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -33,7 +27,8 @@ def test_one_run_at_one_threshold(name: str, epsilon: float, canaries: int, seed
     threshold = float(np.quantile(np.r_[ins, outs], 0.8))
     peer = getattr(auditing.CanaryScoreAuditor(ins, outs), name)
     expected = peer(0.05, DELTA, threshold_strategy=auditing.Explicit(threshold))
-    assert OURS[name](ins, outs, delta=DELTA, thresholds=[threshold]).epsilon == pytest.approx(expected, abs=1e-6)
+    found = OURS[name](CanaryScores(ins, outs), DELTA, thresholds=[threshold])
+    assert found.epsilon == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -43,7 +38,7 @@ def test_one_run_at_the_best_of_all_thresholds(name: str, epsilon: float, canari
     ins, outs = drawn(epsilon, canaries, seed)
     auditor = auditing.CanaryScoreAuditor(ins, outs)
     expected = getattr(auditor, name)(0.05, DELTA)
-    found = OURS[name](ins, outs, delta=DELTA, thresholds=auditor._thresholds.tolist())
+    found = OURS[name](CanaryScores(ins, outs), DELTA, thresholds=auditor._thresholds.tolist())
     assert found.epsilon == pytest.approx(expected, abs=1e-6)
 
 
@@ -58,7 +53,7 @@ def test_many_runs(epsilon: float, canaries: int, seed: int, one_sided: bool, de
         (auditor._thresholds.tolist(), auditing.Bonferroni()),
     ):
         expected = auditor.epsilon_clopper_pearson(0.05, delta, one_sided, threshold_strategy=strategy)
-        found = clopper_pearson(ins, outs, delta=delta, thresholds=thresholds, one_sided=one_sided)
+        found = CanaryScores(ins, outs).clopper_pearson(delta, thresholds=thresholds, one_sided=one_sided)
         assert found.epsilon == pytest.approx(expected, abs=1e-6)
 
 
@@ -73,7 +68,7 @@ def test_many_runs_of_a_gaussian_mechanism(epsilon: float, canaries: int, seed: 
         values[keep] for values in (auditor._thresholds, auditor._tn_counts, auditor._fn_counts)
     )
     expected = auditor.epsilon_from_gdp(0.05, DELTA, eps_tol=1e-9)
-    found = clopper_pearson_fdp(ins, outs, delta=DELTA, thresholds=auditor._thresholds.tolist())
+    found = CanaryScores(ins, outs).clopper_pearson_fdp(DELTA, thresholds=auditor._thresholds.tolist())
     assert found.epsilon == pytest.approx(expected, abs=1e-6)
     assert found.epsilon > 0
 

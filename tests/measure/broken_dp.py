@@ -20,9 +20,10 @@ from torch import Tensor
 from fedaudit.attacks.epsilon import Epsilon, EpsilonFinding
 from fedaudit.defences.aggregation import Aggregate, Cohort
 from fedaudit.defences.averaging import Mean
-from fedaudit.defences.privacy import Account, DifferentialPrivacy, account, central_noise
+from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
 from fedaudit.defences.sanitising import SANITISERS, ClientContext, changed, norm
-from fedaudit.evaluation.canaries import evaluate_epsilon
+from fedaudit.epsilon.accounting import Account
+from fedaudit.evaluation.epsilon import evaluate_epsilon
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import EpsilonResult
 from fedaudit.scenario.scenario import scenario_from

@@ -10,7 +10,7 @@ import dp_accounting
 import pytest
 from dp_accounting import pld, rdp
 
-from fedaudit.defences.privacy import Account
+from fedaudit.epsilon.accounting import Account
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedaudit.attacks import local_training, standards
 from fedaudit.attacks.findings import Finding, ImageFinding
+from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.modalities import example_kind
 from fedaudit.results import MappingRecord
 from fedaudit.scenario.threat import Scope
@@ -175,6 +176,10 @@ class Attack(Plugin, ABC):
 
     def only_class(self, observation: Observation) -> int | None:  # noqa: ARG002
         """Return the one class whose examples it can recover from such updates; None: of any."""
+        return None
+
+    def canary_spec(self) -> CanarySpec | None:
+        """Return the canaries that it needs in the federation, if any: other attacks would then see another one."""
         return None
 
     def public_examples(self) -> Tensor | None:

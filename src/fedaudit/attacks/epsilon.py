@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,13 +11,10 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.findings import Finding
-from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanarySpec
+from fedaudit.epsilon.canaries import OBSERVERS, CanarySpec
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Number, Positive
-
-_MOST_STEPS = 256  # a round; of more the number taken part in hardly varies, and the sum says as much
-_LEAST = 1e-3  # noise, in units of a canary: with less the likelihood ratio is no better than the sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,7 @@ class Epsilon(Attack):
     inner product of every canary's direction with what the observer sees, round by round, and scores a canary by the
     sum over rounds; where taking part is drawn, by the likelihood ratio that the promised noise and rate give, in which
     rounds where the canary took part weigh more. Which bound on ε the scores give is the evaluation's, see
-    :mod:`fedaudit.epsilon.bounds`.
+    :class:`fedaudit.epsilon.CanaryScores`.
 
     Andrew et al. 2023 draw directions from the sphere and take cosines (Algorithm 1 and 2); departures: the directions
     are rows of a randomly signed and permuted Hadamard matrix, orthogonal where the model is large enough, and absent
@@ -87,7 +83,7 @@ class Epsilon(Attack):
     signs: Literal["constant", "paired"] = "constant"
     noise: Literal["each", "joint"] = "each"
 
-    def asks(self) -> CanarySpec:
+    def canary_spec(self) -> CanarySpec:
         """Return the canaries that the simulation is to put in."""
         strength, clip = float(self.strength), float(self.clip)
         return CanarySpec(self.canaries, self.adjacency, strength, clip, self.signs, joint=self.noise == "joint")
@@ -113,26 +109,5 @@ class Epsilon(Attack):
         canaries = observation.canaries
         assert canaries is not None  # check() saw to it
         names = tuple(name for name in OBSERVERS if name in canaries.readings and self.observer in (None, name))
-        scores = torch.stack([score(canaries, name) for name in names])
+        scores = torch.stack([canaries.scores(name) for name in names])
         return EpsilonFinding(observers=names, scores=scores, confidence=float(self.confidence))
-
-
-def score(canaries: Canaries, observer: str) -> Tensor:
-    """Return (m,) float64: how much each canary looks to ``observer`` as if it had been in.
-
-    The sum of its readings, or where it takes part in a step by chance, of their log-likelihood ratios: of k times
-    taking part, k binomial, against none, with the promised noise.
-    """
-    readings = canaries.readings[observer]
-    rate, noise = canaries.rates.get(observer, 1.0), canaries.noise.get(observer, 0.0)
-    if rate >= 1 or len(readings) < 2 or noise <= 0 or canaries.steps > _MOST_STEPS:
-        return readings.nansum(dim=0)
-    k = torch.arange(canaries.steps + 1, dtype=torch.float64)
-    steps = torch.tensor(float(canaries.steps), dtype=torch.float64)
-    chance = torch.lgamma(steps + 1) - torch.lgamma(k + 1) - torch.lgamma(steps - k + 1)
-    chance = chance + k * math.log(rate) + (steps - k) * math.log1p(-rate)
-    variance = max(noise, _LEAST) ** 2
-    ratios = [
-        (chance[:, None] + (torch.outer(k, own) - k[:, None] ** 2 / 2) / variance).logsumexp(0) for own in readings
-    ]
-    return torch.stack(ratios).nansum(dim=0)

@@ -1,1 +1,6 @@
-"""Auditing ε: canaries, what observers read of them, bounds."""
+"""Auditing ε: canaries, what observers read of them, what is spent, and which ε is demonstrated."""
+
+from fedaudit.epsilon.bounds import CanaryScores, demonstrated
+from fedaudit.results.epsilon import EpsilonBound
+
+__all__ = ["CanaryScores", "EpsilonBound", "demonstrated"]

@@ -8,16 +8,14 @@ every formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaincinv, expit, ndtri
+from scipy.optimize import brentq
+from scipy.special import betainc, betaincinv, expit, log_ndtr, ndtr, ndtri
 
-from fedaudit.epsilon.gaussian_dp import gaussian_epsilon
-from fedaudit.epsilon.one_run import Guesses, refuted_epsilon, refuted_gaussian_epsilon
 from fedaudit.results.epsilon import Adjacency, EpsilonBound, EpsilonMethod, Unit
 from fedaudit.utils.errors import BadInput
 
@@ -31,50 +29,287 @@ _PASSED = {1 / 4: 0.8, 0.0: 0.04, 1 / 32: 0.04, 1 / 8: 0.04, 1 / 2: 0.08}
 GAUSSIAN = "a Gaussian mechanism (μ-GDP)"
 _INDEPENDENT = "the runs are independent"
 _DEMONSTRATED: tuple[EpsilonMethod, ...] = ("clopper_pearson_fdp", "one_run_fdp", "one_run", "clopper_pearson")
+_STEPS = 64  # values of μ at once
+_LARGEST = 1e4  # ε, or μ, from which on anything is refuted by rounding alone
 
-Sides = Literal["both", "in"]
 Scores = NDArray[np.float64]
 
 
-def demonstrated_epsilon(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    unit: Unit = "client",
-    adjacency: Adjacency = "add-remove",
-    independent: bool = False,
-    gaussian: bool = True,
-    sides: Sides = "both",
-) -> list[EpsilonBound]:
-    """Return what every method that applies says; :func:`demonstrated` picks one.
+class CanaryScores:
+    """The scores of canaries, and which ε they demonstrate.
+
+    >>> scores = CanaryScores(inside=[3.1, 2.2, 2.9, 4.0, 2.7] * 20, outside=[0.3, -1.0, 0.2, 1.1, 0.4] * 20)
+    >>> round(scores.one_run(1e-5).epsilon, 2)
+    3.42
+
+    m canaries are in or out, each by a fair coin of its own, and the scores know of the coins through the outcome
+    only. The bounds read the order of the scores, and nothing else; equal scores are guessed alike, or not at all.
 
     Args:
-        scores_in: (n,) of the canaries that took part; higher means more likely in.
-        scores_out: (m,) of those that did not.
-        delta: δ, claimed or assumed; above 0.
-        confidence: of each bound.
+        inside: (n,) scores of the canaries that took part; higher means more likely in.
+        outside: (m,) of those that did not.
+        confidence: of each bound: the probability that it isn't above the true ε.
         unit: what a canary is.
-        adjacency: what an out canary is.
-        independent: the scores are of independent runs of the mechanism: local noise, where every update has its own.
-            Also what isotropic Gaussian noise on a sum makes of orthogonal canaries, if that is what is claimed.
-        gaussian: the mechanism that is claimed adds Gaussian noise; False leaves out what takes that for granted.
-        sides: of one run: as of :func:`one_run`.
+        adjacency: what an out canary is replaced by: nothing, or something else.
 
     Raises:
-        BadInput: scores missing or not finite, or a setting out of its range.
+        BadInput: scores missing or not finite, or a confidence that isn't between 0 and 1.
     """
-    settings = _Settings(delta, confidence, unit, adjacency)
-    made = [_one_run("one_run", scores_in, scores_out, settings, None, None, sides)]
-    if independent:
-        made.append(_clopper_pearson("clopper_pearson", scores_in, scores_out, settings, None, one_sided=False))
-    if gaussian:
+
+    def __init__(
+        self,
+        inside: ArrayLike,
+        outside: ArrayLike,
+        confidence: float = 0.95,
+        *,
+        unit: Unit = "client",
+        adjacency: Adjacency = "add-remove",
+    ) -> None:
+        if not 0 < confidence < 1:
+            raise BadInput(f"confidence is {confidence}: give a number between 0 and 1, such as 0.95")
+        self.inside, self.outside = _sorted(inside, "in"), _sorted(outside, "out")
+        self.confidence, self.unit, self.adjacency = confidence, unit, adjacency
+
+    def __repr__(self) -> str:
+        return f"CanaryScores({len(self.inside)} in, {len(self.outside)} out)"
+
+    def __len__(self) -> int:
+        return len(self.inside) + len(self.outside)
+
+    def one_run(
+        self,
+        delta: float,
+        *,
+        fractions: Mapping[float, float] | None = None,
+        thresholds: Sequence[float] | None = None,
+        one_sided: bool = False,
+    ) -> EpsilonBound:
+        """Return the bound from one run, of whatever mechanism (Steinke, Nasr and Jagielski 2023, Theorem 5.2).
+
+        The highest scores are guessed in, as many of the lowest out, and nothing is said of the others. How many is
+        settled by ``fractions``, each tried at its share of the error, so that all together err as seldom as one (a
+        weighted Bonferroni correction). Of r guesses v or more are right with probability at most
+        P[B ≥ v] + 2mδ · max_i (P[B ≥ v − i] − P[B ≥ v]) / i, B binomial with r draws of e^ε / (1 + e^ε).
+
+        Args:
+            delta: δ, in [0, 1).
+            fractions: of the canaries that are guessed at, each with its share of the error; the shares add up to 1.
+                None: :data:`FRACTIONS`, or :data:`FEW` for one side. Ties may change how many.
+            thresholds: instead of fractions: whatever scores at least this is guessed in, and nothing out; each of
+                them has the same share of the error. Chosen without these scores.
+            one_sided: guess "in" only, where being in is seen by chance, as by whoever doesn't know who was drawn.
+
+        Raises:
+            BadInput: a setting out of its range.
+        """
+        _check(delta)
+        tried, correction = self._one_run(fractions, thresholds, one_sided)
+        epsilon, by = refuted_epsilon(len(self), tried, delta)
+        return self._bound("one_run", epsilon, delta, by, correction, "")
+
+    def one_run_fdp(
+        self,
+        delta: float,
+        *,
+        fractions: Mapping[float, float] | None = None,
+        thresholds: Sequence[float] | None = None,
+        one_sided: bool = False,
+    ) -> EpsilonBound:
+        """Return the bound from one run of a Gaussian mechanism (Mahloujifar, Melis and Chaudhuri 2024).
+
+        Refuted is that the mechanism is μ-GDP; the largest such μ is told as its exact ε at ``delta``. So the bound is
+        one of a mechanism whose noise is Gaussian; another, as randomised response, may have that ε at another δ only.
+
+        Args:
+            delta: δ, in (0, 1).
+            fractions: as of :meth:`one_run`.
+            thresholds: as of :meth:`one_run`.
+            one_sided: as of :meth:`one_run`.
+
+        Raises:
+            BadInput: a setting out of its range.
+        """
+        _check(delta, positive="one_run_fdp")
+        tried, correction = self._one_run(fractions, thresholds, one_sided)
+        mu, by = refuted_mu(len(self), tried)
+        return self._bound("one_run_fdp", gaussian_epsilon(mu, delta), delta, by, correction, GAUSSIAN)
+
+    def clopper_pearson(
+        self, delta: float, *, thresholds: Sequence[float] | None = None, one_sided: bool = False
+    ) -> EpsilonBound:
+        """Return the bound from independent runs: exact one-sided binomial intervals of both error rates.
+
+        ε ≥ ln((TPR − δ) / FPR) for guessing "in", and the same with the roles changed for guessing "out"
+        (Jagielski, Ullman and Oprea 2020; Nasr et al. 2021). A threshold is an order statistic of the *out* scores, of
+        a rank that is fixed beforehand (0, 1, 2, 4, …), so that the interval of the false positives is exact in spite
+        of the choice and that of the true positives knows nothing of it; guessing "out" is the mirror image. Bonferroni
+        corrects for the number of ranks and directions.
+
+        Args:
+            delta: δ, in [0, 1).
+            thresholds: these instead, chosen without these scores; "in" is a score from there on.
+            one_sided: guess "in" only.
+
+        Raises:
+            BadInput: a setting out of its range.
+        """
+        _check(delta)
+        ins, outs, error = self.inside, self.outside, 1 - self.confidence
+        if thresholds is not None:
+            highs = lows = [float(threshold) for threshold in thresholds]
+            each = error / len(highs)  # both directions read the same two intervals
+            correction = _bonferroni(len(highs), "thresholds")
+        else:
+            highs = [_above(float(outs[-1 - rank])) for rank in _ranks(len(outs))]
+            lows = [float(ins[rank]) for rank in _ranks(len(ins))]
+            number = len(highs) + (0 if one_sided else len(lows))
+            each = error / number
+            correction = _bonferroni(number, "thresholds, order statistics of fixed ranks")
+        tried = [_guess(ins, outs, None, high, each) for high in highs]
+        tried += [] if one_sided else [_guess_out(ins, outs, low, each) for low in lows]
+
+        def epsilon(missed: float, false: float) -> float:
+            return math.log((1 - missed - delta) / false) if missed < 1 - delta else 0.0
+
+        best, by = self._intervals(tried, epsilon)
+        return self._bound("clopper_pearson", best, delta, by, correction, _INDEPENDENT)
+
+    def clopper_pearson_fdp(self, delta: float, *, thresholds: Sequence[float] | None = None) -> EpsilonBound:
+        """Return the bound from independent runs of a Gaussian mechanism (Nasr et al. 2023).
+
+        Both intervals of :meth:`clopper_pearson` refute every μ below Φ⁻¹(1 − FPR) − Φ⁻¹(FNR); the largest is told as
+        its exact ε at ``delta``. A threshold lets a fixed share of the out scores through; the error is split over the
+        shares.
+
+        Args:
+            delta: δ, in (0, 1).
+            thresholds: these instead, chosen without these scores, with equal shares of the error.
+
+        Raises:
+            BadInput: a setting out of its range.
+        """
+        _check(delta, positive="clopper_pearson_fdp")
+        ins, outs, error = self.inside, self.outside, 1 - self.confidence
+        if thresholds is not None:
+            shares = [(float(threshold), error / len(thresholds)) for threshold in thresholds]
+            correction = _bonferroni(len(thresholds), "thresholds")
+        else:
+            shares = [
+                (_above(float(outs[-1 - int(passed * len(outs))])), error * share) for passed, share in _PASSED.items()
+            ]
+            correction = _weighted(_PASSED, "thresholds, order statistics of fixed ranks", "passed out canaries")
+        tried = [_guess(ins, outs, None, threshold, share) for threshold, share in shares]
+
+        def epsilon(missed: float, false: float) -> float:
+            return gaussian_epsilon(float(-ndtri(false) - ndtri(missed)), delta)
+
+        best, by = self._intervals(tried, epsilon)
+        return self._bound("clopper_pearson_fdp", best, delta, by, correction, f"{GAUSSIAN}; {_INDEPENDENT}")
+
+    def gaussian_estimate(self, delta: float) -> EpsilonBound:
+        """Return an estimate, never a bound: ε of two normal distributions fitted to the scores (Andrew et al. 2023).
+
+        Departures: the out scores are fitted, too, where the paper takes the N(0, 1/d) of a cosine in d dimensions; and
+        both have one variance, so that on nothing the estimate stays small.
+
+        Args:
+            delta: δ, in (0, 1).
+
+        Raises:
+            BadInput: a setting out of its range, or fewer than three scores.
+        """
+        _check(delta, positive="gaussian_estimate")
+        ins, outs, degrees = self.inside, self.outside, len(self) - 2
+        if degrees < 1:
+            raise BadInput("gaussian_estimate needs three scores at least")
+        variance = (len(ins) * float(ins.var()) + len(outs) * float(outs.var())) / degrees
+        apart = float(ins.mean() - outs.mean())
+        mu = apart / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, apart) if apart else 0.0
+        epsilon = gaussian_epsilon(mu, delta) if mu < math.inf else math.inf
+        correction, assumes = "none: no threshold is chosen", "normal scores of one variance"
+        made = self._bound("gaussian_estimate", epsilon, delta, None, correction, assumes)
+        return made.model_copy(update={"kind": "estimate", "confidence": None})
+
+    def bounds(
+        self, delta: float, *, independent: bool = False, gaussian: bool = True, one_sided: bool = False
+    ) -> list[EpsilonBound]:
+        """Return what every method that applies says; :func:`demonstrated` picks one.
+
+        Args:
+            delta: δ, claimed or assumed; above 0.
+            independent: the scores are of independent runs of the mechanism: local noise, where every update has its
+                own. Also what isotropic Gaussian noise on a sum makes of orthogonal canaries, if that is what is
+                claimed.
+            gaussian: the mechanism that is claimed adds Gaussian noise; False leaves out what takes that for granted.
+            one_sided: of one run: as of :meth:`one_run`.
+
+        Raises:
+            BadInput: a setting out of its range.
+        """
+        made = [self.one_run(delta, one_sided=one_sided)]
         if independent:
-            made.append(_clopper_pearson("clopper_pearson_fdp", scores_in, scores_out, settings, None, one_sided=True))
-        made.append(_one_run("one_run_fdp", scores_in, scores_out, settings, None, None, sides))
-        made.append(_gaussian_estimate(scores_in, scores_out, settings))
-    return made
+            made.append(self.clopper_pearson(delta))
+        if gaussian:
+            if independent:
+                made.append(self.clopper_pearson_fdp(delta))
+            made.append(self.one_run_fdp(delta, one_sided=one_sided))
+            made.append(self.gaussian_estimate(delta))
+        return made
+
+    def _one_run(
+        self, fractions: Mapping[float, float] | None, thresholds: Sequence[float] | None, one_sided: bool
+    ) -> tuple[list[Guesses], str]:
+        """Return the ways to guess, and how the choice among them is corrected for."""
+        ins, outs, error = self.inside, self.outside, 1 - self.confidence
+        if thresholds is not None:
+            tried = [_guess(ins, outs, None, float(threshold), error / len(thresholds)) for threshold in thresholds]
+            return tried, _bonferroni(len(tried), "thresholds")
+        fractions = fractions or (FEW if one_sided else FRACTIONS)
+        shares = fractions.values()
+        if not all(0 < f <= 1 for f in fractions) or min(shares, default=0) <= 0 or not math.isclose(sum(shares), 1):
+            raise BadInput(
+                "fractions: give numbers above 0 and up to 1, with positive shares of the error that sum to 1"
+            )
+        pooled = np.sort(np.concatenate([ins, outs]))
+        tried = []
+        for fraction, share in fractions.items():
+            k = math.ceil(fraction * len(self) / (1 if one_sided else 2))
+            low = None if one_sided else float(pooled[k - 1])
+            tried.append(_guess(ins, outs, low, float(pooled[-k]), error * share))
+        return tried, _weighted(fractions, "numbers of guesses", "guesses at canaries")
+
+    def _intervals(
+        self, tried: Sequence[Guesses], epsilon: Callable[[float, float], float]
+    ) -> tuple[float, Guesses | None]:
+        """Return the largest ``epsilon(missed, false)`` of the upper ends of both error rates, and which way has it."""
+        best, by = 0.0, None
+        for guesses in tried:
+            true, other = (self.inside, self.outside) if guesses.low is None else (self.outside, self.inside)
+            missed = _most(len(true) - guesses.correct, len(true), guesses.error / 2)  # half for each interval
+            false = _most(guesses.made - guesses.correct, len(other), guesses.error / 2)
+            if (found := epsilon(missed, false)) > best:
+                best, by = found, guesses
+        return best, by
+
+    def _bound(
+        self, method: EpsilonMethod, epsilon: float, delta: float, by: Guesses | None, correction: str, assumes: str
+    ) -> EpsilonBound:
+        return EpsilonBound(
+            method=method,
+            kind="bound",
+            epsilon=epsilon,
+            delta=delta,
+            confidence=self.confidence,
+            unit=self.unit,
+            adjacency=self.adjacency,
+            canaries=len(self),
+            guesses=by.made if by else 0,
+            correct=by.correct if by else 0,
+            low=by.low if by else None,
+            high=by.high if by else None,
+            correction=correction,
+            assumes=assumes,
+        )
 
 
 def demonstrated(bounds: Sequence[EpsilonBound]) -> EpsilonBound | None:
@@ -84,173 +319,6 @@ def demonstrated(bounds: Sequence[EpsilonBound]) -> EpsilonBound | None:
     """
     by_method = {bound.method: bound for bound in bounds}
     return next((by_method[method] for method in _DEMONSTRATED if method in by_method), None)
-
-
-def clopper_pearson(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    unit: Unit = "client",
-    adjacency: Adjacency = "add-remove",
-    thresholds: Sequence[float] | None = None,
-    one_sided: bool = False,
-) -> EpsilonBound:
-    """Return the bound from independent runs: exact one-sided binomial intervals of both error rates.
-
-    ε ≥ ln((TPR − δ) / FPR) for guessing "in", and the same with the roles changed for guessing "out"
-    (Jagielski, Ullman and Oprea 2020; Nasr et al. 2021). A threshold is an order statistic of the *out* scores, of a
-    rank that is fixed beforehand (0, 1, 2, 4, …), so that the interval of the false positives is exact in spite of the
-    choice and that of the true positives knows nothing of it; guessing "out" is the mirror image. Bonferroni corrects
-    for the number of ranks and directions.
-
-    Args:
-        scores_in: (n,) one of each run with the canary.
-        scores_out: (m,) one of each run without.
-        delta: δ, in [0, 1).
-        confidence: of the bound.
-        unit: what a canary is.
-        adjacency: what an out canary is.
-        thresholds: these instead, chosen without these scores; "in" is a score from there on.
-        one_sided: guess "in" only.
-
-    Raises:
-        BadInput: scores missing or not finite, or a setting out of its range.
-    """
-    settings = _Settings(delta, confidence, unit, adjacency)
-    return _clopper_pearson("clopper_pearson", scores_in, scores_out, settings, thresholds, one_sided=one_sided)
-
-
-def clopper_pearson_fdp(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    unit: Unit = "client",
-    adjacency: Adjacency = "add-remove",
-    thresholds: Sequence[float] | None = None,
-) -> EpsilonBound:
-    """Return the bound from independent runs of a Gaussian mechanism (Nasr et al. 2023).
-
-    Both intervals of :func:`clopper_pearson` refute every μ below Φ⁻¹(1 − FPR) − Φ⁻¹(FNR); the largest is told as
-    its exact ε at ``delta``. A threshold lets a fixed share of the out scores through; the error is split over the
-    shares.
-
-    Args:
-        scores_in: (n,) one of each run with the canary.
-        scores_out: (m,) one of each run without.
-        delta: δ, in (0, 1).
-        confidence: of the bound.
-        unit: what a canary is.
-        adjacency: what an out canary is.
-        thresholds: these instead, chosen without these scores, with equal shares of the error.
-
-    Raises:
-        BadInput: scores missing or not finite, or a setting out of its range.
-    """
-    settings = _Settings(delta, confidence, unit, adjacency)
-    return _clopper_pearson("clopper_pearson_fdp", scores_in, scores_out, settings, thresholds, one_sided=True)
-
-
-def one_run(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    unit: Unit = "client",
-    adjacency: Adjacency = "add-remove",
-    fractions: Mapping[float, float] | None = None,
-    thresholds: Sequence[float] | None = None,
-    sides: Sides = "both",
-) -> EpsilonBound:
-    """Return the bound from one run, of whatever mechanism (Steinke, Nasr and Jagielski 2023, Theorem 5.2).
-
-    The highest scores are guessed in, as many of the lowest out, and nothing is said of the others. How many is settled
-    by ``fractions``, each tried at its share of the error, so that all together err as seldom as one (a weighted
-    Bonferroni correction).
-
-    Args:
-        scores_in: (n,) of the canaries that took part.
-        scores_out: (m,) of those that did not.
-        delta: δ, in [0, 1).
-        confidence: of the bound.
-        unit: what a canary is.
-        adjacency: what an out canary is.
-        fractions: of the canaries that are guessed at, each with its share of the error; the shares add up to 1. None:
-            :data:`FRACTIONS`, or :data:`FEW` for one side. Equal scores are guessed alike, so ties may change how many.
-        thresholds: instead of fractions: whatever scores at least this is guessed in, and nothing out; each of them has
-            the same share of the error. Chosen without these scores.
-        sides: guess ``in`` only, where being in is seen by chance, as by whoever doesn't know who was drawn.
-
-    Raises:
-        BadInput: scores missing or not finite, or a setting out of its range.
-    """
-    settings = _Settings(delta, confidence, unit, adjacency)
-    return _one_run("one_run", scores_in, scores_out, settings, fractions, thresholds, sides)
-
-
-def one_run_fdp(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    unit: Unit = "client",
-    adjacency: Adjacency = "add-remove",
-    fractions: Mapping[float, float] | None = None,
-    thresholds: Sequence[float] | None = None,
-    sides: Sides = "both",
-) -> EpsilonBound:
-    """Return the bound from one run of a Gaussian mechanism (Mahloujifar, Melis and Chaudhuri 2024).
-
-    Refuted is that the mechanism is μ-GDP; the largest such μ is told as its exact ε at ``delta``. So the bound is one
-    of a mechanism whose noise is Gaussian; another, as randomised response, may have that ε at another δ only.
-
-    Args:
-        scores_in: (n,) of the canaries that took part.
-        scores_out: (m,) of those that did not.
-        delta: δ, in (0, 1).
-        confidence: of the bound.
-        unit: what a canary is.
-        adjacency: what an out canary is.
-        fractions: as of :func:`one_run`.
-        thresholds: as of :func:`one_run`.
-        sides: as of :func:`one_run`.
-
-    Raises:
-        BadInput: scores missing or not finite, or a setting out of its range.
-    """
-    settings = _Settings(delta, confidence, unit, adjacency)
-    return _one_run("one_run_fdp", scores_in, scores_out, settings, fractions, thresholds, sides)
-
-
-def gaussian_estimate(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    *,
-    delta: float,
-    unit: Unit = "client",
-    adjacency: Adjacency = "add-remove",
-) -> EpsilonBound:
-    """Return an estimate, never a bound: ε of two normal distributions fitted to the scores (Andrew et al. 2023).
-
-    Departures: the out scores are fitted, too, where the paper takes the N(0, 1/d) of a cosine in d dimensions; and
-    both have one variance, so that on nothing the estimate stays small.
-
-    Args:
-        scores_in: (n,) of the canaries that took part.
-        scores_out: (m,) of those that did not.
-        delta: δ, in (0, 1).
-        unit: what a canary is.
-        adjacency: what an out canary is.
-
-    Raises:
-        BadInput: scores missing or not finite, or a setting out of its range.
-    """
-    return _gaussian_estimate(scores_in, scores_out, _Settings(delta, 0.95, unit, adjacency))
 
 
 def words(epsilon: float, delta: float, *, demonstrated: bool = False) -> str:
@@ -277,86 +345,152 @@ def words(epsilon: float, delta: float, *, demonstrated: bool = False) -> str:
     return f"{guess} is right at most {right:,} of {of:,} times"
 
 
+# --- what many guesses in one run refute -----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class _Settings:
-    delta: float
-    confidence: float
-    unit: Unit
-    adjacency: Adjacency
+class Guesses:
+    """One way to guess, settled by the scores without the coins, and how it went.
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.delta < 1:
-            raise BadInput(f"delta is {self.delta}: give a number from 0 to below 1")
-        if not 0 < self.confidence < 1:
-            raise BadInput(f"confidence is {self.confidence}: give a number between 0 and 1, such as 0.95")
+    Attributes:
+        low: guessed out up to this score; None: never.
+        high: guessed in from this score on; None: never.
+        made: canaries that were guessed at.
+        correct: of these.
+        error: the probability that this way may err with: its share of one less the confidence.
+    """
 
-    def positive_delta(self, method: EpsilonMethod) -> float:
-        if not self.delta:
-            raise BadInput(f"{method} needs a delta above 0: the noise is Gaussian, and no epsilon holds at delta 0")
-        return self.delta
-
-    def bound(
-        self,
-        method: EpsilonMethod,
-        epsilon: float,
-        canaries: int,
-        by: Guesses | None,
-        correction: str,
-        assumes: str = "",
-    ) -> EpsilonBound:
-        return EpsilonBound(
-            method=method,
-            kind="bound",
-            epsilon=epsilon,
-            delta=self.delta,
-            confidence=self.confidence,
-            unit=self.unit,
-            adjacency=self.adjacency,
-            canaries=canaries,
-            guesses=by.made if by else 0,
-            correct=by.correct if by else 0,
-            low=by.low if by else None,
-            high=by.high if by else None,
-            correction=correction,
-            assumes=assumes,
-        )
+    low: float | None
+    high: float | None
+    made: int
+    correct: int
+    error: float
 
 
-def _one_run(
-    method: EpsilonMethod,
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    settings: _Settings,
-    fractions: Mapping[float, float] | None,
-    thresholds: Sequence[float] | None,
-    sides: Sides,
-) -> EpsilonBound:
-    ins, outs = _sorted(scores_in, "in"), _sorted(scores_out, "out")
-    canaries = len(ins) + len(outs)
-    error = 1 - settings.confidence
-    if thresholds is not None:
-        tried = [_guess(ins, outs, None, float(threshold), error / len(thresholds)) for threshold in thresholds]
-        correction = _bonferroni(len(tried), "thresholds")
-    else:
-        fractions = fractions or (FRACTIONS if sides == "both" else FEW)
-        shares = fractions.values()
-        if not all(0 < f <= 1 for f in fractions) or min(shares, default=0) <= 0 or not math.isclose(sum(shares), 1):
-            raise BadInput(
-                "fractions: give numbers above 0 and up to 1, with positive shares of the error that sum to 1"
-            )
-        pooled = np.sort(np.concatenate([ins, outs]))
-        tried = []
-        for fraction, share in fractions.items():
-            k = math.ceil(fraction * canaries / (2 if sides == "both" else 1))
-            low = float(pooled[k - 1]) if sides == "both" else None
-            tried.append(_guess(ins, outs, low, float(pooled[-k]), error * share))
-        correction = _weighted(fractions, "numbers of guesses", "guesses at canaries")
-    if method == "one_run":
-        epsilon, by = refuted_epsilon(canaries, tried, settings.delta)
-        return settings.bound(method, epsilon, canaries, by, correction)
-    delta = settings.positive_delta(method)
-    epsilon, by = refuted_gaussian_epsilon(canaries, tried, delta)
-    return settings.bound(method, epsilon, canaries, by, correction, GAUSSIAN)
+def p_value(canaries: int, guesses: Guesses, epsilon: float, delta: float) -> float:
+    """Return how probable so many correct guesses are at most, if the mechanism is (ε, δ)-DP.
+
+    Steinke, Nasr and Jagielski 2023, Theorem 5.2: of r guesses v or more are right with probability at most
+    P[B ≥ v] + 2mδ · max_i (P[B ≥ v − i] − P[B ≥ v]) / i, where B is binomial with r draws of e^ε / (1 + e^ε).
+    """
+    made, right = guesses.made, guesses.correct
+    if right <= 0:
+        return 1.0
+    chance = expit(epsilon)
+    fewer = np.arange(right - 1, 0, -1)
+    tails = np.concatenate([betainc(fewer, made - fewer + 1, chance), [1.0]])  # P[B ≥ v − i], i = 1 … v
+    tail = float(betainc(right, made - right + 1, chance))
+    excess = float(np.max((tails - tail) / np.arange(1, right + 1)))
+    return min(1.0, tail + 2 * canaries * delta * max(0.0, excess))
+
+
+def refuted_epsilon(canaries: int, tried: Sequence[Guesses], delta: float) -> tuple[float, Guesses | None]:
+    """Return the largest ε that any of ``tried`` refutes, and which; 0 and None if none does."""
+    best, by = 0.0, None
+    for guesses in tried:
+
+        def refutes(epsilon: float, guesses: Guesses = guesses) -> float:
+            return guesses.error - p_value(canaries, guesses, epsilon, delta)
+
+        if refutes(best) <= 0:
+            continue
+        low, high = best, max(1.0, 2 * best)
+        while refutes(high) > 0 and high < _LARGEST:
+            low, high = high, 2 * high
+        best, by = float(brentq(refutes, low, high, xtol=1e-10)), guesses
+    return best, by
+
+
+def refuted_mu(canaries: int, tried: Sequence[Guesses]) -> tuple[float, Guesses | None]:
+    """Return the largest μ for which any of ``tried`` refutes μ-GDP, and which; 0 and None if none does.
+
+    Mahloujifar, Melis and Chaudhuri 2024, the recursion for guesses with abstentions (``audit_rh_with_cap``).
+    """
+    started = [guesses for guesses in tried if guesses.correct > 0]
+    at_zero = _margins(canaries, started, np.zeros((len(started), 1)))[:, 0]
+    alive = [guesses for guesses, margin in zip(started, at_zero, strict=True) if margin > 0]
+    if not alive:
+        return 0.0, None
+    low, high = 0.0, 8.0
+    while True:
+        values = np.linspace(low, high, _STEPS)
+        margins = _margins(canaries, alive, np.tile(values, (len(alive), 1)))
+        last = (margins > 0).sum(axis=1)  # refuted up to there: the margin falls with μ
+        most = int(last.max())
+        alive = [guesses for guesses, count in zip(alive, last, strict=True) if count == most]
+        if most == _STEPS and high < _LARGEST:
+            low, high = high, 2 * high
+        elif len(alive) > 1 and high - low > 1e-9:
+            low, high = values[most - 1], values[min(most, _STEPS - 1)]
+        else:
+            break
+    (by, *_) = alive
+
+    def margin(mu: float) -> float:
+        return float(_margins(canaries, [by], np.array([[mu]]))[0, 0])
+
+    left, right = values[most - 1], values[min(most, _STEPS - 1)]
+    return (float(brentq(margin, left, right, xtol=1e-10)) if margin(right) <= 0 else float(right)), by
+
+
+def _margins(canaries: int, tried: Sequence[Guesses], mu: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for every way of guessing (rows) and μ (columns) a number that is positive if μ-GDP is refuted."""
+    if not tried:
+        return np.zeros_like(mu)
+    made = np.array([[guesses.made] for guesses in tried])
+    right = np.array([[guesses.correct] for guesses in tried])
+    error = np.array([[guesses.error] for guesses in tried])
+    share = np.broadcast_to(error * right / canaries, mu.shape).copy()
+    wrong = np.broadcast_to(error * (made - right) / canaries, mu.shape).copy()
+    for i in range(int(right.max()) - 1, -1, -1):
+        grown = np.maximum(wrong, ndtr(ndtri(share) - mu))
+        grown = np.where(i < right, grown, wrong)
+        if i < right.min() and np.array_equal(grown, wrong):
+            break  # nothing changes any more
+        share = np.minimum(share + i / np.maximum(made - i, 1) * (grown - wrong), 1.0)
+        wrong = grown
+    return np.asarray(share + wrong - made / canaries)
+
+
+# --- Gaussian differential privacy -----------------------------------------------------------------------------------
+
+
+def gaussian_log_delta(epsilon: float, mu: float) -> float:
+    """Return the logarithm of the least δ with which μ-GDP is (ε, δ)-DP, exactly.
+
+    μ is the distance of the two outcomes' normal distributions in standard deviations: sensitivity over noise, and over
+    n rounds √n times that (Dong, Roth and Su 2019, Corollary 2.13).
+    """
+    first = float(log_ndtr(mu / 2 - epsilon / mu))
+    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    return first + math.log1p(-math.exp(second - first)) if second < first else -math.inf
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the least ε with which μ-GDP is (ε, δ)-DP, exactly.
+
+    Args:
+        mu: μ, at least 0.
+        delta: δ, in (0, 1).
+    """
+    target = math.log(delta)
+    if mu <= 0 or gaussian_log_delta(0.0, mu) <= target:
+        return 0.0
+    # at this ε the first term alone is δ
+    highest = mu**2 / 2 + mu * max(0.0, -float(ndtri(delta)))
+    while gaussian_log_delta(highest, mu) > target:  # a δ above one half
+        highest = 2 * highest
+    return float(brentq(lambda e: max(gaussian_log_delta(e, mu), -1e4) - target, 0.0, highest, xtol=1e-10))
+
+
+# --- ways to guess ---------------------------------------------------------------------------------------------------
+
+
+def _check(delta: float, positive: EpsilonMethod | None = None) -> None:
+    if not 0 <= delta < 1:
+        raise BadInput(f"delta is {delta}: give a number from 0 to below 1")
+    if positive and not delta:
+        raise BadInput(f"{positive} needs a delta above 0: the noise is Gaussian, and no epsilon holds at delta 0")
 
 
 def _guess(ins: Scores, outs: Scores, low: float | None, high: float, error: float) -> Guesses:
@@ -379,49 +513,6 @@ def _up_to(scores: Scores, low: float, high: float) -> int:
     return min(int(np.searchsorted(scores, low, side="right")), int(np.searchsorted(scores, high, side="left")))
 
 
-def _clopper_pearson(
-    method: EpsilonMethod,
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    settings: _Settings,
-    thresholds: Sequence[float] | None,
-    *,
-    one_sided: bool,
-) -> EpsilonBound:
-    ins, outs = _sorted(scores_in, "in"), _sorted(scores_out, "out")
-    error, gaussian = 1 - settings.confidence, method == "clopper_pearson_fdp"
-    delta = settings.positive_delta(method) if gaussian else settings.delta
-    if thresholds is not None:
-        each = error / len(thresholds)  # both directions read the same two intervals
-        tried = [_guess(ins, outs, None, float(threshold), each) for threshold in thresholds]
-        tried += [] if one_sided else [_guess_out(ins, outs, float(threshold), each) for threshold in thresholds]
-        correction = _bonferroni(len(thresholds), "thresholds")
-    elif gaussian:
-        tried = []
-        for passed, share in _PASSED.items():
-            threshold = _above(float(outs[-1 - int(passed * len(outs))]))
-            tried.append(_guess(ins, outs, None, threshold, error * share))
-        correction = _weighted(_PASSED, "thresholds, order statistics of fixed ranks", "passed out canaries")
-    else:
-        each = error / (len(_ranks(len(outs))) + (0 if one_sided else len(_ranks(len(ins)))))
-        tried = [_guess(ins, outs, None, _above(float(outs[-1 - rank])), each) for rank in _ranks(len(outs))]
-        tried += [] if one_sided else [_guess_out(ins, outs, float(ins[rank]), each) for rank in _ranks(len(ins))]
-        correction = _bonferroni(len(tried), "thresholds, order statistics of fixed ranks")
-    best, by = 0.0, None
-    for guesses in tried:
-        true, other = (len(ins), len(outs)) if guesses.low is None else (len(outs), len(ins))
-        missed = _most(true - guesses.correct, true, guesses.error / 2)  # half for each interval
-        false = _most(guesses.made - guesses.correct, other, guesses.error / 2)
-        if gaussian:
-            epsilon = gaussian_epsilon(float(-ndtri(false) - ndtri(missed)), delta)
-        else:
-            epsilon = math.log((1 - missed - delta) / false) if missed < 1 - delta else 0.0
-        if epsilon > best:
-            best, by = epsilon, guesses
-    assumes = f"{GAUSSIAN}; {_INDEPENDENT}" if gaussian else _INDEPENDENT
-    return settings.bound(method, best, len(ins) + len(outs), by, correction, assumes)
-
-
 def _guess_out(ins: Scores, outs: Scores, threshold: float, error: float) -> Guesses:
     """Guess out below ``threshold``, and nothing in."""
     right, wrong = (int(np.searchsorted(scores, threshold, side="left")) for scores in (outs, ins))
@@ -435,34 +526,6 @@ def _ranks(n: int) -> list[int]:
 def _most(count: int, n: int, error: float) -> float:
     """Return the share that is exceeded with a probability of ``error`` at most (Clopper and Pearson 1934)."""
     return float(betaincinv(count + 1, n - count, 1 - error)) if count < n else 1.0
-
-
-def _least(count: int, n: int, error: float) -> float:
-    return 1 - _most(n - count, n, error)
-
-
-def _gaussian_estimate(scores_in: ArrayLike, scores_out: ArrayLike, settings: _Settings) -> EpsilonBound:
-    ins, outs = _sorted(scores_in, "in"), _sorted(scores_out, "out")
-    delta, degrees = settings.positive_delta("gaussian_estimate"), len(ins) + len(outs) - 2
-    if degrees < 1:
-        raise BadInput("gaussian_estimate needs three scores at least")
-    variance = (len(ins) * float(ins.var()) + len(outs) * float(outs.var())) / degrees
-    apart = float(ins.mean() - outs.mean())
-    mu = apart / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, apart) if apart else 0.0
-    return EpsilonBound(
-        method="gaussian_estimate",
-        kind="estimate",
-        epsilon=gaussian_epsilon(mu, delta) if mu < math.inf else math.inf,
-        delta=delta,
-        confidence=None,
-        unit=settings.unit,
-        adjacency=settings.adjacency,
-        canaries=len(ins) + len(outs),
-        guesses=0,
-        correct=0,
-        correction="none: no threshold is chosen",
-        assumes="normal scores of one variance",
-    )
 
 
 def _sorted(scores: ArrayLike, which: str) -> Scores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -21,6 +22,8 @@ OBSERVERS: dict[str, str] = {
     "models": "whoever sees the global model of every round",
     "final": "whoever sees the final model only",
 }
+_MOST_STEPS = 256  # a round; of more the number taken part in hardly varies, and the sum says as much
+_LEAST = 1e-3  # noise, in units of a canary: with less the likelihood ratio is no better than the sum
 _CHUNK = 7  # bits: the Hadamard matrix is applied as a product of matrices of this size
 
 
@@ -84,6 +87,26 @@ class Canaries:
     def __len__(self) -> int:
         return max((reading.shape[1] for reading in self.readings.values()), default=0)
 
+    def scores(self, observer: str) -> Tensor:
+        """Return (m,) float64: how much each canary looks to ``observer`` as if it had been in.
+
+        The sum of its readings, or where it takes part in a step by chance, of their log-likelihood ratios: of k times
+        taking part, k binomial, against none, with the promised noise.
+        """
+        readings = self.readings[observer]
+        rate, noise = self.rates.get(observer, 1.0), self.noise.get(observer, 0.0)
+        if rate >= 1 or len(readings) < 2 or noise <= 0 or self.steps > _MOST_STEPS:
+            return readings.nansum(dim=0)
+        k = torch.arange(self.steps + 1, dtype=torch.float64)
+        steps = torch.tensor(float(self.steps), dtype=torch.float64)
+        chance = torch.lgamma(steps + 1) - torch.lgamma(k + 1) - torch.lgamma(steps - k + 1)
+        chance = chance + k * math.log(rate) + (steps - k) * math.log1p(-rate)
+        variance = max(noise, _LEAST) ** 2
+        ratios = [
+            (chance[:, None] + (torch.outer(k, own) - k[:, None] ** 2 / 2) / variance).logsumexp(0) for own in readings
+        ]
+        return torch.stack(ratios).nansum(dim=0)
+
 
 class Directions:
     """m unit directions in d dimensions, given by a seed: they take O(d) memory, and O(d log d) time for all m.
@@ -140,6 +163,43 @@ class Directions:
         vector = torch.zeros(self.size)
         vector[self.coordinates] = row[self.columns] * self.signs
         return vector
+
+
+class CanaryRecords:
+    """The canaries among one client's records: they ride along in its batches with a gradient that is known.
+
+    Every pass over the client's examples takes each of them along in one batch, drawn as an example's place is: so it
+    takes part in a step as often as any example. They don't count in a batch's size.
+
+    Args:
+        directions: of all canaries.
+        numbers: of this client's.
+        lengths: (m,) of each canary's gradient before clipping; 0 of absent ones.
+        generator: of their places.
+    """
+
+    def __init__(
+        self, directions: Directions, numbers: Sequence[int], lengths: Tensor, generator: torch.Generator
+    ) -> None:
+        self.directions, self.numbers, self.lengths, self.generator = directions, numbers, lengths, generator
+
+    def places(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Return for each batch of a pass, of so many examples, which canaries ride along."""
+        ends = torch.tensor(sizes).cumsum(0)
+        drawn = torch.randint(0, int(ends[-1]), (len(self.numbers),), generator=self.generator)
+        batches = torch.searchsorted(ends, drawn, right=True).tolist()
+        riding: list[list[int]] = [[] for _ in sizes]
+        for number, batch in zip(self.numbers, batches, strict=True):
+            riding[batch].append(number)
+        return riding
+
+    def gradients(self, numbers: Sequence[int], parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield the gradient of each canary in ``numbers`` that is there, as tensors like ``parameters``."""
+        sizes = [p.numel() for p in parameters]
+        for number in numbers:
+            if length := float(self.lengths[number]):
+                pieces = (length * self.directions.one(number)).split(sizes)
+                yield [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 def hadamard(vector: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 # they fill FINDING_TYPES and register their evaluation
 from fedaudit.evaluation import (  # noqa: F401
     attributes,
-    canaries,
     class_images,
+    epsilon,
     images,
     labels,
     local_models,

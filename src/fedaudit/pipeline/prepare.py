@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack
-from fedaudit.attacks.epsilon import Epsilon
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
@@ -149,7 +148,7 @@ def resolve(
     if spec.checkpoint is not None:
         load_checkpoint(module, spec.checkpoint)
     _check_outputs(module, task_info, dataset, own)  # what doesn't fit is found before the training
-    canaries = next((attack.asks() for attack in attacks if isinstance(attack, Epsilon)), None)
+    canaries = next((asked for attack in attacks if (asked := attack.canary_spec())), None)
     federations = _federations(scenario, behaviours, aggregators, dataset, task_info, module, loss, canaries)
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
@@ -254,7 +253,7 @@ def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behavio
 def _with_attacks(scenario: Scenario) -> tuple[Scenario, list[Attack]]:
     """Return the scenario with its attacks' settings spelled out, and the attacks."""
     attacks = [make(ATTACKS, spec.name, spec.settings()) for spec in scenario.attacks]
-    if len(attacks) > 1 and any(isinstance(attack, Epsilon) for attack in attacks):
+    if len(attacks) > 1 and any(attack.canary_spec() for attack in attacks):
         raise BadInput(
             "epsilon puts canaries into the federation, so other attacks would see another one: give it a scenario of "
             "its own"

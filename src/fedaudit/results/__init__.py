@@ -7,8 +7,7 @@ the same scenario is repeated on the same machine.
 
 from fedaudit.results.audit import SCHEMA_VERSION, AuditResult, Digests, Threshold
 from fedaudit.results.base import Interval, Timing
-from fedaudit.results.epsilon import EpsilonBound
-from fedaudit.results.epsilon_audit import EpsilonResult, ObserverEpsilon
+from fedaudit.results.epsilon import EpsilonBound, EpsilonResult, ObserverEpsilon
 from fedaudit.results.findings import (
     LEAKS,
     VERDICTS,

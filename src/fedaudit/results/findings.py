@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedaudit.results.base import Interval, Record, Timing
-from fedaudit.results.epsilon_audit import EpsilonResult
+from fedaudit.results.epsilon import EpsilonResult
 
 # From the worst down; VERDICTS says what each means.
 Verdict = Literal["recovered", "identifiable", "inferred", "inconclusive", "not demonstrated", "not applicable"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fedaudit.defences.privacy import Account, Adjacency, DifferentialPrivacy, account, central_noise
+from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
 from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.epsilon.accounting import Account
+from fedaudit.results.epsilon import Adjacency
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
 from fedaudit.transcript.history import History

@@ -5,32 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext, NoSanitiser, Sanitiser
-from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanarySpec, Directions
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanaryRecords, CanarySpec, Directions
 from fedaudit.results.epsilon import Unit
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.local_training import trainable
-from fedaudit.simulation.riders import Riders
 from fedaudit.simulation.server import Guests
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
-
-
-@dataclass
-class _Read:
-    """Readings of the rounds so far, by observer."""
-
-    rows: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in OBSERVERS})
 
 
 class CanaryPlay:
@@ -40,7 +31,7 @@ class CanaryPlay:
     in which it takes part it sends its direction, ``strength`` times the clip long, through the federation's sanitiser.
     Absent ones send zeros (adjacency ``add-remove``), or the opposite (``replace``), so that their number is no
     secret: the mean is taken over all of them. At the sample's level it is a record of one of the clients, which hold
-    the same number each, and its direction is its gradient; see :class:`~fedaudit.simulation.riders.Riders`.
+    the same number each, and its direction is its gradient; see :class:`~fedaudit.epsilon.canaries.CanaryRecords`.
 
     Where the sanitiser is our own and draws nothing, what all canaries send is summed in one transform instead of one
     by one; what they send is the same, to rounding. With ``joint`` so it is under local noise, in distribution.
@@ -80,7 +71,7 @@ class CanaryPlay:
         self.senders = [self.make() for _ in range(asked.count)] if apart else []
         self.generators = [generator(seed, spec.name, "canary", j) for j in range(len(self.senders))]
         self.dice = generator(seed, spec.name, "joint noise of canaries")
-        self.read = _Read()
+        self.readings: dict[str, list[Tensor]] = {name: [] for name in OBSERVERS}
         self.last = torch.zeros(self.directions.size)  # the global model, in units in which a canary adds 1
         self._total: tuple[Tensor, Tensor] | None = None
 
@@ -91,7 +82,7 @@ class CanaryPlay:
             "dice": self.dice.get_state(),
             "generators": [g.get_state() for g in self.generators],
             "senders": [s.state_dict() for s in self.senders],
-            "rows": self.read.rows,
+            "rows": self.readings,
             "last": self.last,
         }
 
@@ -103,7 +94,7 @@ class CanaryPlay:
             own.set_state(kept)
         for sender, kept in zip(self.senders, state["senders"], strict=True):
             sender.load_state_dict(kept)
-        self.read.rows = {name: list(rows) for name, rows in state["rows"].items()}
+        self.readings = {name: list(rows) for name, rows in state["rows"].items()}
         self.last = state["last"]
 
     def _check_joint(self, dp: Sanitiser) -> None:
@@ -136,14 +127,14 @@ class CanaryPlay:
         rest = torch.randn(self.spec.count, generator=self.dice, dtype=torch.float64)
         return total, self.directions.project(total) / k + s * math.sqrt(1 - 1 / k) * rest
 
-    def riders(self) -> list[Riders | None]:
+    def records(self) -> list[CanaryRecords | None]:
         """Return the canaries among each client's records; None of malicious ones, or where canaries are clients."""
         spec = self.federation.spec
         if self.unit == "client":
             return [None] * spec.clients
         seed, name = self.federation.seed, spec.name
-        own: list[Riders | None] = [
-            Riders(
+        own: list[CanaryRecords | None] = [
+            CanaryRecords(
                 self.directions,
                 list(range(number, self.spec.count, spec.honest)),
                 self.spec.strength * self.clip * self.values,
@@ -167,7 +158,7 @@ class CanaryPlay:
             if self.joint:
                 noise, read = self._noisy(here)
                 total, own = total + noise, own + self._sign * read / self.clip
-            self.read.rows["updates"].append(own)
+            self.readings["updates"].append(own)
             return Guests(self._named(total), self.expected, [])
         context = ClientContext(weights, layers, self.per_round + self.expected)
         total, own, rows = torch.zeros(self.directions.size), nothing, []
@@ -179,7 +170,7 @@ class CanaryPlay:
             if self.rows:
                 rows.append(update)
             total += vector
-        self.read.rows["updates"].append(own)
+        self.readings["updates"].append(own)
         return Guests(self._named(total), len(rows) if self.rows else self.expected, rows)
 
     def _sent(self, number: int, direction: Tensor, context: ClientContext) -> Update:
@@ -231,20 +222,20 @@ class CanaryPlay:
                 numbers = range(update.client, self.spec.count, honest) if update.client < honest else range(0)
                 theirs = torch.tensor(numbers, dtype=torch.int64)
                 own[theirs] = self._unit(size) * self.directions.project(vector)[theirs]
-            self.read.rows["updates"].append(own)
-        self.read.rows["sum"].append(self._sign * self._unit(self.batch) * self.directions.project(total))
+            self.readings["updates"].append(own)
+        self.readings["sum"].append(self._sign * self._unit(self.batch) * self.directions.project(total))
         last = _flat(after, self.shapes)
         moved = last - _flat(before, self.shapes)
         taking_part = len(updates) + (guests.count if guests else 0)
         scale = taking_part * self._unit(self.batch) / self._step
-        self.read.rows["models"].append(self._sign * scale * self.directions.project(moved))
+        self.readings["models"].append(self._sign * scale * self.directions.project(moved))
         self.last = scale * last
 
     @property
     def _sign(self) -> int:
         """Return the sign of what canary clients send in this round."""
         paired = self.unit == "client" and self.spec.signs == "paired"
-        return -1 if paired and len(self.read.rows["models"]) % 4 >= 2 else 1
+        return -1 if paired and len(self.readings["models"]) % 4 >= 2 else 1
 
     @property
     def _step(self) -> float:
@@ -261,7 +252,7 @@ class CanaryPlay:
     def end(self) -> Canaries:
         """Return what was seen of the canaries, with what is promised."""
         dp, account = self.dp, self.budget.account
-        self.read.rows["final"] = [self.directions.project(self.last)]
+        self.readings["final"] = [self.directions.project(self.last)]
         rate, steps = 1.0, 1
         if account is not None and self.unit == "record":
             rate = min(1.0, self.batch / min(map(len, self.federation.client_data)))
@@ -278,7 +269,7 @@ class CanaryPlay:
         return Canaries(
             unit=self.unit,
             adjacency=self.spec.adjacency,
-            readings={name: torch.stack(rows) for name, rows in self.read.rows.items() if rows},
+            readings={name: torch.stack(rows) for name, rows in self.readings.items() if rows},
             noise=noise,
             rates={name: rate * (1.0 if name == "updates" else self.share) for name in OBSERVERS},
             steps=steps,

@@ -18,7 +18,7 @@ from fedaudit.data.dataset import Split
 from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext
-from fedaudit.epsilon.canaries import CanarySpec
+from fedaudit.epsilon.canaries import CanaryRecords, CanarySpec
 from fedaudit.models import set_training_mode
 from fedaudit.scenario.federation import DefencesSpec, FederationSpec
 from fedaudit.simulation.arithmetic import fast_arithmetic
@@ -27,7 +27,6 @@ from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.encoding import decode, encode
 from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.simulation.record_draw import RecordDraw
-from fedaudit.simulation.riders import Riders
 from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, TrainingConfig
@@ -102,7 +101,7 @@ class Client:
         data: that it holds.
         federation: its own.
         layers: names of the parameters and buffers of each of the model's layers, in forward order.
-        riders: the canaries among its records, if any.
+        canaries: those among its records, if any.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Client:
         data: Split,
         federation: Federation,
         layers: tuple[tuple[str, ...], ...] = (),
-        riders: Riders | None = None,
+        canaries: CanaryRecords | None = None,
     ) -> None:
         self.number = number
         self.data = data
@@ -133,7 +132,7 @@ class Client:
             self.gradients = partial(self._clipped, self.sanitiser)
         self.fast = spec.arithmetic == "fast" and self.gradients is None  # gradients of single examples are vmap's
         self.pending: list[Tensor] = []
-        self.riders = riders
+        self.canaries = canaries
         self.riding: list[list[int]] = []  # which canaries ride along in each pending batch
         self.due: list[list[int]] = []  # in each batch of this round
 
@@ -144,7 +143,7 @@ class Client:
             "noise": self.noise.get_state(),
             "draws": self.behaviour_rng.get_state(),
             "pending": self.pending,
-            "riding": [self.riding, self.riders.generator.get_state()] if self.riders else None,
+            "riding": [self.riding, self.canaries.generator.get_state()] if self.canaries else None,
             "used": self.used,
             "sanitiser": self.sanitiser.state_dict(),
         }
@@ -155,9 +154,9 @@ class Client:
         self.noise.set_state(state["noise"])
         self.behaviour_rng.set_state(state["draws"])
         self.pending = list(state["pending"])
-        if self.riders:
+        if self.canaries:
             self.riding, places = state["riding"]
-            self.riders.generator.set_state(places)
+            self.canaries.generator.set_state(places)
         self.used = state["used"]
         self.sanitiser.load_state_dict(state["sanitiser"])
 
@@ -170,9 +169,9 @@ class Client:
         if not self.pending:
             order = torch.randperm(len(self.data), generator=self.order)
             self.pending = list(order.split(min(self.spec.batch_size, len(self.data))))
-            if self.riders:
-                self.riding = self.riders.places(list(map(len, self.pending)))
-        if self.riders:
+            if self.canaries:
+                self.riding = self.canaries.places(list(map(len, self.pending)))
+        if self.canaries:
             self.due.append(self.riding.pop(0))
         return self.pending.pop(0)
 
@@ -180,12 +179,12 @@ class Client:
         self, dp: DifferentialPrivacy, model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]
     ) -> list[Tensor]:
         """Return the gradient of a batch, each example's clipped: of the canaries, too, that ride along."""
-        riders = self.riders
-        if riders is None:
+        canaries = self.canaries
+        if canaries is None:
             return dp.gradients(model, loss, batch, self.noise)
         parameters = [p for p in model.parameters() if p.requires_grad]
         return dp.gradients(
-            model, loss, batch, self.noise, riders.gradients(self.due.pop(0) if self.due else [], parameters)
+            model, loss, batch, self.noise, canaries.gradients(self.due.pop(0) if self.due else [], parameters)
         )
 
     def _batches(self) -> list[Tensor]:

@@ -108,8 +108,10 @@ def simulate(
     per_round = spec.clients_per_round or spec.clients
     budget = PrivacyBudget(federation, history)
     canaries = CanaryPlay(federation, budget) if federation.canaries else None
-    riders = canaries.riders() if canaries else [None] * spec.clients
-    clients = [Client(number, data, own_copies, layers, riders[number]) for number, data in enumerate(client_data)]
+    own_canaries = canaries.records() if canaries else [None] * spec.clients
+    clients = [
+        Client(number, data, own_copies, layers, own_canaries[number]) for number, data in enumerate(client_data)
+    ]
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
     sampler = _sampler(spec, seed)

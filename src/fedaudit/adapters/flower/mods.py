@@ -21,8 +21,9 @@ from fedaudit.adapters.flower.tensors import (
     torch_state,
 )
 from fedaudit.defences import SANITISERS
-from fedaudit.defences.privacy import Account, DifferentialPrivacy
+from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import ClientContext, norm
+from fedaudit.epsilon.accounting import Account
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.epsilon import EpsilonFinding
-from fedaudit.epsilon.bounds import demonstrated, demonstrated_epsilon, words
+from fedaudit.epsilon.bounds import CanaryScores, demonstrated, words
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.evaluation.finding_types import (
     FINDING_TYPES,
@@ -96,17 +96,19 @@ def _observer(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, conf
 
 
 def _bounds(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confidence: float) -> list[EpsilonBound]:
-    apart = name == "updates" and canaries.unit == "client"  # each canary's update has noise of its own
-    return demonstrated_epsilon(
+    made = CanaryScores(
         scores[coins].numpy(),
         scores[~coins].numpy(),
-        delta=canaries.delta,
-        confidence=confidence,
+        confidence,
         unit=canaries.unit,
         adjacency=canaries.adjacency,
-        independent=apart,
-        gaussian=canaries.rates.get(name, 1.0) >= 1,  # who takes part by chance makes a mixture of the noise
-        sides="both" if canaries.rates.get(name, 1.0) >= 1 else "in",  # who isn't drawn is as if it were out
+    )
+    always = canaries.rates.get(name, 1.0) >= 1
+    return made.bounds(
+        canaries.delta,
+        independent=name == "updates" and canaries.unit == "client",  # each canary's update has noise of its own
+        gaussian=always,  # who takes part by chance makes a mixture of the noise
+        one_sided=not always,  # who isn't drawn is as if it were out
     )
 
 
