@@ -19,7 +19,7 @@ from fedaudit.defences.received import check_received as check_model
 from fedaudit.evaluation import Limits
 from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.estimate import say_how_long, simulation_seconds
-from fedaudit.pipeline.offline import attack_transcript
+from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
@@ -33,9 +33,9 @@ from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.rounds import check_new
 from fedaudit.transcript.transcript import INDEX, Transcript
 from fedaudit.transcript.truth import Truth, save_recording
-from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
+from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.folders import check_folder
-from fedaudit.utils.progress import live_display
+from fedaudit.utils.progress import Display, live_display
 
 Array = Tensor | np.ndarray[Any, Any]
 
@@ -54,8 +54,10 @@ __all__ = [
     "Transcript",
     "attack",
     "audit",
+    "audit_transcript",
     "check_attack",
     "check_model",
+    "evaluate",
     "load_dataset",
     "load_scenario",
     "make_attack",
@@ -181,8 +183,8 @@ def simulate(
         workers: processes that the clients are simulated in.
 
     Returns:
-        ``recording.transcript`` and ``recording.truth``; :func:`attack` takes the recording, its transcript alone, or
-        the folder.
+        ``recording.transcript`` and ``recording.truth``; :func:`attack` and :func:`audit_transcript` take the
+        recording, its transcript alone, or the folder.
 
     Raises:
         BadInput: something can't be used; the message says what and what to do.
@@ -235,13 +237,10 @@ def attack(
     rounds: Sequence[int] | None = None,
     out: Path | str | None = None,
     workers: int = 1,
-    fail_above: dict[str, float] | None = None,
-    fail_on: Verdict | None = None,
-    controls: bool = True,
     overwrite: bool = False,
     progress: bool = True,
-) -> Audit | list[Finding | NotApplicable]:
-    """Run attacks on a transcript; evaluate afterwards, if the ground truth is there.
+) -> Findings:
+    """Run attacks on a transcript; :func:`evaluate` says how good their findings are, where the truth is known.
 
     Args:
         transcript: what :func:`simulate` returned, a transcript alone, its folder, or that of a :class:`Recorder`.
@@ -249,22 +248,148 @@ def attack(
         threat: fields of a :class:`fedaudit.ThreatModel`; default: an honest-but-curious server.
         seed: of the attacks; default: the simulation's, or 0 where there is no ground truth.
         device: cpu or cuda.
-        truth: file of the ground truth; default: the recording's own, or the one in the transcript's folder.
+        truth: file of the ground truth; default: the recording's own, or the one in the transcript's folder. Attacks
+            get nothing of it.
         module, loss: your own, where the transcript is a folder and was made with them; ``model`` is the same.
         task: of a recording: what wasn't recorded, or counts in its place: ``mean``, ``std``, ``input_shape``,
             ``loss`` (its name), ``batch_norm``, ``dropout``, a table's ``columns``, ``tokens`` of text.
         rounds: of a recording: only these.
-        out: folder for the report, or for what was recovered where there is no ground truth.
-        controls: run a positive control beside every attack that found nothing.
-        workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
+        out: folder for what was recovered; an interrupted attack goes on from there.
+        workers, overwrite, progress: as of :func:`audit`.
 
     Returns:
-        The audit; without ground truth, for each run of an attack its finding or why it wasn't applicable.
+        A sequence: for each run of an attack its finding or why it wasn't applicable.
 
     Raises:
         BadInput: something can't be used; the message says what and what to do.
     """
+    with live_display(progress) as display:
+        found = _attack(
+            transcript,
+            attacks,
+            threat=threat,
+            seed=seed,
+            device=device,
+            truth=truth,
+            model=module if module is not None else model,
+            loss=loss,
+            task=task,
+            rounds=rounds,
+            out=out,
+            workers=workers,
+            overwrite=overwrite,
+            display=display,
+        )
+    if out:
+        found.save(out)
+    return found
+
+
+def evaluate(
+    findings: Findings,
+    truth: Truth | Path | str | None = None,
+    *,
+    controls: bool = True,
+    out: Path | str | None = None,
+    workers: int = 1,
+    fail_above: dict[str, float] | None = None,
+    fail_on: Verdict | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Audit:
+    """Evaluate what attacks made of a transcript, by the ground truth.
+
+    Args:
+        findings: of :func:`attack`.
+        truth: the ground truth or its file; default: the one that lies beside the transcript.
+        controls: run a positive control beside every attack that found nothing.
+        out: folder for the report.
+        workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
+
+    Raises:
+        BadInput: there is no ground truth, or it isn't that of the transcript.
+    """
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
+    if out:
+        check_folder(Path(out))
+        holds_another(Path(out), findings.request(), overwrite=overwrite)
+    with live_display(progress) as display:
+        finished = evaluate_findings(
+            findings,
+            Path(truth) if isinstance(truth, str) else truth,
+            workers=workers,
+            controls=controls,
+            display=display,
+        )
+    return _written(finished.held_to(limits), findings, out)
+
+
+def audit_transcript(
+    transcript: Recording | Transcript | Path | str,
+    attacks: Sequence[str | dict[str, Any]] | None = None,
+    *,
+    threat: dict[str, Any] | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+    truth: Path | str | None = None,
+    module: nn.Module | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    task: dict[str, Any] | None = None,
+    rounds: Sequence[int] | None = None,
+    out: Path | str | None = None,
+    workers: int = 1,
+    fail_above: dict[str, float] | None = None,
+    fail_on: Verdict | None = None,
+    controls: bool = True,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Audit:
+    """Attack a transcript and evaluate what was found: :func:`attack`, then :func:`evaluate`.
+
+    Args:
+        transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds: as of :func:`attack`.
+        out: folder for the report; an interrupted audit goes on from there.
+        controls: run a positive control beside every attack that found nothing.
+        workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
+
+    Raises:
+        BadInput: there is no ground truth beside the transcript, or something can't be used.
+    """
+    limits = Limits({} if fail_above is None else fail_above, fail_on).check()
+    with live_display(progress) as display:
+        found = _attack(
+            transcript,
+            attacks,
+            threat=threat,
+            seed=seed,
+            device=device,
+            truth=truth,
+            model=module if module is not None else model,
+            loss=loss,
+            task=task,
+            rounds=rounds,
+            out=out,
+            workers=workers,
+            overwrite=overwrite,
+            display=display,
+            without_truth=NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH,
+        )
+        finished = evaluate_findings(found, workers=workers, controls=controls, display=display)
+    return _written(finished.held_to(limits), found, out)
+
+
+def _attack(
+    transcript: Recording | Transcript | Path | str,
+    attacks: Sequence[str | dict[str, Any]] | None,
+    *,
+    threat: dict[str, Any] | None,
+    truth: Path | str | None,
+    loss: Loss | None,
+    out: Path | str | None,
+    display: Display,
+    **options: Any,
+) -> Findings:
     if loss is not None and loss_name(loss) in LOSSES:
         loss = None  # the transcript names it
     source = Path(transcript) if isinstance(transcript, str) else transcript
@@ -274,26 +399,21 @@ def attack(
         known = known or dataclasses.replace(held, about={**held.about, "transcript": source.fingerprint()})
     if out:
         check_folder(Path(out))
-    with live_display(progress) as display:
-        finished = attack_transcript(
-            source,
-            None if attacks is None else [{"name": spec} if isinstance(spec, str) else spec for spec in attacks],
-            threat=threat or {},
-            seed=seed,
-            device=device,
-            out=Path(out) if out else None,
-            workers=workers,
-            truth=known,
-            limits=limits,
-            controls=controls,
-            display=display,
-            model=module if module is not None else model,
-            loss=loss,
-            task=task,
-            rounds=rounds,
-            overwrite=overwrite,
-        )
-    if out and isinstance(finished, Audit):
+    return attack_transcript(
+        source,
+        None if attacks is None else [{"name": spec} if isinstance(spec, str) else spec for spec in attacks],
+        threat=threat or {},
+        out=Path(out) if out else None,
+        truth=known,
+        loss=loss,
+        display=display,
+        **options,
+    )
+
+
+def _written(finished: Audit, findings: Findings, out: Path | str | None) -> Audit:
+    if out:
+        findings.make_room(Path(out))
         finished.save(out)
     return finished
 

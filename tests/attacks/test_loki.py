@@ -146,8 +146,7 @@ def test_what_each_client_was_sent_survives_the_disk(tmp_path: Path):
     files = sorted((tmp_path / "kept").glob("round-00000-*-sent.safetensors"))
     assert len(files) == 4
     assert all(file.stat().st_size < 2000 for file in files)  # what differs, not the whole model
-    attacked = fedaudit.attack(read, ["loki"], progress=False, controls=False)
-    assert isinstance(attacked, list)
+    attacked = fedaudit.attack(read, ["loki"], progress=False)
     assert isinstance(attacked[0], ImageFinding)
     (direct,) = observe(recording.transcript, made.threat).split()[:1]
     found = make_attack("loki")(direct, generator=torch.Generator())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedaudit.api import attack, simulate
+from fedaudit.api import audit_transcript, simulate
 from fedaudit.data import load_dataset
 from fedaudit.evaluation.class_images import nearest_ssim
 from fedaudit.evaluation.image_metrics import ssim
@@ -81,8 +81,7 @@ def test_images_that_anybody_would_recognise_are_no_leak_of_a_federation_that_kn
 
 def test_an_attack_on_the_transcript_alone_knows_how_well_it_was_trained(tmp_path: Path) -> None:
     recording = simulate(scenario(QUICK), out=tmp_path / "t", progress=False)
-    audit = attack(tmp_path / "t", attacks=["gan"], threat={"adversary": "client"}, progress=False)
-    assert isinstance(audit, Audit)
+    audit = audit_transcript(tmp_path / "t", attacks=["gan"], threat={"adversary": "client"}, progress=False)
     (summary,) = audit.result.summaries
     assert summary.verdict == "inconclusive"
     assert recording.history is not None

@@ -85,6 +85,7 @@ def federation(
 
 
 def audited(folder: Path, out: Path | None = None, **options: Any) -> fedaudit.AuditResult:
-    finished = fedaudit.attack(folder, [{"name": "invg", "iterations": 20}], out=out, progress=False, **options)
-    assert isinstance(finished, fedaudit.Audit)
+    finished = fedaudit.audit_transcript(
+        folder, [{"name": "invg", "iterations": 20}], out=out, progress=False, **options
+    )
     return finished.result

@@ -56,8 +56,7 @@ def test_text_is_recorded_replayed_and_read(loss: Any, tmp_path: Path) -> None:
     loop(tmp_path / "r", writer(), data, loss, tokens=TEXT)
     transcript = Transcript.load(tmp_path / "r", writer())
     assert transcript.task_info.tokens == TEXT
-    finished = fedaudit.attack(tmp_path / "r", module=writer(), out=tmp_path / "out", progress=False)
-    assert isinstance(finished, fedaudit.Audit)
+    finished = fedaudit.audit_transcript(tmp_path / "r", module=writer(), out=tmp_path / "out", progress=False)
     (record,) = finished.result.federations
     assert record.recording is not None
     assert [r.error for r in record.recording.replays] == [0.0, 0.0]
@@ -110,8 +109,7 @@ def test_columns_that_are_declared_reach_tableak(tmp_path: Path) -> None:
     loop(tmp_path / "r", net(), data, nn.functional.mse_loss, columns=columns)
     assert Transcript.load(tmp_path / "r", net()).task_info.columns == columns
     attack = {"name": "tableak", "restarts": 3, "iterations": 60}
-    finished = fedaudit.attack(tmp_path / "r", [attack], module=net(), progress=False, controls=False)
-    assert isinstance(finished, fedaudit.Audit)
+    finished = fedaudit.audit_transcript(tmp_path / "r", [attack], module=net(), progress=False, controls=False)
     row = finished.result.findings[0].rows[0]
     assert len(row.true) == len(columns)
     record = finished.result.federations[0].recording

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fedaudit import attack
+from fedaudit import audit_transcript
 from fedaudit.data import Dataset, from_frame
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.pipeline.prepare import resolve
@@ -120,6 +120,6 @@ def of_canaries(folder: Path) -> Target:
         }
         save_sealed(folder / CANARIES, tensors, {"recording": id, "canaries": json.dumps(about)}, CANARIES)
         save_coins(folder, id, torch.tensor(coins))
-        attack(folder, ["epsilon"], module=recording_cases.Net(), progress=False)
+        audit_transcript(folder, ["epsilon"], module=recording_cases.Net(), progress=False)
 
     return Target(st.tuples(entries, readings, st.lists(st.booleans(), min_size=count, max_size=count)), run)

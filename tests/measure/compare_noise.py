@@ -50,8 +50,7 @@ def rerun(recorded: Sequence[Recording], seed: int, attacks: Sequence[dict[str, 
     """Attack all federations with random draws of ``seed``; return one result over them."""
     parts = []
     for recording in recorded:
-        done = fedaudit.attack(recording, attacks, seed=seed, controls=False, progress=False)
-        assert not isinstance(done, list)
+        done = fedaudit.audit_transcript(recording, attacks, seed=seed, controls=False, progress=False)
         parts.append(done.result)
     lists = ("federations", "findings", "summaries")
     joined = {name: [item for part in parts for item in getattr(part, name)] for name in lists}

@@ -385,6 +385,5 @@ def test_a_transcript_of_a_one_logit_model_is_attacked_from_disk(tmp_path):
     model, loss = net(outputs=1, norm=False, drop=False), nn.BCEWithLogitsLoss()
     recording = simulated(model, (np.asarray(SOME), TWO), loss=loss, out=tmp_path / "t")
     assert recording.transcript.task_info.loss == "bce-with-logits"
-    finished = fedaudit.attack(tmp_path / "t", ["labels"], model=model, loss=loss, progress=False)
-    assert isinstance(finished, fedaudit.Audit)
+    finished = fedaudit.audit_transcript(tmp_path / "t", ["labels"], model=model, loss=loss, progress=False)
     assert finished.result.summaries[0].metrics[0].value.mean == 1.0

@@ -62,7 +62,7 @@ def test_an_attack_registered_from_outside_runs_beside_ours():
         "        return ImageFinding(attack='grey', images=grey, labels=labels, label_source='none')\n"
         "seen = fedaudit.simulate({'data': {'name': 'digits'}, 'model': {'name': 'lenet'}, 'federations': [\n"
         "    {'name': 'a', 'algorithm': 'fedsgd', 'clients': 1, 'examples': 1, 'batch_size': 1}]}, progress=False)\n"
-        "print(fedaudit.attack(seen, ['grey'], progress=False).result.findings[0].attack)\n"
+        "print(fedaudit.audit_transcript(seen, ['grey'], progress=False).result.findings[0].attack)\n"
         "try:\n    fedaudit.register(int)\nexcept TypeError as error:\n    print(error)\n"
     )
     assert told.splitlines() == ["grey", "int is neither an Attack, an Aggregator, a Sanitiser nor a Behaviour"]
@@ -94,8 +94,9 @@ def test_simulate_and_attack_are_the_commands(scenario_file, command: Command, t
     )
     expected = without_times(AuditResult.load(tmp_path / "a" / "results.json"))
     for source in (seen, tmp_path / "t"):
-        audit = fedaudit.attack(source, [ATTACK], progress=False, out=tmp_path / "b" if source is seen else None)
-        assert isinstance(audit, fedaudit.Audit)
+        audit = fedaudit.audit_transcript(
+            source, [ATTACK], progress=False, out=tmp_path / "b" if source is seen else None
+        )
         assert without_times(audit.result) == expected
     assert without_times(AuditResult.load(tmp_path / "b" / "results.json")) == expected
     assert (tmp_path / "b" / "report.html").is_file()
@@ -104,11 +105,31 @@ def test_simulate_and_attack_are_the_commands(scenario_file, command: Command, t
 def test_without_the_truth_there_are_findings_and_reasons(recorded):
     transcript = fedaudit.Transcript.load(recorded)
     recovered = fedaudit.attack(transcript, [ATTACK], seed=0, progress=False)
-    assert isinstance(recovered, list)
     assert [type(finding).__name__ for finding in recovered] == ["ImageFinding"] * 2
-    assert "records" in str(fedaudit.attack(transcript, ["loss-threshold"], progress=False))
+    assert "records" in str(fedaudit.attack(transcript, ["loss-threshold"], progress=False)[0])
     with pytest.raises(BadInput, match="ground truth"):
-        fedaudit.attack(transcript, [ATTACK], fail_above={"psnr": 20}, progress=False)
+        fedaudit.audit_transcript(transcript, [ATTACK], fail_above={"psnr": 20}, progress=False)
+    with pytest.raises(BadInput, match="ground truth"):
+        fedaudit.evaluate(recovered, progress=False)
+
+
+def test_attack_and_evaluate_are_the_two_halves_of_an_audit_of_a_transcript(recorded, tmp_path):
+    audit = fedaudit.audit_transcript(recorded, [ATTACK], progress=False)
+    for found, truth in [
+        (fedaudit.attack(recorded, [ATTACK], out=tmp_path / "a", progress=False), None),
+        (
+            fedaudit.attack(
+                fedaudit.Transcript.load(recorded), [ATTACK], seed=audit.result.scenario["seed"], progress=False
+            ),
+            recorded / "truth.safetensors",
+        ),
+    ]:
+        assert [type(finding).__name__ for finding in found] == ["ImageFinding"] * len(audit.result.findings)
+        evaluated = fedaudit.evaluate(found, truth, out=tmp_path / "a", fail_above={"psnr": -100}, progress=False)
+        assert without_times(evaluated.result)["findings"] == without_times(audit.result)["findings"]
+        assert evaluated.result.summaries[0].verdict == audit.result.summaries[0].verdict
+        assert evaluated.exceeded
+    assert (tmp_path / "a" / "report.html").is_file()
 
 
 def test_a_model_of_one_s_own_goes_through_both_steps(tmp_path):
@@ -117,19 +138,16 @@ def test_a_model_of_one_s_own_goes_through_both_steps(tmp_path):
     data = (torch.rand(20, 1, 8, 8), torch.arange(20) % 10)
     scenario = {"federations": [{"name": "a", "algorithm": "fedsgd", "clients": 1, "examples": 1, "batch_size": 1}]}
     seen = fedaudit.simulate(scenario, model=model, data=data, seed=3, out=tmp_path / "t", progress=False)
-    in_memory = fedaudit.attack(seen, [ATTACK], progress=False)
-    from_disk = fedaudit.attack(tmp_path / "t", [ATTACK], model=model, progress=False)
-    assert isinstance(in_memory, fedaudit.Audit)
-    assert isinstance(from_disk, fedaudit.Audit)
+    in_memory = fedaudit.audit_transcript(seen, [ATTACK], progress=False)
+    from_disk = fedaudit.audit_transcript(tmp_path / "t", [ATTACK], model=model, progress=False)
     assert without_times(in_memory.result) == without_times(from_disk.result)
     assert in_memory.result.findings[0].images[0].psnr > 0
     with pytest.raises(BadInput, match="user's own model"):
-        fedaudit.attack(tmp_path / "t", [ATTACK], progress=False)
+        fedaudit.audit_transcript(tmp_path / "t", [ATTACK], progress=False)
 
 
 def test_settings_that_differ_are_one_command_all_the_same(recorded, command: Command, tmp_path):
-    audit = fedaudit.attack(recorded, [ATTACK, {"name": "dlg-adam", "iterations": 1}], progress=False)
-    assert isinstance(audit, fedaudit.Audit)
+    audit = fedaudit.audit_transcript(recorded, [ATTACK, {"name": "dlg-adam", "iterations": 1}], progress=False)
     assert [a.settings["iterations"] for a in audit.result.attacks] == [2, 1]
     told = shlex.split(audit.result.repeat.replace("TRANSCRIPT", str(recorded)).replace("DIR", str(tmp_path / "again")))
     assert command(*told[1:]).code == 0
@@ -151,15 +169,13 @@ def test_one_federation_is_simulated_and_must_be_named(command: Command, tmp_pat
 
 def test_objects_tell_themselves_in_one_short_line(recorded):
     transcript, truth = fedaudit.Transcript.load(recorded), Truth.load(recorded / "truth.safetensors")
-    audit = fedaudit.attack(recorded, [ATTACK], progress=False)
-    assert isinstance(audit, fedaudit.Audit)
+    audit = fedaudit.audit_transcript(recorded, [ATTACK], progress=False)
     recovered = fedaudit.attack(transcript, [ATTACK], progress=False)
-    assert isinstance(recovered, list)
     seen = fedaudit.observe(transcript, fedaudit.ThreatModel())
     dataset = fedaudit.load_dataset("digits")
     told: dict[str, list[Any]] = {
         "worst": [audit, audit.result],
-        "invg": [audit.result.findings[0], recovered[0]],
+        "invg": [audit.result.findings[0], recovered, recovered[0]],
         "sgd": [transcript, seen],
         "update": [transcript.rounds[0], transcript.rounds[0].updates[0], seen.messages[0], truth],
         "examples": [dataset, dataset.train, truth],

@@ -258,7 +258,7 @@ def test_a_sum_is_attacked_alike_from_a_scenario_and_from_single_updates_on_disk
     audit = fedaudit.audit(SCENARIO, out=tmp_path / "audit")
     single = {**SCENARIO, "threat": {"knows_labels": True}}
     fedaudit.simulate(single, out=tmp_path / "single")
-    again = fedaudit.attack(
+    again = fedaudit.audit_transcript(
         tmp_path / "single",
         [{"name": "invg", "iterations": 60}],
         threat={"sees": "sum", "knows_labels": True},

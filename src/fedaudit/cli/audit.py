@@ -244,6 +244,7 @@ def attack(
     short = [text for text in settings or [] if text not in dotted]
     announce(attack_in_words(transcript, _with_settings(asked, dotted)["attacks"]), number_of_workers(workers))
     from fedaudit import api
+    from fedaudit.pipeline.offline import truth_beside
     from fedaudit.pipeline.recordings import own_module
     from fedaudit.pipeline.transcripts import check_single
 
@@ -253,28 +254,32 @@ def attack(
     task |= {"loss": named} if named else {}
     written = [long for text in short for long in _for_attacks(text, attacks)]
     asked = _with_settings(asked, [*written, *dotted])  # what is set of one attack wins over what is set of all
-    finished = api.attack(
-        transcript,
-        asked["attacks"] or None,
-        module=own_module(model, checkpoint) if model else None,
-        loss=own_loss,
-        task=task,
-        rounds=chosen,
-        threat=asked["threat"],
-        seed=seed,
-        device=device,
-        truth=truth,
-        out=out,
-        workers=number_of_workers(workers),
-        fail_above=dict(limits.fail_above),
-        fail_on=limits.fail_on,
-        controls=not no_controls,
-        overwrite=overwrite,
-    )
-    if isinstance(finished, list):
+    asked_of: dict[str, Any] = {
+        "module": own_module(model, checkpoint) if model else None,
+        "loss": own_loss,
+        "task": task,
+        "rounds": chosen,
+        "threat": asked["threat"],
+        "seed": seed,
+        "device": device,
+        "truth": truth,
+        "out": out,
+        "workers": number_of_workers(workers),
+        "overwrite": overwrite,
+    }
+    if not limits and truth is None and truth_beside(transcript) is None:
+        api.attack(transcript, asked["attacks"] or None, **asked_of)
         unwritten = ", so nothing is written for --write" if formats else ""
         print(f"not evaluated: no ground truth{unwritten}; what was recovered is listed in {out / 'findings.json'}")
         return
+    finished = api.audit_transcript(
+        transcript,
+        asked["attacks"] or None,
+        fail_above=dict(limits.fail_above),
+        fail_on=limits.fail_on,
+        controls=not no_controls,
+        **asked_of,
+    )
     from fedaudit.report.write import write_outputs
 
     write_outputs(finished.result, out, formats)

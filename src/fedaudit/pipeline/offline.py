@@ -6,17 +6,16 @@ import json
 import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import singledispatch
+from dataclasses import dataclass, replace
+from functools import cached_property, singledispatch
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from pydantic import ValidationError
 from torch import nn
 
 from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
-from fedaudit.evaluation import Limits
 from fedaudit.modalities import ExampleKind
 from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.choice import choose_for
@@ -41,6 +40,92 @@ from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display
 from fedaudit.utils.validation import NamedSpec, explain
 
+NO_TRUTH = "there is no ground truth beside the transcript to evaluate findings by; say where it is (truth)"
+NO_LIMITS_WITHOUT_TRUTH = (
+    "--fail-above and --fail-on need the ground truth to evaluate by, and there is none beside the transcript"
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Findings(Sequence[Finding | NotApplicable]):
+    """What attacks made of a transcript: for each run a finding, or why there is none. ``evaluate`` takes them.
+
+    Attributes:
+        transcript: that was attacked.
+        seen: the transcript as the adversary sees it: with sums in place of updates, where the server adds.
+        members: of which updates each of these sums is made.
+        attacks: that ran, with all their settings.
+        given: the settings that were given of each.
+        threat: who attacked, knowing what.
+        seed: of the attacks.
+        device: where they ran.
+        trials: each attack on each observation, with its outcome.
+        truth: the ground truth or its file, where one lies beside the transcript.
+        folder: of the transcript.
+        store: folder that keeps finished findings.
+        started: seconds since 1970.
+    """
+
+    transcript: Transcript
+    seen: Transcript
+    members: dict[tuple[int, int], list[Update]]
+    attacks: list[Attack]
+    given: list[dict[str, Any]]
+    threat: ThreatModel
+    seed: int
+    device: str
+    trials: list[Trial]
+    truth: Path | Truth | None
+    folder: Path | None
+    store: Path | None
+    started: float
+
+    @cached_property
+    def _outcomes(self) -> list[Finding | NotApplicable]:
+        return [trial.outcome for trial in self.trials if trial.outcome is not None]
+
+    @overload
+    def __getitem__(self, index: int) -> Finding | NotApplicable: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Finding | NotApplicable]: ...
+
+    def __getitem__(self, index: int | slice) -> Finding | NotApplicable | list[Finding | NotApplicable]:
+        return self._outcomes[index]
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def __repr__(self) -> str:
+        names = ", ".join(attack.name for attack in self.attacks)
+        return f"<{len(self)} findings of {names} in {self.transcript.name}>"
+
+    def request(self) -> dict[str, Any]:
+        """Return what was asked for, as the folder of an audit keeps it."""
+        return {
+            "transcript": self.transcript.fingerprint(),
+            "attacks": [spec.model_dump(mode="json") for spec in _complete(self.attacks)],
+            "threat": self.threat.model_dump(mode="json"),
+            "seed": self.seed,
+            "device": self.device,
+        }
+
+    def make_room(self, out: Path) -> None:
+        """Delete from ``out`` what another audit left there, and note what was asked for."""
+        request = self.request()
+        if holds_another(out, request, overwrite=True):
+            clear(out)
+        save_request(out, request)
+
+    def save(self, out: Path | str) -> None:
+        """Write what was recovered to ``out``, and a list of what was and what couldn't be run: findings.json.
+
+        Raises:
+            BadInput: the folder can't be written.
+        """
+        self.make_room(Path(out))
+        _save_findings(Path(out), self.trials)
+
 
 def attack_transcript(
     source: Path | Transcript,
@@ -49,20 +134,19 @@ def attack_transcript(
     threat: dict[str, Any],
     seed: int | None,
     device: str,
-    out: Path | None,
     workers: int,
     truth: Path | Truth | None,
-    limits: Limits,
-    controls: bool = True,
     display: Display,
     model: nn.Module | None = None,
     loss: Loss | None = None,
     task: Mapping[str, Any] | None = None,
     rounds: Collection[int] | None = None,
+    out: Path | None = None,
     overwrite: bool = False,
     store: Path | None = None,
-) -> Audit | list[Finding | NotApplicable]:
-    """Run attacks on a transcript; where there is no ground truth, write what was recovered to ``out``.
+    without_truth: str | None = None,
+) -> Findings:
+    """Run attacks on a transcript; of the ground truth they get nothing.
 
     Args:
         source: the transcript, or its folder.
@@ -70,20 +154,16 @@ def attack_transcript(
         threat: fields of a ThreatModel.
         seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
         device: where to compute.
-        out: folder for images and findings; None writes nothing.
         workers: processes.
         truth: the ground truth or its file; None looks for the one in the transcript's folder.
-        limits: what the audit must keep.
-        controls: whether attacks that find nothing get a positive control.
         display: shows progress.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
         task: of a recording: what wasn't recorded of the task, see :meth:`Transcript.load`.
         rounds: of a recording: only these.
+        out: folder that the findings, or their evaluation, will be written to.
         overwrite: whether another audit's results in ``out`` may go.
         store: folder that keeps finished findings; default: the one in ``out``.
-
-    Returns:
-        The evaluated audit; without ground truth, for each run of an attack what it recovered or why it couldn't.
+        without_truth: what to say where there is no ground truth; None attacks all the same.
 
     Raises:
         BadInput: a name, setting, flag or file can't be used.
@@ -101,8 +181,114 @@ def attack_transcript(
     )
     if not attacks:
         attacks, given = _attacks([{"name": s.name, **s.settings()} for s in choose_for(transcript, adversary)])
-    names = [attack.name for attack in attacks]
-    if transcript.records is not None:  # what the transcript grants, as far as it was asked for
+    adversary = _granted(adversary, threat, transcript)
+    if truth is None and folder is not None:
+        truth = truth_beside(folder)
+    if transcript.recording and isinstance(truth, Path):
+        transcript = with_truth(transcript, truth)
+    if truth is None and without_truth is not None:
+        raise BadInput(without_truth)
+    if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
+        recorded = _open_truth(truth, transcript)[1].seed
+        seed = recorded if seed is None else seed
+    seed = seed or 0
+    store = store or (out / "findings" if out else None)
+    seen = transcript
+    members: dict[tuple[int, int], list[Update]] = {}
+    if adversary.together > 1 and not _sums(transcript):
+        seen, members = _summed(transcript, adversary.together)
+    planned = plan([seen], attacks, adversary, seed=seed, device=device)
+    say_how_long(display, lambda: trials_seconds(planned, workers=workers), store)
+    found = Findings(
+        transcript=transcript,
+        seen=seen,
+        members=members,
+        attacks=attacks,
+        given=given,
+        threat=adversary,
+        seed=seed,
+        device=device,
+        trials=planned,
+        truth=truth,
+        folder=folder,
+        store=store,
+        started=started,
+    )
+    if out:
+        holds_another(out, found.request(), overwrite=overwrite)
+    return replace(found, trials=run_attacks(planned, workers=workers, store=store, display=display))
+
+
+def evaluate_findings(
+    found: Findings, truth: Path | Truth | None = None, *, workers: int, controls: bool = True, display: Display
+) -> Audit:
+    """Evaluate what attacks made of a transcript.
+
+    Args:
+        found: of :func:`attack_transcript`.
+        truth: the ground truth or its file; None: the one beside the transcript.
+        workers: processes.
+        controls: whether attacks that found nothing get a positive control.
+        display: shows progress.
+
+    Raises:
+        BadInput: there is no ground truth, or it isn't that of the transcript.
+    """
+    truth = found.truth if truth is None else truth
+    transcript, attacks, adversary = found.transcript, found.attacks, found.threat
+    if truth is None:
+        raise BadInput(NO_TRUTH)
+    if transcript.recording and isinstance(truth, Path) and with_truth(transcript, truth) is not transcript:
+        raise BadInput(f"'{truth}' hasn't the truth of every update that was attacked; attack with truth=… as well")
+    loaded, scenario, data, model_record = _open_truth(truth, transcript)
+    if transcript.recording:
+        transcript = check_replay(transcript, loaded, found.folder, display)
+    name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
+    attacked = scenario.model_copy(
+        update={
+            "attacks": _complete(attacks),
+            "threat": adversary,
+            "federations": [spec.model_copy(update={"name": name})],
+            "defences": defences,
+            "other_defences": [],
+            "device": found.device,
+            "evaluation": scenario.evaluation.model_copy(
+                update={"updates": None, "clients": None, "federations": None, "controls": controls}
+            ),
+        }
+    )
+    if found.members:
+        found.seen.replay_errors = transcript.replay_errors
+        transcript = found.seen
+        loaded = replace(
+            loaded,
+            inputs=union(loaded.inputs, found.members),
+            labels=union(loaded.labels, found.members),
+            rows={},
+            seen={},
+            randomness={},
+        )
+    recording = Recording(transcript, loaded)
+    check_public_examples([recording], attacks)
+    return assess(
+        ResolvedScenario(attacked, attacks, data, model_record),
+        [recording],
+        found.trials,
+        workers=workers,
+        started=found.started,
+        store=found.store,
+        display=display,
+        repeat=f"fedaudit attack TRANSCRIPT {' '.join(_flags(found))}",
+    )
+
+
+def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcript) -> ThreatModel:
+    """Return the adversary with what the transcript grants, as far as it was asked for.
+
+    Raises:
+        BadInput: it is to know labels that the transcript doesn't hold.
+    """
+    if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = _threat({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
     if transcript.task_info.front is not None and adversary.adversary == "server":
@@ -113,94 +299,27 @@ def attack_transcript(
         raise BadInput(
             f"the transcript '{transcript.name}' grants no labels; simulate with --set threat.knows_labels=true"
         )
-    if truth is None and folder is not None:
-        truth = _beside(folder)
-    if transcript.recording and isinstance(truth, Path):
-        transcript = with_truth(transcript, truth)
-    if limits and truth is None:
-        raise BadInput(
-            "--fail-above and --fail-on need the ground truth to evaluate by, and there is none beside the transcript"
-        )
-    if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
-        recorded = _open_truth(truth, transcript)[1].seed
-        seed = recorded if seed is None else seed
-    complete = [NamedSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
-    request = {
-        "transcript": transcript.fingerprint(),
-        "attacks": [spec.model_dump(mode="json") for spec in complete],
-        "threat": adversary.model_dump(mode="json"),
-        "seed": seed or 0,
-        "device": device,
-    }
-    store = store or (out / "findings" if out else None)
-    another = out is not None and holds_another(out, request, overwrite=overwrite)
-    seen = transcript
-    members: dict[tuple[int, int], list[Update]] = {}
-    if adversary.together > 1 and not _sums(transcript):
-        seen, members = _summed(transcript, adversary.together)
-    planned = plan([seen], attacks, adversary, seed=seed or 0, device=device)
-    say_how_long(display, lambda: trials_seconds(planned, workers=workers), store)
-    trials = run_attacks(planned, workers=workers, store=store, display=display)
-    if truth is None:
-        if out:
-            _make_room(out, another, request)
-            _save_findings(out, trials)
-        return [trial.outcome for trial in trials if trial.outcome is not None]
-    loaded, scenario, data, model_record = _open_truth(truth, transcript)
-    if transcript.recording:
-        transcript = check_replay(transcript, loaded, folder, display)
-    name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
-    attacked = scenario.model_copy(
-        update={
-            "attacks": complete,
-            "threat": adversary,
-            "federations": [spec.model_copy(update={"name": name})],
-            "defences": defences,
-            "other_defences": [],
-            "device": device,
-            "evaluation": scenario.evaluation.model_copy(
-                update={"updates": None, "clients": None, "federations": None, "controls": controls}
-            ),
-        }
-    )
+    return adversary
+
+
+def _complete(attacks: Sequence[Attack]) -> list[NamedSpec]:
+    return [NamedSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
+
+
+def _flags(found: Findings) -> list[str]:
+    """Return the flags that make the same of the transcript again."""
+    names, adversary = [attack.name for attack in found.attacks], found.threat
     flags = [f"--attack {name}" for name in names]
     flags += [
         f"--set {shlex.quote(f'attacks.{name}.{key}={json.dumps(value, default=str)}')}"
-        for name, settings in zip(names, given, strict=True)
+        for name, settings in zip(names, found.given, strict=True)
         for key, value in settings.items()
     ]
-    flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
+    flags += [f"--adversary {adversary.adversary}", f"--seed {found.seed}", "--out DIR"]
     flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.together > 1)
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
-    if members:
-        seen.replay_errors = transcript.replay_errors
-        transcript, loaded = (
-            seen,
-            replace(
-                loaded,
-                inputs=union(loaded.inputs, members),
-                labels=union(loaded.labels, members),
-                rows={},
-                seen={},
-                randomness={},
-            ),
-        )
-    recording = Recording(transcript, loaded)
-    check_public_examples([recording], attacks)
-    assessed = assess(
-        ResolvedScenario(attacked, attacks, data, model_record),
-        [recording],
-        trials,
-        workers=workers,
-        started=started,
-        store=store,
-        display=display,
-        repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
-    )
-    if out:
-        _make_room(out, another, request)
-    return assessed.held_to(limits)
+    return flags
 
 
 def _sums(transcript: Transcript) -> list[int]:
@@ -228,17 +347,11 @@ def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dic
     return [make_attack(name, settings) for name, settings in zip(names, given, strict=True)], given
 
 
-def _beside(folder: Path) -> Path | None:
+def truth_beside(folder: Path) -> Path | None:
     """Return where the truth of the transcript in ``folder`` lies, if it is there."""
     if (folder / FILE).exists():
         return folder / FILE
     return folder / FOLDER if has_truth(folder) else None
-
-
-def _make_room(out: Path, another: bool, request: dict[str, Any]) -> None:
-    if another:
-        clear(out)
-    save_request(out, request)
 
 
 def _threat(values: dict[str, Any]) -> ThreatModel:

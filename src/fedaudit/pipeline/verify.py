@@ -15,7 +15,7 @@ from torch import nn
 from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
-from fedaudit.pipeline.offline import attack_transcript
+from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import REQUEST
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.pipeline.trials import Trial, only_kept
@@ -186,26 +186,24 @@ def _derive(
     source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
     if source is None:
         raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with --transcript")
-    audited = attack_transcript(
+    found = attack_transcript(
         source,
         request["attacks"],
         threat=dict(request.get("threat") or {}),
         seed=request.get("seed"),
         device=str(request.get("device", "cpu")),
-        out=None,
         store=store,
         workers=workers,
         truth=truth,
-        limits=limits,
-        controls=scenario.evaluation.controls,
+        without_truth="the transcript has no ground truth beside it; name it with --truth",
         display=display,
         model=own["model"],
         loss=own["loss"],
         task=task,
         rounds=rounds,
     )
-    if not isinstance(audited, Audit):
-        raise BadInput("the transcript has no ground truth beside it; name it with --truth")
+    audited = evaluate_findings(found, workers=workers, controls=scenario.evaluation.controls, display=display)
+    audited = audited.held_to(limits)
     repeat = stored.repeat  # the flags as they were written, of which not all can be told again
     return Audit(audited.result.model_copy(update={"repeat": repeat}), audited.image_files, audited.scenario)
 

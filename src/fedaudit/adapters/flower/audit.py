@@ -24,6 +24,7 @@ from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded,
 from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, num_examples, state_in
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
+from fedaudit.pipeline.offline import truth_beside
 from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.transcript import INDEX
 from fedaudit.utils.errors import BadInput, FedAuditError
@@ -64,8 +65,8 @@ def audit_flower(
         app: its folder, the one with pyproject.toml.
         nodes, config, rounds: as of :func:`run_app`.
         attacked: which rounds are attacked, from 0; default: the first; None: all.
-        attacks, threat, workers, fail_above, fail_on, controls: as of :func:`fedaudit.attack`; without ``attacks``
-            those that fit.
+        attacks, threat, workers, fail_above, fail_on, controls: as of :func:`fedaudit.audit_transcript`; without
+            ``attacks`` those that fit.
         mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs.
         seed: of the global random generators before the app begins, and of the attacks.
         out: folder for the report; the recording is in its ``recording``, for ``fedaudit attack``.
@@ -106,27 +107,25 @@ def audit_flower(
             f"{watcher.updates} updates in {run.rounds} round(s) recorded in {folder / RECORDING} "
             f"({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
         )
-        finished = api.attack(
-            folder / RECORDING,
-            attacks,
-            threat=threat,
-            seed=seed,
-            module=module,
-            rounds=None if attacked is None else list(attacked),
-            out=folder,
-            workers=workers,
-            fail_above=fail_above,
-            fail_on=fail_on,
-            controls=controls,
-            overwrite=overwrite,
-            progress=progress,
-        )
-    if isinstance(finished, list):
-        raise BadInput(
-            f"what the clients trained on couldn't be recorded{_because(watcher)}; what was recovered is listed in "
-            f"{folder / 'findings.json'}"
-        )
-    return finished
+        asked: dict[str, Any] = {
+            "threat": threat,
+            "seed": seed,
+            "module": module,
+            "rounds": None if attacked is None else list(attacked),
+            "out": folder,
+            "workers": workers,
+            "overwrite": overwrite,
+            "progress": progress,
+        }
+        if truth_beside(folder / RECORDING) is not None or fail_above or fail_on:
+            return api.audit_transcript(
+                folder / RECORDING, attacks, fail_above=fail_above, fail_on=fail_on, controls=controls, **asked
+            )
+        api.attack(folder / RECORDING, attacks, **asked)
+    raise BadInput(
+        f"what the clients trained on couldn't be recorded{_because(watcher)}; what was recovered is listed in "
+        f"{folder / 'findings.json'}"
+    )
 
 
 class _Watcher:

@@ -186,6 +186,7 @@ class Guard:
 
     def _attack(self, folder: Path, index: int, node: int, sent: RecordDict, seen: Capture, reply: Message) -> Audit:
         from fedaudit import api
+        from fedaudit.pipeline.offline import truth_beside
 
         assert seen.module is not None
         module = copy.deepcopy(seen.module).cpu()
@@ -197,7 +198,9 @@ class Guard:
             recorder.begin_round(weights, index)
             recorder.update(node, state, seen)
             recorder.end_round()
-        found = api.attack(
+        if truth_beside(recording) is None:
+            raise BadInput("not audited: what the client trained on couldn't be recorded")
+        return api.audit_transcript(
             recording,
             list(self.attacks),
             model=module,
@@ -208,9 +211,6 @@ class Guard:
             overwrite=True,
             progress=False,
         )
-        if isinstance(found, list):
-            raise BadInput("not audited: what the client trained on couldn't be recorded")
-        return found
 
 
 def _findings(audit: Audit) -> list[str]:

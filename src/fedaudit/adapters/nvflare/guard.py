@@ -226,6 +226,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
         self, folder: Path, context: FLContext, what: tuple[dict[str, Tensor], DXO, Capture], index: int | None
     ) -> Audit:
         from fedaudit import api
+        from fedaudit.pipeline.offline import truth_beside
 
         sent, dxo, seen = what
         module = copy.deepcopy(seen.module)
@@ -236,7 +237,9 @@ class GuardFilter(Filter):  # type: ignore[misc]
             recorder.update(site_of(context), state_of(dxo), seen, form=FORMS[dxo.data_kind])
             recorder.end_round()
         report = None if self.out is None else Path(self.out) / job_of(context) / f"{site_of(context)}-round-{index}"
-        found = api.attack(
+        if truth_beside(folder) is None:
+            raise BadInput("what the site trained on couldn't be recorded")
+        return api.audit_transcript(
             folder,
             self.attacks,
             module=module,
@@ -247,9 +250,6 @@ class GuardFilter(Filter):  # type: ignore[misc]
             overwrite=True,
             progress=False,
         )
-        if isinstance(found, list):
-            raise BadInput("what the site trained on couldn't be recorded")
-        return found
 
 
 def _harmless(shareable: Shareable) -> bool:
