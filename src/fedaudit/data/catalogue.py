@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from fedaudit.data.dataset import Dataset
+import torch
+
+from fedaudit.data.dataset import Dataset, Split, Task, balanced
 from fedaudit.modalities import example_kind
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.registry import Registry
@@ -20,7 +22,10 @@ DATA_DIR_VARIABLE = "FEDAUDIT_DATA"
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for: the side of square images, at most so many examples per split, the seed of draws."""
+    """What the caller asked for: the side of square images, at most so many examples per split, the seed of draws.
+
+    Readers of much may leave examples out beforehand, as ``balanced`` does; :func:`load_dataset` cuts all the others.
+    """
 
     name: str
     summary: str
@@ -75,6 +80,30 @@ _again: ContextVar[bool] = ContextVar("again", default=False)
 DATASETS: Registry[Recipe] = Registry("data set", "fedaudit.datasets")
 
 
+def add_dataset(
+    name: str,
+    summary: str,
+    get: str,
+    *layouts: Layout,
+    kind: str = "image",
+    task: Task = "classification",
+    needs: str = "files",
+) -> None:
+    """Add a data set to ``DATASETS``; one of which no layout has files is embedded.
+
+    Args:
+        name: in scenarios.
+        summary: one line for ``fedaudit list``.
+        get: how to get its files.
+        layouts: in the order in which they are tried.
+        kind: of its examples.
+        task: that models are trained for.
+        needs: what must be there to read it, in words.
+    """
+    embedded = not any(layout.files for layout in layouts)
+    DATASETS.register(name, summary, kind=kind, task=task, embedded=embedded, needs=needs)(Recipe(layouts, get))
+
+
 def load_dataset(
     name: str,
     *,
@@ -111,7 +140,8 @@ def load_dataset(
     for layout in entry.value.layouts:
         paths = layout.find(directory)
         if paths is not None:
-            return _read_again(layout, paths, request) if _again.get() else layout.read(paths, request)
+            found = _read_again(layout, paths, request) if _again.get() else layout.read(paths, request)
+            return found if limit is None else _limited(found, limit)
     wanted = "; or ".join(layout.describe() for layout in entry.value.layouts)
     if directory is None:
         looked = f"no data folder given (--data-dir or {DATA_DIR_VARIABLE}) to look in for {wanted}"
@@ -120,6 +150,17 @@ def load_dataset(
     else:
         looked = f"looked in {directory} for {wanted}"
     raise MissingData(f"data set '{name}' not found: {looked}. To get it: {entry.value.get}")
+
+
+def _limited(whole: Dataset, limit: int) -> Dataset:
+    if max(len(whole.train), len(whole.test)) <= limit:
+        return whole
+    return replace(whole, train=_first(whole.train, limit), test=_first(whole.test, limit))
+
+
+def _first(split: Split, limit: int) -> Split:
+    classes = split.targets if split.targets.ndim == 1 else torch.zeros(len(split), dtype=torch.int64)
+    return split[balanced(classes, limit)]
 
 
 @contextmanager

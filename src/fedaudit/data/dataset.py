@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaudit.modalities import NOTHING, ExampleKind, TokenInfo, example_kind, kind_of
 from fedaudit.modalities.columns import Column, check_cells, check_columns, declared
 from fedaudit.modalities.table import standardise
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, unknown_name
 
 Task = Literal["classification", "regression"]
 Array = Tensor | np.ndarray[Any, Any]
@@ -330,6 +330,21 @@ def check_names(names: Sequence[str], where: str) -> None:
             raise BadInput(f"{where}: the class name {ascii(name)[:80]} isn't text that can be shown; rename it")
 
 
+def property_of(data: Dataset, text: str) -> tuple[str, int]:
+    """Return the attribute that ``text``, as ``sex=Female``, names, and the number of its value.
+
+    Raises:
+        BadInput: the data set has no such attribute, or that has no such value.
+    """
+    name, _, value = text.partition("=")
+    if name not in data.attributes:
+        raise BadInput(f"the data set '{data.name}' has no {unknown_name('attribute', name, data.attributes)}")
+    values = data.attributes[name].values
+    if value not in values:
+        raise BadInput(f"'{name}' of '{data.name}': {unknown_name('value', value, values)}")
+    return name, values.index(value)
+
+
 class MapStyle(Protocol):
     """What ``torch.utils.data.Dataset`` promises when it is map-style."""
 
@@ -411,6 +426,15 @@ def within_class_rank(targets: Tensor) -> Tensor:
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(targets)) - first
     return rank
+
+
+def balanced(targets: Tensor, limit: int | None) -> Tensor:
+    """Return at most ``limit`` row numbers, in ascending order, taken in turn from every class."""
+    if limit is None or limit >= len(targets):
+        return torch.arange(len(targets))
+    rank = within_class_rank(targets)
+    order = torch.argsort(rank * (int(targets.max()) + 1) + targets, stable=True)
+    return order[:limit].sort().values
 
 
 def _check_inputs(where: str, kind: ExampleKind, split: Split) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
+from fedaudit.data.catalogue import Layout, Request, add_dataset
 from fedaudit.data.dataset import Attribute, Dataset, Split, with_column, within_class_rank
-from fedaudit.data.images import image_dataset, limit_table
+from fedaudit.data.images import image_dataset
 from fedaudit.modalities.columns import Column
 
 _GET = "embedded in the scikit-learn package"
@@ -46,7 +46,7 @@ def _table(
         Column(str(name), "categorical" if name in categories else "numeric", (i,), categories.get(str(name), ()))
         for i, name in enumerate(bunch.feature_names)
     ]
-    whole = Dataset.from_tensors(
+    return Dataset.from_tensors(
         bunch.data,
         targets,
         name=request.name,
@@ -55,7 +55,6 @@ def _table(
         source=source,
         columns=columns,
     )
-    return limit_table(whole, request.limit)
 
 
 def _breast_cancer(_: list[Path], request: Request) -> Dataset:
@@ -92,35 +91,30 @@ def _parity(paths: list[Path], request: Request) -> Dataset:
     )
 
 
-DATASETS.register(
-    "digits",
-    "1,797 handwritten digits of 8x8 grey pixels, ten classes",
-    kind="image",
-    task="classification",
-    embedded=True,
-    needs="nothing",
-)(Recipe((Layout(_digits),), _GET))
-DATASETS.register(
+add_dataset(
+    "digits", "1,797 handwritten digits of 8x8 grey pixels, ten classes", _GET, Layout(_digits), needs="nothing"
+)
+add_dataset(
     "digits-parity",
     "the same digits, odd or even; attribute: large, whether the digit is at least five",
-    kind="image",
-    task="classification",
-    embedded=True,
+    _GET,
+    Layout(_parity),
     needs="nothing",
-)(Recipe((Layout(_parity),), _GET))
-DATASETS.register(
+)
+add_dataset(
     "breast-cancer",
     "569 tumours, 30 measurements each, malignant or benign",
+    _GET,
+    Layout(_breast_cancer),
     kind="table",
-    task="classification",
-    embedded=True,
     needs="nothing",
-)(Recipe((Layout(_breast_cancer),), _GET))
-DATASETS.register(
+)
+add_dataset(
     "diabetes",
     "442 patients, 10 measurements each, disease progression after a year (regression); attribute: sex",
+    _GET,
+    Layout(_diabetes),
     kind="table",
     task="regression",
-    embedded=True,
     needs="nothing",
-)(Recipe((Layout(_diabetes),), _GET))
+)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
-from fedaudit.data.dataset import Dataset, check_names
-from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, balanced, image_dataset, read_image, resize
+from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
+from fedaudit.data.dataset import Dataset, balanced, check_names
+from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, image_dataset, read_image, resize
 from fedaudit.utils.errors import BadInput
 
 
@@ -69,35 +69,19 @@ def _square(path: Path, size: int | None) -> torch.Tensor:
     return resize(pixels[None, :, top : top + side, left : left + side], size)[0]
 
 
-DATASETS.register(
+add_dataset(
     "imagenet",
     "colour photographs, central squares (224 px), a thousand classes; use it with a limit",
-    kind="image",
-    task="classification",
-    embedded=False,
-    needs="files",
-)(
-    Recipe(
-        (
-            Layout(
-                _reader(224, "ImageNet (Russakovsky et al., 2015); non-commercial research use"),
-                ("train", "val|validation|test"),
-                ("imagenet", "ImageNet", "ILSVRC2012"),
-            ),
-        ),
-        "https://image-net.org, as DATA_DIR/imagenet/train/CLASS/*.JPEG and DATA_DIR/imagenet/val/CLASS/*.JPEG",
-    )
+    "https://image-net.org, as DATA_DIR/imagenet/train/CLASS/*.JPEG and DATA_DIR/imagenet/val/CLASS/*.JPEG",
+    Layout(
+        _reader(224, "ImageNet (Russakovsky et al., 2015); non-commercial research use"),
+        ("train", "val|validation|test"),
+        ("imagenet", "ImageNet", "ILSVRC2012"),
+    ),
 )
-DATASETS.register(
+add_dataset(
     "image-folder",
     "your own colour images: DATA_DIR/train/CLASS/* and DATA_DIR/test/CLASS/*",
-    kind="image",
-    task="classification",
-    embedded=False,
-    needs="files",
-)(
-    Recipe(
-        (Layout(_reader(None, "your own images"), ("train", "test|val|validation"), (".",)),),
-        "put images into DATA_DIR/train/CLASS/ and DATA_DIR/test/CLASS/ and give that DATA_DIR",
-    )
+    "put images into DATA_DIR/train/CLASS/ and DATA_DIR/test/CLASS/ and give that DATA_DIR",
+    Layout(_reader(None, "your own images"), ("train", "test|val|validation"), (".",)),
 )

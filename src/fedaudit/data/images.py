@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.catalogue import Request
-from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, within_class_rank
+from fedaudit.data.dataset import Array, Dataset, Split, as_inputs, balanced
 from fedaudit.data.files import reading
 from fedaudit.modalities.image import IMAGE, channel_statistics
 from fedaudit.utils.bounds import PICTURE, read_bytes
@@ -67,24 +66,6 @@ def in_memory(pictures: Iterable[Pixels], path: Path) -> list[Pixels]:
     return found
 
 
-def balanced(targets: Tensor, limit: int | None) -> Tensor:
-    """Return at most ``limit`` row numbers, in ascending order, taken in turn from every class."""
-    if limit is None or limit >= len(targets):
-        return torch.arange(len(targets))
-    rank = within_class_rank(targets)
-    order = torch.argsort(rank * (int(targets.max()) + 1) + targets, stable=True)
-    return order[:limit].sort().values
-
-
-def limit_table(whole: Dataset, limit: int | None) -> Dataset:
-    """Return the table with both splits cut to at most ``limit`` examples, in equal parts of the classes."""
-    splits = []
-    for split in (whole.train, whole.test):
-        groups = split.targets if split.targets.ndim == 1 else torch.zeros(len(split), dtype=torch.int64)
-        splits.append(split[balanced(groups, limit)])
-    return replace(whole, train=splits[0], test=splits[1])
-
-
 def image_dataset(
     request: Request,
     train: tuple[Array, Array],
@@ -118,5 +99,24 @@ def image_dataset(
         class_names=None if class_names is None else tuple(class_names),
         mean=mean,
         std=std,
+        source=source,
+    )
+
+
+def table_dataset(
+    request: Request, train: Split, test: Split, source: str, *, num_classes: int, class_names: Sequence[str] | None
+) -> Dataset:
+    """Make a data set of the rows of a table, standardised already, and their classes."""
+    return Dataset(
+        name=request.name,
+        summary=request.summary,
+        kind="table",
+        task="classification",
+        train=train,
+        test=test,
+        num_classes=num_classes,
+        class_names=None if class_names is None else tuple(class_names),
+        mean=(0.0,),
+        std=(1.0,),
         source=source,
     )

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fedaudit.data.batches import read_pickled_batch
-from fedaudit.data.catalogue import DATASETS, Layout, Reader, Recipe, Request
-from fedaudit.data.dataset import Dataset
+from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
+from fedaudit.data.dataset import Dataset, balanced
 from fedaudit.data.files import Numbers, read_idx, read_mat, read_npz, read_parquet, reading, whole_numbers
-from fedaudit.data.images import balanced, image_dataset, in_memory, read_image
+from fedaudit.data.images import image_dataset, in_memory, read_image
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.image_bytes import decode
 
@@ -173,111 +173,85 @@ def _faces(pixels: Numbers, subject: Numbers, shot: Numbers, request: Request, p
     )
 
 
-def _register(name: str, summary: str, layouts: tuple[Layout, ...], get: str, needs: str = "files") -> None:
-    info = {"kind": "image", "task": "classification", "embedded": False, "needs": needs}
-    DATASETS.register(name, summary, **info)(Recipe(layouts, get))
-
-
 _PARQUET_NEEDS = "files; parquet files need pyarrow"
 _PNG_FILES = ("train.parquet|train_subset.parquet", "test.parquet|test_subset.parquet")
 
-_register(
+_MNIST = "MNIST (LeCun, Cortes, Burges)"
+_FASHION = "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), MIT, Zalando SE"
+_GTSRB = "German Traffic Sign Recognition Benchmark (Stallkamp et al., 2012)"
+_EMNIST = "EMNIST letters (Cohen et al., 2017), NIST Special Database 19"
+_EMNIST_FILES = tuple(
+    f"emnist-letters-{split}-{what}"
+    for split in ("train", "test")
+    for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+)
+
+add_dataset(
     "cifar10",
     "32x32 colour photographs, ten classes",
-    (
-        Layout(_png_parquet(10, _CIFAR, _CIFAR10_NAMES), _PNG_FILES, ("cifar10",)),
-        Layout(
-            _cifar10_batches,
-            (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
-            ("cifar-10-batches-py", "cifar10/cifar-10-batches-py"),
-        ),
-    ),
     "https://www.cs.toronto.edu/~kriz/cifar.html, unpack cifar-10-python.tar.gz into DATA_DIR",
-    _PARQUET_NEEDS,
+    Layout(_png_parquet(10, _CIFAR, _CIFAR10_NAMES), _PNG_FILES, ("cifar10",)),
+    Layout(
+        _cifar10_batches,
+        (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
+        ("cifar-10-batches-py", "cifar10/cifar-10-batches-py"),
+    ),
+    needs=_PARQUET_NEEDS,
 )
-_register(
+add_dataset(
     "cifar100",
     "32x32 colour photographs, a hundred classes",
-    (
-        Layout(_png_parquet(100, _CIFAR), _PNG_FILES, ("cifar100",)),
-        Layout(_cifar100_batches, ("train", "test", "meta"), ("cifar-100-python", "cifar100/cifar-100-python")),
-    ),
     "https://www.cs.toronto.edu/~kriz/cifar.html, unpack cifar-100-python.tar.gz into DATA_DIR",
-    _PARQUET_NEEDS,
+    Layout(_png_parquet(100, _CIFAR), _PNG_FILES, ("cifar100",)),
+    Layout(_cifar100_batches, ("train", "test", "meta"), ("cifar-100-python", "cifar100/cifar-100-python")),
+    needs=_PARQUET_NEEDS,
 )
-_register(
+add_dataset(
     "mnist",
     "28x28 grey handwritten digits, ten classes",
-    (
-        Layout(_npz(_DIGIT_NAMES, "MNIST (LeCun, Cortes, Burges)"), ("mnist.npz",), ("mnist", ".")),
-        Layout(_idx(_DIGIT_NAMES, "MNIST (LeCun, Cortes, Burges)"), _IDX_FILES, ("MNIST/raw", "MNIST", "mnist", ".")),
-    ),
     "the four files train-images-idx3-ubyte.gz ... t10k-labels-idx1-ubyte.gz of MNIST into DATA_DIR/MNIST/raw/",
+    Layout(_npz(_DIGIT_NAMES, _MNIST), ("mnist.npz",), ("mnist", ".")),
+    Layout(_idx(_DIGIT_NAMES, _MNIST), _IDX_FILES, ("MNIST/raw", "MNIST", "mnist", ".")),
 )
-_register(
+add_dataset(
     "fashion-mnist",
     "28x28 grey images of clothes, ten classes",
-    (
-        Layout(
-            _npz(_FASHION_NAMES, "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), MIT, Zalando SE"),
-            ("fashion_mnist.npz",),
-            ("fashion_mnist", "."),
-        ),
-        Layout(
-            _idx(_FASHION_NAMES, "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), MIT, Zalando SE"),
-            _IDX_FILES,
-            ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist", "fashion_mnist"),
-        ),
-    ),
     "https://github.com/zalandoresearch/fashion-mnist, its four data/fashion/*.gz into DATA_DIR/FashionMNIST/raw/",
+    Layout(_npz(_FASHION_NAMES, _FASHION), ("fashion_mnist.npz",), ("fashion_mnist", ".")),
+    Layout(
+        _idx(_FASHION_NAMES, _FASHION),
+        _IDX_FILES,
+        ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist", "fashion_mnist"),
+    ),
 )
-_register(
+add_dataset(
     "emnist-letters",
     "28x28 grey handwritten letters, 26 classes",
-    (
-        Layout(
-            _idx(
-                tuple(string.ascii_uppercase),
-                "EMNIST letters (Cohen et al., 2017), NIST Special Database 19",
-                first_label=1,
-                transposed=True,
-            ),
-            tuple(
-                f"emnist-letters-{split}-{what}"
-                for split in ("train", "test")
-                for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
-            ),
-            ("EMNIST/raw", "EMNIST", "emnist-letters", "emnist", "gzip", "."),
-        ),
-    ),
     "https://www.nist.gov/itl/products-and-services/emnist-dataset, its emnist-letters files into DATA_DIR/EMNIST/",
+    Layout(
+        _idx(tuple(string.ascii_uppercase), _EMNIST, first_label=1, transposed=True),
+        _EMNIST_FILES,
+        ("EMNIST/raw", "EMNIST", "emnist-letters", "emnist", "gzip", "."),
+    ),
 )
-_register(
+add_dataset(
     "svhn",
     "32x32 colour house numbers, ten classes",
-    (Layout(_svhn, ("train_32x32.mat", "test_32x32.mat"), ("svhn", "SVHN", ".")),),
     "http://ufldl.stanford.edu/housenumbers, train_32x32.mat and test_32x32.mat into DATA_DIR/svhn/",
+    Layout(_svhn, ("train_32x32.mat", "test_32x32.mat"), ("svhn", "SVHN", ".")),
 )
-_register(
+add_dataset(
     "gtsrb",
     "32x32 colour German traffic signs, 43 classes",
-    (
-        Layout(
-            _png_parquet(43, "German Traffic Sign Recognition Benchmark (Stallkamp et al., 2012)"),
-            _PNG_FILES,
-            ("gtsrb",),
-        ),
-    ),
     "https://benchmark.ini.rub.de, as DATA_DIR/gtsrb/train.parquet and test.parquet with the columns png (bytes of a "
     "32x32 image file) and label; or use image-folder",
-    _PARQUET_NEEDS,
+    Layout(_png_parquet(43, _GTSRB), _PNG_FILES, ("gtsrb",)),
+    needs=_PARQUET_NEEDS,
 )
-_register(
+add_dataset(
     "att-faces",
     "grey portraits of 40 people, ten each (64 px); the last two of each are the test split",
-    (
-        Layout(_faces_npz, ("att_faces.npz",), ("att_faces", "att-faces", ".")),
-        Layout(_faces_pgm, ("s1/1.pgm",), ("att_faces", "att-faces", "orl_faces", ".")),
-    ),
     "the AT&T (ORL) Database of Faces, its folders s1 ... s40 of .pgm files into DATA_DIR/att_faces/",
+    Layout(_faces_npz, ("att_faces.npz",), ("att_faces", "att-faces", ".")),
+    Layout(_faces_pgm, ("s1/1.pgm",), ("att_faces", "att-faces", "orl_faces", ".")),
 )

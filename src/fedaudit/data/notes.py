@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
+from fedaudit.data.catalogue import Layout, Request, add_dataset
 from fedaudit.data.dataset import Dataset
-from fedaudit.data.images import limit_table
 
 PADDING, END = "<pad>", "<end>"
 LENGTH = 17  # words of a note, at most, with its end
@@ -130,7 +129,7 @@ def _notes(request: Request, *, causal: bool) -> Dataset:
     texts, classes = write_notes(_TRAIN + _TEST, request.seed)
     tokens = tokenise(texts, words, LENGTH)
     train, test = tokens[:_TRAIN], tokens[_TRAIN:]
-    whole = Dataset.from_tokens(
+    return Dataset.from_tokens(
         train,
         None if causal else classes[:_TRAIN],
         vocabulary=len(words),
@@ -143,22 +142,21 @@ def _notes(request: Request, *, causal: bool) -> Dataset:
         class_names=None if causal else tuple(_WARDS),
         source=f"drawn by fedaudit's own grammar with seed {request.seed}: nobody's words",
     )
-    return limit_table(whole, request.limit)
 
 
-DATASETS.register(
+add_dataset(
     "notes",
     "5,000 short notes of a made-up clinic, by a small grammar, of four wards: 17 words at most (drawn)",
+    "drawn by fedaudit",
+    Layout(lambda _, request: _notes(request, causal=False)),
     kind="tokens",
-    task="classification",
-    embedded=True,
     needs="nothing",
-)(Recipe((Layout(lambda _, request: _notes(request, causal=False)),), "drawn by fedaudit"))
-DATASETS.register(
+)
+add_dataset(
     "notes-causal",
     "the same notes, each word to be predicted from those before it",
+    "drawn by fedaudit",
+    Layout(lambda _, request: _notes(request, causal=True)),
     kind="tokens",
-    task="classification",
-    embedded=True,
     needs="nothing",
-)(Recipe((Layout(lambda _, request: _notes(request, causal=True)),), "drawn by fedaudit"))
+)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
+from fedaudit.data.catalogue import Layout, Request, add_dataset
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files import read_parquet
 from fedaudit.data.images import IMAGE_SUFFIXES, image_dataset, in_memory, read_image, resize
@@ -217,14 +217,13 @@ def _read_embedded(_: list[Path], request: Request) -> Dataset:
     return _cut([(photo, load_photo(photo)) for photo in PHOTOS], request, 32, source, COUNTS)
 
 
-DATASETS.register(
+add_dataset(
     "photos",
     "square crops of seven real colour photographs, the label is the photograph (32 px; up to 224)",
-    kind="image",
-    task="classification",
-    embedded=True,
+    "embedded in the scikit-image and scikit-learn packages",
+    Layout(_read_embedded),
     needs="nothing",
-)(Recipe((Layout(_read_embedded),), "embedded in the scikit-image and scikit-learn packages"))
+)
 
 
 def _halves(name: str, pixels: Pixels) -> Photo:
@@ -257,19 +256,11 @@ def _cut_halves(files: list[tuple[str, Pixels]], request: Request) -> Dataset:
     )
 
 
-DATASETS.register(
+add_dataset(
     "natural-photos",
     "square crops of your own photographs, the label is the photograph (224 px); test and train from opposite halves",
-    kind="image",
-    task="classification",
-    embedded=False,
+    "put photographs (PNG or JPEG, such as the 24 of the Kodak suite) into DATA_DIR/natural-photos/",
+    Layout(_read_parquet, ("photos.parquet",), ("natural_photos", "natural-photos")),
+    Layout(_read_folder, (".",), ("natural_photos", "natural-photos")),
     needs="photographs of at least 448 x 224 px; parquet files need pyarrow",
-)(
-    Recipe(
-        (
-            Layout(_read_parquet, ("photos.parquet",), ("natural_photos", "natural-photos")),
-            Layout(_read_folder, (".",), ("natural_photos", "natural-photos")),
-        ),
-        "put photographs (PNG or JPEG, such as the 24 of the Kodak suite) into DATA_DIR/natural-photos/",
-    )
 )

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
+from fedaudit.data.catalogue import Layout, Request, add_dataset
 from fedaudit.data.dataset import Dataset, Split
-from fedaudit.data.images import limit_table
+from fedaudit.data.images import table_dataset
 from fedaudit.modalities.table import standardise
 
 # The clients of Xu & Neglia 2021, Section 4.
@@ -67,27 +67,16 @@ def _leaf(_: list[Path], request: Request) -> Dataset:
         tuple(torch.cat(column) for column in zip(*part, strict=True)) for part in parts
     )
     x, x_test = standardise(x, x_test)
-    whole = Dataset(
-        name=request.name,
-        summary=request.summary,
-        kind="table",
-        task="classification",
-        train=Split(x, y, groups),
-        test=Split(x_test, y_test, groups_test),
-        num_classes=_CLASSES,
-        class_names=None,
-        mean=(0.0,),
-        std=(1.0,),
-        source=f"drawn here by LEAF's generator (Caldas et al. 2018) with seed {request.seed}",
-    )
-    return limit_table(whole, request.limit)
+    source = f"drawn here by LEAF's generator (Caldas et al. 2018) with seed {request.seed}"
+    train, test = Split(x, y, groups), Split(x_test, y_test, groups_test)
+    return table_dataset(request, train, test, source, num_classes=_CLASSES, class_names=None)
 
 
-DATASETS.register(
+add_dataset(
     "leaf-synthetic",
     "LEAF's synthetic classification: 10 features, 2 classes, 5 clusters, 5 clients of 184 to 1,536 examples (drawn)",
+    "drawn by fedaudit",
+    Layout(_leaf),
     kind="table",
-    task="classification",
-    embedded=True,
     needs="nothing",
-)(Recipe((Layout(_leaf),), "drawn by fedaudit"))
+)

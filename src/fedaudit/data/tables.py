@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data.catalogue import DATASETS, Layout, Recipe, Request
+from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
 from fedaudit.data.dataset import Dataset, Split, with_column, within_class_rank
 from fedaudit.data.files import Numbers, read_csv, read_npz, read_parquet, reading, whole_numbers
-from fedaudit.data.images import limit_table
+from fedaudit.data.images import table_dataset
 from fedaudit.modalities.columns import Column
 from fedaudit.modalities.table import standardise
 from fedaudit.utils.errors import BadInput
@@ -31,14 +32,12 @@ _ADULT_CLASSES = ("<=50K", ">50K")
 Columns = dict[str, list[Any]]
 
 
-def _adult_parquet(paths: list[Path], request: Request) -> Dataset:
-    train, test = (read_parquet(path, *_ADULT_COLUMNS) for path in paths)
-    return _adult(train, test, request, paths)
+def _reader(read: Callable[[Path], Columns], make: Callable[..., Dataset]) -> Reader:
+    return lambda paths, request: make(*map(read, paths), request, paths)
 
 
-def _adult_csv(paths: list[Path], request: Request) -> Dataset:
-    train, test = (_read_adult_csv(path) for path in paths)
-    return _adult(train, test, request, paths)
+def _read_columns(path: Path) -> Columns:
+    return read_parquet(path, *_ADULT_COLUMNS)
 
 
 def _read_adult_csv(path: Path) -> Columns:
@@ -72,13 +71,8 @@ def _adult(train: Columns, test: Columns, request: Request, paths: list[Path]) -
             raise BadInput(f"{path}: income {sorted(unknown)[0]!r} is neither <=50K nor >50K; get the file again")
         targets = torch.tensor([_ADULT_CLASSES.index(value) for value in columns["income"]])
         splits.append(Split(torch.cat([part, *(block.float() for block in one_hot)], dim=1), targets))
-    whole = _table_dataset(
-        request,
-        splits[0],
-        splits[1],
-        _ADULT_CLASSES,
-        "UCI Adult (Becker and Kohavi, 1996), CC BY 4.0; incomes from the 1994 US census",
-    )
+    source = "UCI Adult (Becker and Kohavi, 1996), CC BY 4.0; incomes from the 1994 US census"
+    whole = table_dataset(request, *splits, source, num_classes=2, class_names=_ADULT_CLASSES)
     first = len(_ADULT_NUMBERS)
     means, spreads = parts[0].mean(dim=0).tolist(), parts[0].std(dim=0, correction=0).tolist()
     known = [
@@ -94,21 +88,13 @@ def _adult(train: Columns, test: Columns, request: Request, paths: list[Path]) -
     return replace(whole, columns=tuple(known))
 
 
-def _adult_phd_parquet(paths: list[Path], request: Request) -> Dataset:
-    return _adult_phd([read_parquet(path, *_ADULT_COLUMNS) for path in paths], request, paths)
-
-
-def _adult_phd_csv(paths: list[Path], request: Request) -> Dataset:
-    return _adult_phd([_read_adult_csv(path) for path in paths], request, paths)
-
-
-def _adult_phd(parts: list[Columns], request: Request, paths: list[Path]) -> Dataset:
+def _adult_phd(first: Columns, second: Columns, request: Request, paths: list[Path]) -> Dataset:
     """Both files together, people with a bachelor's degree or more, one in eight of every group held out.
 
     Groups (Xu & Neglia 2021, Section 4): doctorates of less than 38 years are client 0's, of 38 to 52 client 1's, older
     ones client 2's; the others are nobody's. The paper counts 126, 258 and 134 training examples in these three.
     """
-    whole = {name: [*parts[0][name], *parts[1][name]] for name in _ADULT_COLUMNS}
+    whole = {name: [*first[name], *second[name]] for name in _ADULT_COLUMNS}
     with reading(paths[0]):
         learned = [i for i, years in enumerate(whole["education_num"]) if int(years) >= _BACHELOR]
         ages = torch.tensor([int(whole["age"][i]) for i in learned])
@@ -119,11 +105,11 @@ def _adult_phd(parts: list[Columns], request: Request, paths: list[Path]) -> Dat
     held_out = within_class_rank(groups) % 8 == 7
     rows = [torch.nonzero(~held_out)[:, 0], torch.nonzero(held_out)[:, 0]]
     columns = [{name: [values[learned[i]] for i in part] for name, values in whole.items()} for part in rows]
-    made = _adult(columns[0], columns[1], replace(request, limit=None), paths)
+    made = _adult(columns[0], columns[1], request, paths)
     train, test = (
         replace(split, groups=groups[part]) for split, part in zip((made.train, made.test), rows, strict=True)
     )
-    return limit_table(replace(made, train=train, test=test), request.limit)
+    return replace(made, train=train, test=test)
 
 
 def _adult_numbers(columns: Columns, path: Path) -> Tensor:
@@ -156,78 +142,39 @@ def _location(x: Numbers, y: Numbers, request: Request, path: Path) -> Dataset:
     cut = len(y) // 5
     source = "Location30 (Shokri et al., 2017) from Foursquare check-ins in Bangkok (Yang et al.); licence not stated"
     places = [Column(f"place {i + 1}", "categorical", (i,), ("0", "1"), codes=(0.0, 1.0)) for i in range(x.shape[1])]
-    whole = _table_dataset(
-        request,
-        Split(inputs[cut:], targets[cut:]),
-        Split(inputs[:cut], targets[:cut]),
-        tuple(f"cluster {i + 1}" for i in range(30)),
-        source,
-    )
+    train, test = Split(inputs[cut:], targets[cut:]), Split(inputs[:cut], targets[:cut])
+    clusters = [f"cluster {i + 1}" for i in range(30)]
+    whole = table_dataset(request, train, test, source, num_classes=30, class_names=clusters)
     return replace(whole, columns=tuple(places)) if bool(((inputs == 0) | (inputs == 1)).all()) else whole
 
 
-def _table_dataset(request: Request, train: Split, test: Split, classes: tuple[str, ...], source: str) -> Dataset:
-    whole = Dataset(
-        name=request.name,
-        summary=request.summary,
-        kind="table",
-        task="classification",
-        train=train,
-        test=test,
-        num_classes=len(classes),
-        class_names=classes,
-        mean=(0.0,),
-        std=(1.0,),
-        source=source,
-    )
-    return limit_table(whole, request.limit)
+_NEEDS = "files; parquet files need pyarrow"
+_PARQUET = (("train.parquet", "test.parquet"), ("adult",))
+_CSV = (("adult.data", "adult.test"), ("adult", "."))
 
-
-DATASETS.register(
+add_dataset(
     "adult",
     "48,842 people of the 1994 US census, who earns above 50,000 dollars: six numbers, eight categories as 0/1",
+    "https://archive.ics.uci.edu/dataset/2/adult, unpack adult.data and adult.test into DATA_DIR/adult/",
+    Layout(_reader(_read_columns, _adult), *_PARQUET),
+    Layout(_reader(_read_adult_csv, _adult), *_CSV),
     kind="table",
-    task="classification",
-    embedded=False,
-    needs="files; parquet files need pyarrow",
-)(
-    Recipe(
-        (
-            Layout(_adult_parquet, ("train.parquet", "test.parquet"), ("adult",)),
-            Layout(_adult_csv, ("adult.data", "adult.test"), ("adult", ".")),
-        ),
-        "https://archive.ics.uci.edu/dataset/2/adult, unpack adult.data and adult.test into DATA_DIR/adult/",
-    )
+    needs=_NEEDS,
 )
-DATASETS.register(
+add_dataset(
     "adult-phd",
     "those of Adult with a bachelor's degree or more; people with a doctorate are clients 0 to 2 by age (natural)",
+    "as for adult: https://archive.ics.uci.edu/dataset/2/adult, adult.data and adult.test into DATA_DIR/adult/",
+    Layout(_reader(_read_columns, _adult_phd), *_PARQUET),
+    Layout(_reader(_read_adult_csv, _adult_phd), *_CSV),
     kind="table",
-    task="classification",
-    embedded=False,
-    needs="files; parquet files need pyarrow",
-)(
-    Recipe(
-        (
-            Layout(_adult_phd_parquet, ("train.parquet", "test.parquet"), ("adult",)),
-            Layout(_adult_phd_csv, ("adult.data", "adult.test"), ("adult", ".")),
-        ),
-        "as for adult: https://archive.ics.uci.edu/dataset/2/adult, adult.data and adult.test into DATA_DIR/adult/",
-    )
+    needs=_NEEDS,
 )
-DATASETS.register(
+add_dataset(
     "location30",
     "5,010 users' check-ins at 446 places (0/1), thirty clusters; a membership-inference standard",
+    "https://github.com/privacytrustlab/datasets, unpack dataset_location.tgz into DATA_DIR/location30/",
+    Layout(_location_npz, ("location30.npz",), ("location30", ".")),
+    Layout(_location_csv, ("bangkok",), ("location30", ".")),
     kind="table",
-    task="classification",
-    embedded=False,
-    needs="files",
-)(
-    Recipe(
-        (
-            Layout(_location_npz, ("location30.npz",), ("location30", ".")),
-            Layout(_location_csv, ("bangkok",), ("location30", ".")),
-        ),
-        "https://github.com/privacytrustlab/datasets, unpack dataset_location.tgz into DATA_DIR/location30/",
-    )
 )

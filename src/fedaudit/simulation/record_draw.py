@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedaudit.data.attributes import property_of
-from fedaudit.data.dataset import Attribute, Dataset, Split
+from fedaudit.data.dataset import Attribute, Dataset, Split, property_of
 from fedaudit.scenario.federation import FederationSpec
 from fedaudit.transcript.queries import NOBODY, UNUSED, Records
 from fedaudit.utils import seeds

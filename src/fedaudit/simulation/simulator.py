@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.data import Dataset
-from fedaudit.data.attributes import property_of
-from fedaudit.data.dataset import Split
+from fedaudit.data.dataset import Split, property_of
 from fedaudit.data.partition import partition
 from fedaudit.defences.privacy import refuse_batch_norm
 from fedaudit.defences.sanitising import SANITISERS
