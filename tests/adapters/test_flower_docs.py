@@ -30,9 +30,9 @@ def blocks(name: str, language: str) -> list[str]:
 def _quick(monkeypatch):
     """Attacks of two iterations and no controls: what is tested is that it runs."""
     from fedaudit import api
-    from fedaudit.pipeline import choice
+    from fedaudit.attacks.inversion import template
 
-    monkeypatch.setitem(choice._QUICK, "iterations", 2)
+    monkeypatch.setitem(template.QUICK, "iterations", 2)
     whole = api.attack
     monkeypatch.setattr(api, "attack", lambda *a, **o: whole(*a, **{**o, "controls": False}))
 

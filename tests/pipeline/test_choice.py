@@ -11,14 +11,18 @@ import yaml
 from torch import Tensor, nn
 
 import fedaudit
-from fedaudit.attacks import Finding, make_attack
+from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
+from fedaudit.attacks.case import Case
+from fedaudit.pipeline.choice import fitting
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import load_scenario, scenario_from
 from fedaudit.scenario.threat import ThreatModel
 from fedaudit.transcript.observation import observe
 from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.registry import Entry
 
 STEPS: dict[str, Any] = {"algorithm": "fedavg", "local_steps": 2}
+SERVERS = ("imprint", "fishing", "loki", "trap-weights")
 RECORDS: dict[str, Any] = {"records": 20}
 HIDDEN: dict[str, Any] = {"records": 20, "hidden_attribute": "sex"}
 PUBLIC: dict[str, Any] = {"knows_public_data": True, "public_examples": 20}
@@ -83,6 +87,59 @@ def test_the_attacks_fit_the_data_the_updates_and_the_threat(values, attacks):
     assert chosen(values) == attacks
     assert chosen({**values, "attacks": None}) == attacks
     assert chosen({**values, "attacks": ["labels"]}) == ["labels"]
+
+
+SERVER, CLIENT = ThreatModel(), ThreatModel(adversary="client")
+ALTERED = ThreatModel(adversary="malicious-server", records=20)
+MEMBERS = ThreatModel(adversary="client", records=20)
+IMAGE, TABLE = Case(kind="image", num_classes=10, threat=SERVER), Case(kind="table", num_classes=10, threat=SERVER)
+TEXT, VERTICAL = replace(IMAGE, kind="tokens"), replace(IMAGE, top="linear")
+BEGINS: dict[str, Any] = {"neurons": 200, "rectified": True}
+
+
+@pytest.mark.parametrize(
+    ("case", "attacks"),
+    [
+        (replace(IMAGE, **BEGINS, examples=24), ["spear", "invg", "agic", "labels"]),
+        (replace(IMAGE, **BEGINS, examples=25), ["cocktail", "invg", "agic", "labels"]),
+        (replace(IMAGE, neurons=200, examples=24), ["cocktail", "invg", "agic", "labels"]),
+        (replace(IMAGE, **BEGINS, examples=129), ["labels"]),
+        (replace(TABLE, **BEGINS, examples=25, steps=None), ["spear-rows"]),
+        (replace(IMAGE, steps=None), ["agic"]),
+        (TEXT, ["dager", "which-tokens", "labels"]),
+        (replace(TEXT, steps=None), ["which-tokens"]),
+        *((replace(IMAGE, server=name, threat=ALTERED), [name, "loss-threshold", "gradient-norm"]) for name in SERVERS),
+        (replace(TEXT, server="imprint", threat=MEMBERS), ["loss-threshold", "gradient-norm"]),
+        (replace(IMAGE, malicious="gan", threat=MEMBERS), ["gan", "loss-threshold", "gradient-norm"]),
+        (replace(IMAGE, malicious="agrevader", threat=CLIENT), ["loss-threshold"]),
+        (VERTICAL, ["cafe"]),
+        (replace(VERTICAL, threat=CLIENT), ["norm-scoring"]),
+        (replace(VERTICAL, threat=CLIENT, num_classes=2), ["norm-scoring", "direction-scoring"]),
+        (replace(VERTICAL, threat=CLIENT, top="sum"), ["direct-labels"]),
+    ],
+)
+def test_each_attack_says_what_it_fits(case, attacks):
+    assert [spec.name for spec in fitting([case])] == attacks
+
+
+def test_every_federation_counts_and_first_settings_are_given():
+    specs = fitting([replace(TABLE, **BEGINS), IMAGE])
+    assert [spec.name for spec in specs] == ["exact-linear-rows", "invg", "agic", "tableak", "labels"]
+    assert [spec.settings() for spec in specs] == [{}, {"iterations": 1000}, {"iterations": 1000}, {"restarts": 10}, {}]
+
+
+def test_an_attack_from_elsewhere_is_run_unasked_only_where_it_says_that_it_fits(monkeypatch):
+    class Silent(Attack):
+        name = "from-elsewhere"
+
+    class Fitting(Silent):
+        @classmethod
+        def fits(cls, case: Case) -> bool:
+            return case.kind == "image"
+
+    for made, more in ((Silent, []), (Fitting, ["from-elsewhere"])):
+        monkeypatch.setitem(ATTACKS._entries, "from-elsewhere", Entry("from-elsewhere", "", made))
+        assert [spec.name for spec in fitting([IMAGE])] == ["invg", "agic", *more]
 
 
 def test_where_nothing_fits_the_result_says_what_to_grant():

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import fedaudit
-from fedaudit.pipeline import choice
+from fedaudit.attacks.inversion import template
 from tests.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_readme_s_python_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(choice._QUICK, "iterations", 50)
+    monkeypatch.setitem(template.QUICK, "iterations", 50)
     exec(five_lines(ROOT / "README.md"), {})
     promised = five_lines(ROOT / "README.md").splitlines()[-1].split("# ")[1]
     assert capsys.readouterr().out.strip() == promised

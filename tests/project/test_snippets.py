@@ -14,9 +14,9 @@ import pytest
 import typer
 import yaml
 
+from fedaudit.attacks.inversion import template
 from fedaudit.cli import app
 from fedaudit.evaluation import Limits
-from fedaudit.pipeline import choice
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit_lab.studies.spec import load_study
 from tests.docs.pages import ROOT, Block, blocks, pages, parsed
@@ -62,7 +62,7 @@ def test_python_is_python(block: Block) -> None:
 def test_a_page_s_python_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two iterations an attack: what is tested is that it runs, not what it finds."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(choice._QUICK, "iterations", 2)
+    monkeypatch.setitem(template.QUICK, "iterations", 2)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     known: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):

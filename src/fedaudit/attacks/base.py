@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import local_training, standards
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.modalities import example_kind
@@ -55,7 +56,8 @@ class Attack(Plugin, ABC):
         ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns; ``standards``: what
         standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`); ``on_sums``: what it
         makes of the sum of several clients' updates, where its scope doesn't say; ``unlike``: it reads sums of clients
-        who were sent different weights; ``vertical``: it is for vertical federations, and for no others.
+        who were sent different weights; ``vertical``: it is for vertical federations, and for no others;
+        ``first_settings``: other than its defaults, where it is run because it :meth:`fits`.
     """
 
     registry = ATTACKS
@@ -70,6 +72,15 @@ class Attack(Plugin, ABC):
     on_sums: ClassVar[str] = ""
     unlike: ClassVar[bool] = False
     vertical: ClassVar[bool] = False
+    first_settings: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:  # noqa: ARG003
+        """Return whether an audit that names no attacks runs this one on such a federation; by default it doesn't.
+
+        A subclass inherits the answer, as it does ``first_settings``.
+        """
+        return False
 
     def check(self, observation: Observation) -> None:
         """Raise before any compute if this attack can't be run; here, where it isn't for such examples.

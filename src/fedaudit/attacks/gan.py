@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.models.generator import DCGenerator, Generator, GeneratorSpec
 from fedaudit.scenario.threat import Scope
@@ -258,6 +259,10 @@ class GAN(Attack):
     recovers: ClassVar[str] = "images of a class"
     finds: ClassVar[type[Finding]] = ClassImagesFinding
     standards: ClassVar[tuple[str, ...]] = ("NISTAML.026", "AML.T0020")  # it trains on images that it made up
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.malicious == cls.name
 
     def check(self, observation: Observation) -> None:
         """Refuse where nobody has generated anything.

@@ -98,15 +98,6 @@ def _course(history: History) -> HistoryRecord:
     )
 
 
-def fitting_attacks(spec: VerticalSpec, threat: ThreatModel, classes: int | None) -> list[str]:
-    """Return the attacks that fit a vertical federation, where a scenario names none."""
-    if threat.adversary == "server":
-        return ["cafe"]
-    if spec.top == "sum":
-        return ["direct-labels"]
-    return ["norm-scoring", "direction-scoring"] if classes == 2 else ["norm-scoring"]
-
-
 def easy_case(recording: Recording) -> Case:
     """Return what a control of an attack on a vertical federation attacks: known examples, the same model.
 

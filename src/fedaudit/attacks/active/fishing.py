@@ -15,8 +15,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, make_attack, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.inversion.template import GradientInversion
+from fedaudit.attacks.inversion.template import QUICK, GradientInversion
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.attacks.victim import one_batch_gradient
@@ -206,10 +207,15 @@ class Fishing(Attack):
         "a server that alters the last layer (federations[].server: fishing)",
     )
     standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
+    first_settings: ClassVar[dict[str, Any]] = {"attack": {"name": "agic", **QUICK}}
 
     attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
         default_factory=lambda: {"name": "agic"}
     )
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.server == cls.name and case.classifies(cls.examples)
 
     def __post_init__(self) -> None:
         _ = self.method  # a wrong one is found now

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedaudit.attacks.active.bins import PREFIX, alternating, edges, in_their_bins, labels_of, measured, read
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
@@ -138,6 +139,10 @@ class Imprint(Attack):
         "a server that puts an imprint module before the network (federations[].server: imprint)",
     )
     standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.server == cls.name and case.classifies(cls.examples)
 
     def check(self, observation: Observation) -> None:
         """Refuse an update of a model without an imprint module.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedaudit.attacks.active.bins import PREFIX, Bins, alternating, edges, in_their_bins, labels_of, measured, read
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
@@ -154,6 +155,10 @@ class Loki(Attack):
     )
     standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
     unlike: ClassVar[bool] = True
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.server == cls.name and case.classifies(cls.examples)
 
     def check(self, observation: Observation) -> None:
         """Refuse an update of a model without such kernels.

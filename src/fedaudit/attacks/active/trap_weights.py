@@ -14,6 +14,7 @@ from fedaudit.attacks.analytic.first_layer import FirstLayer, first_layer, layer
 from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.simulation.local_training import local_randomness
@@ -103,6 +104,10 @@ class TrapWeights(Attack):
         "a model that begins with a fully connected layer with a bias, and ReLU",
         "better: a server that draws that layer for it (federations[].server: trap-weights)",
     )
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.server == cls.name and case.classifies(cls.examples)
 
     def check(self, observation: Observation) -> None:
         """Refuse a model that doesn't begin with such a layer.

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from fedaudit.attacks.analytic.first_layer import FirstLayer, comparable, own_labels
 from fedaudit.attacks.analytic.recovered import Recovered
 from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_yet, refine
-from fedaudit.attacks.analytic.spear import Opened, Spear
+from fedaudit.attacks.analytic.spear import SEARCHED, Opened, Spear
 from fedaudit.attacks.analytic.unmixing import unmix
 from fedaudit.attacks.base import ATTACK_CONFIG, register
+from fedaudit.attacks.case import Case
 from fedaudit.task.info import TaskInfo
 from fedaudit.utils.validation import Count
 
@@ -54,6 +55,10 @@ class Cocktail(Spear):
     rectified: ClassVar[bool] = False
 
     rounds: Count = 40
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.solves(cls.examples) and case.examples > 1 and (case.examples > SEARCHED or not case.rectified)
 
     def _begin(self, opened: Opened, generator: torch.Generator) -> tuple[Directions, Tensor | None]:
         """Return the certain directions to which the sources lead, and the directions of all sources (r, r).

@@ -16,6 +16,7 @@ from fedaudit.attacks.analytic.patches import patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.transcript.observation import Observation
@@ -63,6 +64,10 @@ class ExactLinear(Attack):
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
         "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.solves(cls.examples) and case.examples == 1
 
     def check(self, observation: Observation) -> None:
         """Raise unless one of the forms fits.

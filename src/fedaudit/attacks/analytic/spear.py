@@ -32,12 +32,14 @@ from fedaudit.attacks.analytic.sparse_columns import (
     search_beside,
 )
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 
+SEARCHED = 24  # examples in one update, up to which a search for exact zeros still finds all
 _STARTS, _STARTS_BESIDE = 64, 32
 _CYCLE = 4  # rounds without the model's help, of which one searches among all rows
 _STALE = 40  # rounds without a new direction, after which none is expected
@@ -109,6 +111,10 @@ class Spear(Attack):
     rectified: ClassVar[bool] = True  # whether a ReLU must follow
 
     rounds: Count = 400
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.solves(cls.examples) and case.rectified and 1 < case.examples <= SEARCHED
 
     def check(self, observation: Observation) -> None:
         """Raise unless the model begins so, and the update is a sum of such gradients.
@@ -334,6 +340,10 @@ class SpearRows(Spear):
         "a model that begins with a fully connected layer with a bias, then ReLU",
         "fewer examples in an update than the layer has outputs, and than a row has numbers",
     )
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.solves(cls.examples) and case.rectified and case.examples > 1
 
     def _returned(self, observation: Observation, found: Recovered) -> Finding:
         return as_rows(observation, found, self.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedaudit.attacks.adaptive import is_adaptive
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.denoiser import CHANNELS, looks_like_photographs
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
@@ -20,6 +21,7 @@ from fedaudit.attacks.inversion.priors import label_regulariser, off_scale, outs
 from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
 from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, telling
 from fedaudit.attacks.inversion.template import (
+    QUICK,
     FedAvgWay,
     GradientInversion,
     OptimiserName,
@@ -184,11 +186,18 @@ class InvG(GradientInversion):
     needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "local training config, for FedAvg updates")
     distance: ClassVar[str] = "cosine"
     fedavg: ClassVar[FedAvgWay] = "simulation"
+    first_settings: ClassVar[dict[str, Any]] = QUICK
 
     total_variation: NonNegative = 1e-4
     signed: bool = True
     schedule: Schedule = "steps"
     clamp: bool = True
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return (
+            case.searchable and case.classifies(cls.examples) and (case.update_kind == "gradient" or case.can_simulate)
+        )
 
 
 @register
@@ -252,6 +261,10 @@ class AGIC(InvG):
 
     beta: Positive = 50.0
     relu_modifier: bool = True
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.searchable and case.classifies(cls.examples)
 
     def needs_training_config(self, update: Update) -> bool:  # noqa: ARG002
         """A cosine needs the direction of ΔW only."""
@@ -331,6 +344,10 @@ class AGICPlus(AGIC):
     start_iterations: Count = 400
     denoising: NonNegative = 0.03
     subspace: NonNegative = 1.0
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.searchable and case.classifies(cls.examples) and case.update_kind == "gradient"
 
     def subspaces(self, prepared: Prepared) -> dict[str, Subspace]:
         """Return what the layers' gradients say of their patches; nothing where numbers of them weren't sent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register, silent
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.inversion.engines.dense import dense
 from fedaudit.attacks.inversion.engines.restarts import Decode, one_by_one, restarts
@@ -79,6 +80,7 @@ class TabLeak(Attack):
     examples: ClassVar[tuple[str, ...]] = ("table",)
     recovers: ClassVar[str] = "rows of a table"
     finds: ClassVar[type[Finding]] = RowFinding
+    first_settings: ClassVar[dict[str, Any]] = {"restarts": 10}  # a third of its own
 
     iterations: Count = 500
     restarts: Count = 30
@@ -91,6 +93,10 @@ class TabLeak(Attack):
     label_inference: LabelMethod = "auto"
     batched: bool = True
     aware: bool = True
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.searchable and case.kind in cls.examples and case.can_simulate
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is of a table's rows, and what it is a multiple of is known.

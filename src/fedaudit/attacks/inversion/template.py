@@ -50,6 +50,7 @@ OptimiserName = Literal["adam", "l-bfgs"]
 Schedule = Literal["constant", "steps", "linear", "cosine"]
 Start = Literal["noise", "patterned"]
 StatisticsChoice = Literal["auto", "batch", "running"]
+QUICK = {"iterations": 1000}  # what a first audit takes; the attacks' own default is ten times as many
 _FEWEST = 50  # iterations by which the statistics are decided, where there are twice as many
 
 

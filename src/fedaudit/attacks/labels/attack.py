@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedaudit.attacks.adaptive import is_adaptive
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
 from fedaudit.attacks.local_training import Way
@@ -58,6 +59,16 @@ class Labels(Attack):
     finds: ClassVar[type[Finding]] = LabelFinding
 
     method: LabelMethod = "auto"
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return (
+            case.updates_alone
+            and case.num_classes is not None
+            and case.knows_scale
+            and not case.threat.knows_labels
+            and (case.examples > 1 or case.kind != "image")
+        )
 
     def check(self, observation: Observation) -> None:
         """Raise where there is nothing to find out.

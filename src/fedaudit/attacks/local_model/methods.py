@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
 from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
@@ -24,6 +25,7 @@ _PAPER = "Xu & Neglia 2021 (What else is leaked when eavesdropping federated lea
 _THREAT = "eavesdropper or server, passive"
 _TRUSTED = 1e-3  # a zero of which more than this is left, or an update of which more than this isn't affine, is refused
 _SYMMETRIC = 0.05
+_FEWEST = 3  # rounds from which it is worth a try
 
 
 class _LocalModelAttack(Attack):
@@ -92,6 +94,16 @@ class LocalModelExact(_LocalModelAttack):
 
     rounds: Count | None = None
     truncate: bool = True
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return (
+            case.updates_alone
+            and not case.sums
+            and case.kind != "image"
+            and case.num_classes is None
+            and case.rounds >= _FEWEST
+        )
 
     def check(self, observation: Observation) -> None:
         """Raise unless the model is linear, the loss squared, and there are d + 1 rounds of the client.
@@ -212,6 +224,16 @@ class LocalModel(_LocalModelAttack):
     learning_rate: Positive = 0.01
     whitened: Annotated[bool, Field(strict=True)] = False
     span: Annotated[Fraction, Field(le=0.5)] = 0.01
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return (
+            case.updates_alone
+            and not case.sums
+            and case.kind not in ("image", "tokens")
+            and case.update_kind == "weights"
+            and case.rounds >= _FEWEST
+        )
 
     def check(self, observation: Observation) -> None:
         """Raise unless there are several rounds of the client, in which it moved the model.

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
 from fedaudit.attacks.records.target import whole
@@ -142,6 +143,10 @@ class AgrEvader(Attack):
     recovers: ClassVar[str] = "membership"
     finds: ClassVar[type[Finding]] = MembershipFinding
     standards: ClassVar[tuple[str, ...]] = ("NISTAML.026", "AML.T0018")  # it pushes the global model
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.malicious == cls.name and case.asks_for_members
 
     def check(self, observation: Observation) -> None:
         """Refuse where nobody has pushed any record, or only in the last round.

@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public
 from fedaudit.scenario.threat import Scope
@@ -93,6 +94,10 @@ class AttributeLoss(AttributeAttack):
 
     prior: bool = False
 
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.threat.hidden_attribute is not None and case.attribute_is_input
+
     def check(self, observation: Observation) -> None:
         """Raise unless the attribute is one of the model's inputs.
 
@@ -153,6 +158,10 @@ class AttributeFeatures(AttributeAttack):
     )
 
     features: Literal["penultimate", "inputs"] = "penultimate"
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.threat.hidden_attribute is not None and case.threat.public_examples is not None
 
     def check(self, observation: Observation) -> None:
         """Raise unless there are public examples of two values at least.

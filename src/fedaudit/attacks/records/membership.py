@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, above, upper_half
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public, whole
@@ -102,6 +103,10 @@ class LossThreshold(MembershipAttack):
     paper: ClassVar[str] = "Yeom et al. 2018 (Privacy risk in machine learning)"
     needs: ClassVar[tuple[str, ...]] = ("records (threat.records)",)
 
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.asks_for_members
+
     def score(self, _observation: Observation, target: Target, *_: object) -> Score:
         """Return minus the loss."""
         return lambda inputs, labels: -target.losses(inputs, labels)
@@ -120,6 +125,10 @@ class GradientNorm(MembershipAttack):
     summary: ClassVar[str] = "a record whose gradient is small was trained on"
     paper: ClassVar[str] = "Nasr et al. 2019 (Comprehensive privacy analysis of deep learning)"
     needs: ClassVar[tuple[str, ...]] = ("records (threat.records)",)
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.asks_for_members
 
     def score(self, _observation: Observation, target: Target, *_: object) -> Score:
         """Return minus the norm of the loss's gradient."""
@@ -157,6 +166,10 @@ class ShadowModels(MembershipAttack):
     epochs: Count = 50
     learning_rate: Positive = 0.1
     batch_size: Count = 16
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.asks_for_members and case.threat.public_examples is not None and case.num_classes is not None
 
     def check(self, observation: Observation) -> None:
         """Raise unless there are public examples, and a classifier.

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.stand_ins import Stock, flat, send, size_of, stock
 from fedaudit.scenario.threat import Scope
@@ -81,6 +82,15 @@ class PropertyInference(Attack):
     otherwise: Share = 0.0
     classifier: Literal["logistic", "forest"] = "logistic"
     rounds: Literal["all", "first", "last"] = "all"
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return (
+            case.threat.client_property is not None
+            and case.threat.public_examples is not None
+            and case.reads_clients
+            and case.knows_scale
+        )
 
     def __post_init__(self) -> None:
         if self.share <= self.otherwise:

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import Target, whole
 from fedaudit.scenario.threat import Scope
@@ -65,6 +66,10 @@ class SourceInference(Attack):
 
     rounds: Literal["all", "last"] = "all"
     learning_rate: Positive | None = None
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.asks_for_members and case.reads_clients
 
     def check(self, observation: Observation) -> None:
         """Raise unless there are records, and updates of two clients at least, each by itself.

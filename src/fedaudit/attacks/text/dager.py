@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, SequenceFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.text.encoder import whole_sequences
@@ -67,6 +68,10 @@ class Dager(Attack):
 
     beam: Annotated[int, Field(ge=1, le=1000)] = 8
     tries: Annotated[int, Field(ge=1, le=10_000_000)] = 200_000
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.updates_alone and case.kind in cls.examples and case.knows_scale
 
     def check(self, observation: Observation) -> None:
         """Raise where the gradients don't span what the layers received.

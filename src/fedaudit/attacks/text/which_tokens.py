@@ -12,6 +12,7 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, TokenFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.transcript.observation import Message, Observation
@@ -40,6 +41,10 @@ class WhichTokens(Attack):
     examples: ClassVar[tuple[str, ...]] = ("tokens",)
     recovers: ClassVar[str] = "the words of training sequences"
     finds: ClassVar[type[Finding]] = TokenFinding
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.updates_alone and case.kind in cls.examples
 
     def check(self, observation: Observation) -> None:
         """Raise where no embedding travels.

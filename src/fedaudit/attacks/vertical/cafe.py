@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.models import VerticalModel, layer_groups
 from fedaudit.scenario.threat import Scope
@@ -88,6 +89,10 @@ class CAFE(Attack):
     gradient_every: Count = 10
     tv_weight: NonNegative = 0.01
     tv_limit: NonNegative = 25.0
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.threat.adversary == "server"
 
     def check(self, observation: Observation) -> None:
         """Raise where the gradients don't determine what is sought.

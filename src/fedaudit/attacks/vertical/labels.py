@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
+from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Observation
@@ -100,6 +101,10 @@ class DirectLabels(_FromGradients):
     )
     finds: ClassVar[type[Finding]] = ExampleLabelFinding
 
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.threat.adversary != "server" and case.top == "sum"
+
     def check(self, observation: Observation) -> None:
         """Raise where the gradients aren't the outputs'.
 
@@ -180,6 +185,10 @@ class NormScoring(_Scoring):
     name: ClassVar[str] = "norm-scoring"
     summary: ClassVar[str] = "which of two classes an example is of, from the length of its embedding's gradient"
 
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.threat.adversary != "server" and case.top != "sum"
+
     def _score(self, gradients: Tensor) -> Tensor:
         norms = gradients.norm(dim=1)
         below = (norms[:, None] > norms[None]).double() + 0.5 * (norms[:, None] == norms[None]).double()
@@ -198,6 +207,10 @@ class DirectionScoring(_Scoring):
 
     name: ClassVar[str] = "direction-scoring"
     summary: ClassVar[str] = "which of two classes an example is of, from the direction of its embedding's gradient"
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return case.threat.adversary != "server" and case.top != "sum" and case.num_classes == 2
 
     def _score(self, gradients: Tensor) -> Tensor:
         norms = gradients.norm(dim=1)
