@@ -1,7 +1,7 @@
 """A newcomer's first hour, played in an empty environment: ``make first-hour``. Fails on any surprise.
 
 A surprise is: another exit code than told, a traceback, a warning, a file outside the expected places, or a step that
-takes much longer than it said. It clones what is committed, and needs git, make, and pip's index or its cache; the
+takes much longer than it may. It clones what is committed, and needs git, make, and pip's index or its cache; the
 installed fedaudit isn't used, nor anything beyond the standard library.
 
     python tests/first_hour.py [--folder EMPTY] [--without-docs]
@@ -25,14 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ("PATH", "LANG", "LC_ALL", "PIP_", "SSL_", "REQUESTS_CA", "HTTP", "http", "NO_PROXY", "no_proxy")
 WRONG = re.compile(r"Traceback \(most recent|\bwarning\b|\bdeprecat", re.IGNORECASE)
 PIPS = re.compile(r"^(WARNING|DEPRECATION|\[notice\]|  WARNING)")  # of pip, about its index or itself
-SAID = re.compile(r"^this will take (?:at most )?about ([\d.]+) (s|min|h), judging", re.MULTILINE)
-NEXT = re.compile(r"^next, about ([\d.]+) (s|min|h) on an idle machine: (.*)$", re.MULTILINE)
-UNITS = {"s": 1, "min": 60, "h": 3600}
+NEXT = re.compile(r"^next: (.*)$", re.MULTILINE)
 # In the home of somebody who never ran anything: what rustup writes when pip asks for its version, and caches of pip,
 # of the native code, and of Matplotlib's fonts.
 IN_HOME = (".rustup/settings.toml", ".cache/pip", ".cache/fedaudit", ".cache/matplotlib", ".config/matplotlib")
 IN_TMP = ("torchinductor_",)  # an empty folder of torch's
-SLOW, MORE = 2.0, 30.0  # how much longer than said a step may take: a factor, and seconds, for the machine may be busy
+OWN = 150.0  # seconds that the audit may take that init says comes next
 
 
 class Surprise(Exception):
@@ -45,11 +43,11 @@ class Hour:
 
     Attributes:
         folder: empty at first; has the clone, a home and a folder for temporary files.
-        steps: title, seconds, and seconds that were said, if any.
+        steps: title and seconds.
     """
 
     folder: Path
-    steps: list[tuple[str, float, float | None]] = field(default_factory=list)
+    steps: list[tuple[str, float]] = field(default_factory=list)
 
     @property
     def clone(self) -> Path:
@@ -86,7 +84,7 @@ class Hour:
             code: of its end; or those that are possible.
             makes: what it makes at the top of the clone.
             may: what it may make there besides.
-            limit: seconds that it may take, where it doesn't say how long it takes.
+            limit: seconds that it may take.
             installs: whether pip runs in it, whose warnings about its index are its own.
 
         Raises:
@@ -106,9 +104,8 @@ class Hour:
         )
         took = time.monotonic() - began
         written = done.stdout + done.stderr
-        said = [float(number) * UNITS[unit] for number, unit in SAID.findall(written)]
-        self.steps.append((title, took, sum(said) if said else None))
-        print(f"{took:6.0f} s  {f'said {sum(said):.0f} s' if said else '':12} {title}", flush=True)
+        self.steps.append((title, took))
+        print(f"{took:6.0f} s  {title}", flush=True)
         lines = [line for line in written.splitlines() if not (installs and PIPS.match(line))]
         if done.returncode not in ({code} if isinstance(code, int) else code):
             raise Surprise(f"{title}: exit code {done.returncode}, not {code}\n$ {command}\n{written[-4000:]}")
@@ -118,7 +115,7 @@ class Hour:
             raise Surprise(f"{title}: wrote {', '.join(sorted(unexpected))}\n$ {command}")
         if missing := [name for name in makes if not (self.clone / name).exists()]:
             raise Surprise(f"{title}: made no {', '.join(missing)}\n$ {command}\n{written[-4000:]}")
-        longest = (SLOW * sum(said) + MORE if said and not installs else limit) * _busy()
+        longest = limit * _busy()
         if took > longest:
             raise Surprise(f"{title}: took {took:.0f} s, and {longest:.0f} s were to be enough\n$ {command}")
         return written
@@ -186,15 +183,12 @@ def play(hour: Hour, *, docs: bool) -> None:
 
 
 def _own_scenario(hour: Hour, name: str, words: str) -> None:
-    """Write a scenario, run what init says comes next, and hold it to the two minutes that it promises."""
+    """Write a scenario, run what init says comes next, and hold it to the minutes that it may take."""
     told = hour.run(f"init {words}", f"fedaudit init {name}.yaml --yes {words}", makes=[f"{name}.yaml"], limit=60)
     match = NEXT.search(told)
     if not match:
         raise Surprise(f"init {words} doesn't say what comes next\n{told}")
-    hour.run(f"what init says comes next, on {name}", match[3], makes=[f"{name}-audit"])
-    took, said = hour.steps[-1][1], float(match[1]) * UNITS[match[2]]
-    if took > (120 + MORE) * _busy():
-        raise Surprise(f"{match[3]} took {took:.0f} s; init said {said:.0f} s, and promises two minutes")
+    hour.run(f"what init says comes next, on {name}", match[1], makes=[f"{name}-audit"], limit=OWN)
     _is_report(hour, f"{name}-audit")
 
 

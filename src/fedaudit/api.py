@@ -18,7 +18,6 @@ from fedaudit.data.own import dataset_of
 from fedaudit.defences.received import check_received as check_model
 from fedaudit.evaluation import Limits
 from fedaudit.pipeline.contract import check_attack
-from fedaudit.pipeline.estimate import say_how_long, simulation_seconds
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
@@ -208,7 +207,6 @@ def simulate(
         own: dict[str, Any] = {"dataset": dataset, "model": model, "loss": loss}
         resolved = resolve(made, data_dir=Path(data_dir) if data_dir else None, display=display, **own)
         chosen = [federation or names[0]]
-        say_how_long(display, lambda: simulation_seconds(resolved, names=chosen, workers=workers))
         (recording,) = record(resolved, names=chosen, workers=workers, store=partial, display=display)
     if folder and partial:
         whole = partial / "whole"

@@ -21,7 +21,6 @@ pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
 
 from fedaudit.adapters.flower import audit_flower  # noqa: E402 (it needs Flower)
-from fedaudit.adapters.flower.audit import _how_long  # noqa: E402
 from fedaudit.adapters.flower.in_process import loaded  # noqa: E402
 
 QUICK: Any = {"attacks": ["labels"], "controls": False, "progress": False}
@@ -64,18 +63,6 @@ def test_it_is_the_same_again(tmp_path):
     one, other = (sorted((tmp_path / name / "recording").glob("*.safetensors")) for name in "ab")
     assert [f.name for f in one] == [f.name for f in other]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(one, other, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("config", "rounds", "takes"),
-    [
-        ({"num-server-rounds": 4, "fraction-train": 0.5}, None, "4 min"),  # 5 of 10 nodes, four rounds, 12 s each
-        ({"num-server-rounds": 4}, 1, "2 min"),
-        ({}, None, "2 min a round"),
-    ],
-)
-def test_how_long_an_app_takes_is_told_by_its_first_client(config, rounds, takes):
-    assert f"about {takes}, judging by its first client" in _how_long(12.0, 10, config, rounds)
 
 
 def test_what_is_there_is_kept(tmp_path):

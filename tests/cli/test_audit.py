@@ -159,7 +159,6 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(scenario_file, audited, t
         return original(self, seen, *rest)
 
     monkeypatch.setattr(InvG, "_run", counted)
-    monkeypatch.setattr("fedaudit.pipeline.run.say_how_long", lambda *_: None)  # it tries attacks, too
     command("audit", scenario_file, "--out", tmp_path, "--workers", 1, code=130)
     assert not (tmp_path / "results.json").exists()
     command("audit", scenario_file, "--out", tmp_path, "--workers", 1)

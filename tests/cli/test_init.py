@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,24 +19,16 @@ from fedaudit.cli import app as cli
 from fedaudit.cli import starter
 from fedaudit.cli.starter import ADVERSARIES, ALGORITHMS, EMBEDDED, Choice, complete, models_for, scenario_text
 from fedaudit.data import DATASETS, Dataset, load_dataset
-from fedaudit.pipeline import estimate
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from tests.conftest import Command, refused
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
-SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
 def datasets() -> dict[str, Dataset]:
     return {name: load_dataset(name) for name in EMBEDDED}
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written isn't timed; tests of the estimate are elsewhere."""
-    monkeypatch.setattr(estimate, "audit_seconds", lambda *_args, **_options: SECONDS)
 
 
 def offered() -> list[tuple[str, str, str, int | None, str]]:
@@ -121,7 +112,6 @@ def test_attacks_suit_the_data_and_the_adversary(datasets, data, adversary, atta
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("quick")
 def test_without_a_terminal_the_defaults_are_taken_and_said(command: Command, tmp_path: Path):
     file = tmp_path / "mine.yaml"
     done = command("init", file, "--data", "digits")
@@ -130,14 +120,13 @@ def test_without_a_terminal_the_defaults_are_taken_and_said(command: Command, tm
         "no terminal to ask on: took --model convnet-small, --algorithm fedsgd, --clients 4, --adversary server"
         in done.err
     )
-    assert f"next, about 30 s on an idle machine: fedaudit audit {file} --out mine-audit\n" in done.out
+    assert f"next: fedaudit audit {file} --out mine-audit\n" in done.out
     assert load_scenario(file).data.name == "digits"
     before = file.read_bytes()
     refused(command("init", file), "exists, and init overwrites nothing")
     assert file.read_bytes() == before
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("words", "fragment"),
     [
@@ -166,7 +155,6 @@ def test_a_folder_that_is_not_there(command: Command, tmp_path: Path):
     refused(command("init", tmp_path / "no" / "s.yaml", "-y"), "doesn't exist; make it")
 
 
-@pytest.mark.usefixtures("quick")
 def test_questions_are_asked_on_a_terminal_and_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules["fedaudit.cli.init"], "_on_terminal", lambda: True)
     file = tmp_path / "s.yaml"
@@ -179,7 +167,6 @@ def test_questions_are_asked_on_a_terminal_and_asked_again(tmp_path: Path, monke
     assert (loaded.federations[0].algorithm, loaded.federations[0].clients) == ("fedprox", 3)
 
 
-@pytest.mark.usefixtures("quick")
 def test_own_images_from_a_folder(command: Command, tmp_path: Path):
     from PIL import Image
 
@@ -195,21 +182,9 @@ def test_own_images_from_a_folder(command: Command, tmp_path: Path):
     resolve(load_scenario(file), data_dir=tmp_path / "data")
 
 
-def test_what_would_take_long_is_lowered_and_said(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def seconds(resolved: Any, **_: Any) -> float:
-        return float(resolved.attacks[0].iterations)
-
-    monkeypatch.setattr(estimate, "audit_seconds", seconds)
-    file = tmp_path / "s.yaml"
-    done = command("init", file, "-y", "--model", "resnet20")
-    assert "lowered to 12% of the usual iterations or rounds" in done.err
-    assert [one.settings()["iterations"] for one in load_scenario(file).attacks] == [72, 72]
-
-
 # A Flower app ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_flower_app_is_read_and_not_run(command: Command, tmp_path: Path):
     app = tmp_path / "app"
     (app / "net").mkdir(parents=True)
@@ -236,7 +211,6 @@ def test_a_flower_app_is_read_and_not_run(command: Command, tmp_path: Path):
     assert "how many clients" not in head
 
 
-@pytest.mark.usefixtures("quick")
 def test_an_app_that_does_not_say_how_many_clients_it_has(command: Command, tmp_path: Path):
     file = tmp_path / "s.yaml"
     assert command("init", file, "-y", "--from-flower", EXAMPLE).code == 0

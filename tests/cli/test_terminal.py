@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.progress import Progress
 
 import fedaudit
 from fedaudit.pipeline.prepare import resolve
@@ -22,7 +23,7 @@ from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import simulate
 from fedaudit.utils import progress
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.progress import Lines, Quiet, about, live_display
+from fedaudit.utils.progress import Quiet, about, live_display
 from tests.conftest import Command, refused
 
 pytestmark = pytest.mark.usefixtures("kept_workers")
@@ -53,104 +54,25 @@ def written(path: Path, values: dict[str, Any]) -> Path:
     return path
 
 
-# --- what will run ---------------------------------------------------------------------------------------------------
-
-COMMANDS = {
-    "audit": "audit",
-    "audit of defences": "audit --what-if --workers 2",
-    "simulate": "simulate",
-    "attack": "attack transcript --attack invg --set attacks.invg.iterations=7",
-    "study": "study run agic/table-4 --out study",
-    "rank": "rank resnet20",
-    "bench": "bench inversion --quick",
-    "generator": "train-generator --out g.safetensors --steps 1234",
-}
-TOLD = {
-    "audit": "default audit: auditing 2 federations (fedsgd; fedavg), 2 rounds, 5 updates to attack, "
-    "with 2 attacks (invg, 600 iterations; agic, 600 iterations), in ",
-    "audit of defences": "auditing 2 federations (fedsgd; fedavg) without defence and under those that fit",
-    "simulate": "default audit: simulating 2 federations (fedsgd; fedavg), 2 rounds, in ",
-    "attack": "attacking 'transcript' with 1 attack (invg, 7 iterations), in ",
-    "study": "study agic/table-4 at scale smoke, in ",
-    "rank": "rank analysis of resnet20 …",
-    "bench": "benchmark inversion, --quick …",
-    "generator": "training a generator (autoencoder) on photos: 1,234 steps of 32 …",
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_what_will_run_is_said_before_torch_is_imported(name: str, tmp_path: Path) -> None:
-    words = ["fedaudit", *COMMANDS[name].split()]
-    code = f"import sys; sys.modules['torch'] = None; sys.argv = {words}; import fedaudit.cli as cli; cli.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert "torch" in done.stderr.splitlines()[-1]  # where it ends here
-    assert TOLD[name] in done.stderr.splitlines()[0]
-    assert done.stdout == ""
-
-
-def test_updates_are_counted_as_the_attacks_receive_them(command: Command, tmp_path: Path) -> None:
-    federations = [
-        {"name": "a", "clients": 5, "clients_per_round": 3, "rounds": 4, "examples": 10},
-        {"name": "b", "clients": 2, "rounds": 6, "record": [0, 5], "examples": 10},
-        {"name": "c", "clients": 2, "examples": 10},
-    ]
-    evaluation = {"updates": 5, "federations": ["a", "b"]}
-    values = {**LABELS, "federations": federations, "evaluation": evaluation}
-    done = command("audit", written(tmp_path / "s.yaml", values), "--out", tmp_path / "out", "--workers", "1")
-    result = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(result["findings"]) == 5 + 4
-    assert "auditing 3 federations (a; b; c), 11 rounds, 9 updates to attack, with 1 attack" in done.err
-
-
 # --- how far it is ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def test_the_time_left_is_that_of_the_pace_so_far() -> None:
     now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_the_time_left_is_that_of_the_pace_so_far(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines()
-    lines.tick()
-    report = lines.stage("10 attacks", 200)
-    clock[0] += 15
-    lines.tick()
-    report(100)  # kept from an earlier run: no part of the pace
-    clock[0] += 60
-    report(120)
-    lines.tick()
-    report(200)
-    lines.tick()
-    lines.stage("nothing left to do", 0)(0)
-    lines.tick()
-    assert capsys.readouterr().err.splitlines() == [
+    stages = Progress(get_time=lambda: now[0], speed_estimate_period=600, disable=True)
+    number = stages.add_task("10 attacks", total=200)
+    (task,) = stages.tasks
+    told = []
+    for seconds, done in [(15, 0), (0, 100), (60, 110), (60, 120), (60, 200)]:  # 100 are kept from an earlier run
+        now[0] += seconds
+        stages.update(number, completed=done)
+        told.append(progress.line(task))
+    assert told == [
         "10 attacks: 0 % done after 15 s",
-        "10 attacks: 60 % done, about 4 min left",
+        "10 attacks: 50 % done after 15 s",
+        "10 attacks: 55 % done, about 9 min left",
+        "10 attacks: 60 % done, about 8 min left",
         "10 attacks: done; the next step is running",
-        "nothing left to do: done; the next step is running",
-    ]
-
-
-def test_the_time_that_workers_take_to_start_is_no_part_of_the_pace(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = Lines()
-    report = lines.stage("attacks", 1000)
-    report(0)
-    for seconds, done in [(30, 1), (15, 1), (15, 51), (15, 101), (60, 101), (15, 151)]:
-        clock[0] += seconds
-        report(done)
-        lines.tick()
-    assert capsys.readouterr().err.splitlines() == [
-        "attacks: 0 % done after 30 s",
-        "attacks: 0 % done after 45 s",
-        "attacks: 5 % done, about 9 min left",  # 949 at 50 in 30 s, since the first of them
-        "attacks: 10 % done, about 7 min left",  # 899 at 100 in 45 s
-        "attacks: 10 % done, about 16 min left",  # 899 at 100 in 105 s
-        "attacks: 15 % done, about 11 min left",  # 849 at 150 in 120 s: since the fifth line before
     ]
 
 
@@ -181,14 +103,19 @@ def test_a_terminal_has_a_live_display_and_lines_that_stay() -> None:
     import pty
 
     code = (
-        "from fedaudit.utils.progress import live_display\n"
-        "with live_display() as d:\n r = d.stage('ten attacks', 4)\n d.say('resuming: [3] kept')\n r(4)"
+        "import time\n"
+        "from fedaudit.utils import progress\n"
+        "progress.SOON = 0.1\n"
+        "with progress.live_display() as d:\n"
+        " r = d.stage('ten attacks', 4)\n d.say('resuming: [3] kept')\n time.sleep(0.2)\n r(4)\n"
+        " d.stage('a moment', 4)(4)"
     )
     ours, theirs = pty.openpty()
     subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read(ours))
     assert "resuming: [3] kept" in shown
     assert re.search(r"ten attacks.*100%", shown)
+    assert "a moment" not in shown
 
 
 def read(descriptor: int) -> str:
@@ -313,7 +240,6 @@ def test_what_a_scenario_leaves_open_is_the_same_when_it_is_repeated(command: Co
     values["threat"] = {"adversary": "client"}  # nothing fits quickly
     line = ("audit", written(tmp_path / "s.yaml", values), "--out", tmp_path / "out", "--workers", "1")
     first = command(*line)
-    assert "with the attacks that fit, in 1 process …" in first.err
     assert first.code == command(*line).code == 0
     refused(command(*line, "--set", "model.batch_norm=train"), "holds another audit")
 

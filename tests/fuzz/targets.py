@@ -297,7 +297,6 @@ def _flag(line: list[str]) -> None:
     line = [word.replace("\0", "").encode(errors="replace").decode() for word in line]  # as command lines can be
     stops = [".pipeline.run.run_audit", ".pipeline.run.record", ".pipeline.trials.run_trials", ".api.simulate"]
     stops += [".pipeline.transcripts.simulate_all", "_lab.cli.study_commands.run_study"]
-    stops += ["_lab.cli.study_commands.estimate"]
     with contextlib.ExitStack() as stack:
         for stop in stops:
             stack.enter_context(mock.patch(f"fedaudit{stop}", side_effect=BadInput("far enough")))

@@ -16,7 +16,6 @@ from torch import nn
 import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, make_attack
 from fedaudit.attacks.vertical.cafe import layer_inputs, membership, output_gradients
-from fedaudit.cli.announce import audit_in_words
 from fedaudit.evaluation.vertical import area, area_interval
 from fedaudit.models import VerticalModel, build_vertical
 from fedaudit.models.vertical import parts_of, share_of
@@ -312,8 +311,3 @@ def test_a_party_network_comes_from_the_models_that_there_are() -> None:
     )
     assert made(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     assert made.parties[0].fc1.in_features == 16 * 4 * 4  # type: ignore[union-attr]
-
-
-def test_what_will_run_is_said_without_updates():
-    written = {"federations": [{"name": "f", "algorithm": "vertical", "rounds": 3}], "attacks": ["cafe"]}
-    assert "3 rounds, with 1 attack (cafe)" in audit_in_words(written)

@@ -11,7 +11,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedaudit.cli.announce import announce
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.check_model import check_model
 from fedaudit.cli.commands import add_commands
@@ -88,7 +87,6 @@ def rank(
 ) -> None:
     """Predict without an attack whether a network's gradient reveals its input: unknowns and equations by layer."""
     check_data_dir(data_dir)
-    announce(f"rank analysis of {scenario or 'the default model'}")
     from fedaudit.pipeline.rank import for_programs, load, rank_of, show
 
     analysis = rank_of(load(scenario, settings or [], seed), data_dir=data_dir)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.announce import announce, attack_in_words, audit_in_words, simulation_in_words
 from fedaudit.cli.flower import App, AppAttacks, Nodes, RunConfig, audit_app, check_alone
 from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, Write, exit_code, formats_of, limits_of
 from fedaudit.cli.options import (
@@ -69,7 +68,7 @@ def audit(
     std: Std = None,
 ) -> None:
     """Simulate a federation or run a Flower app, attack what the adversary sees, and write a report."""
-    from fedaudit.scenario.yaml import parse_setting, read_scenario
+    from fedaudit.scenario.yaml import parse_setting
 
     formats = formats_of(write)
     check_alone(
@@ -100,9 +99,7 @@ def audit(
         _conclude(audited, out / "report.html")
         return
     settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
-    written = read_scenario(scenario, settings, seed)
-    announce(audit_in_words(written, what_if=what_if), number_of_workers(workers))
-    from fedaudit.scenario.scenario import load_scenario  # it imports torch, which takes seconds
+    from fedaudit.scenario.scenario import load_scenario
 
     loaded = load_scenario(scenario, settings, seed)
     if what_if:
@@ -150,9 +147,6 @@ def simulate(
     workers: Workers = None,
 ) -> None:
     """Simulate federations and write transcripts; the ground truth goes to a separate file."""
-    from fedaudit.scenario.yaml import read_scenario
-
-    announce(simulation_in_words(read_scenario(scenario, settings, seed), federation), number_of_workers(workers))
     from fedaudit import api
     from fedaudit.pipeline.transcripts import simulate_all
     from fedaudit.scenario.scenario import load_scenario
@@ -242,7 +236,6 @@ def attack(
     }
     dotted = [text for text in settings or [] if parse_setting(text)[0].split(".")[0] in asked]
     short = [text for text in settings or [] if text not in dotted]
-    announce(attack_in_words(transcript, _with_settings(asked, dotted)["attacks"]), number_of_workers(workers))
     from fedaudit import api
     from fedaudit.pipeline.offline import truth_beside
     from fedaudit.pipeline.recordings import own_module

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.announce import announce
 from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
 
 ALARM = 1  # as where an audit's limit is exceeded
@@ -30,7 +29,6 @@ def check_model(
 ) -> None:
     """Inspect a received model for manipulations before training on it; exit code 1 where a check raises an alarm."""
     check_data_dir(data_dir)
-    announce(f"checks of the received model {received}")
     from fedaudit.pipeline.received import check_file
     from fedaudit.scenario.scenario import load_scenario
 

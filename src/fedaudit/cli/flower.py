@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.announce import announce
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ def audit_app(
     Raises:
         BadInput: Flower isn't installed, or something can't be used.
     """
-    announce(f"running the Flower app '{app}', then attacking what its clients sent", workers)
     from fedaudit.adapters import flower
 
     return flower.audit_flower(

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.announce import announce
 from fedaudit.cli.options import DataDir, check_data_dir, check_folder
 from fedaudit.utils.errors import BadInput
 
@@ -34,7 +33,6 @@ def train_generator(
     if not out.name:
         raise BadInput("--out is empty; give a file, for example generator.safetensors")
     check_folder(out.parent)
-    announce(f"training a generator ({objective}) on {data}: {steps:,} steps of {batch_size}")
     from fedaudit.data import load_dataset
     from fedaudit.pipeline.train_generator import TrainingPlan, plan_for, write_samples
     from fedaudit.pipeline.train_generator import train_generator as train

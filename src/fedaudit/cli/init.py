@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -25,13 +24,11 @@ from fedaudit.cli.starter import (
     usual_model,
 )
 from fedaudit.utils.errors import BadInput, unknown_name
-from fedaudit.utils.progress import about, tell
+from fedaudit.utils.progress import tell
 
 if TYPE_CHECKING:
     from fedaudit.data import Dataset
-    from fedaudit.pipeline.prepare import ResolvedScenario
 
-LONGEST = 90.0  # seconds that the audit may take by the estimate, so that it ends within two minutes
 _DATA_OF_FILES = "any other data set needs --data-dir: fedaudit list datasets"
 
 
@@ -58,7 +55,7 @@ def init(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use defaults where no flag is given.")] = False,
 ) -> None:
-    """Write a commented scenario that runs within two minutes; asks for what no flag gives."""
+    """Write a commented scenario that runs within minutes; asks for what no flag gives."""
     _check_file(file)
     check_data_dir(data_dir)
     choice = Choice(
@@ -88,14 +85,15 @@ def init(
     if left and not yes and not _on_terminal():
         told = ", ".join(f"--{name} {getattr(choice, name)}" for name in left)
         tell(f"no terminal to ask on: took {told}")
-    text, seconds = _fitting(choice, dataset, data_dir)
+    text = scenario_text(choice, dataset)
+    _check(text, data_dir)
     _write(file, text)
     who = ADVERSARIES[choice.adversary].split(",")[0]
     count = f"{choice.clients} client{'' if choice.clients == 1 else 's'}"
     print(f"wrote {file}: {choice.data}, {choice.model}, {choice.algorithm}, {count}, {who}")
     words = ["fedaudit", "audit", str(file), "--out", f"{file.stem}-audit"]
     words += [] if data_dir is None else ["--data-dir", str(data_dir)]
-    print(f"next, about {about(seconds)} on an idle machine: {shlex.join(words)}")
+    print(f"next: {shlex.join(words)}")
 
 
 def _check_file(file: Path) -> None:
@@ -167,35 +165,10 @@ def _number(title: str, usual: int) -> int:
         tell(f"give a number from 1 to {MOST_CLIENTS}")
 
 
-def _fitting(choice: Choice, dataset: Dataset, data_dir: Path | None) -> tuple[str, float]:
-    """Return a scenario that was loaded and checked, and about how many seconds its audit takes.
-
-    Where that is too long, attacks get fewer iterations, or the federation fewer rounds.
-
-    Raises:
-        BadInput: the choice doesn't fit together.
-    """
-    from fedaudit.pipeline.estimate import audit_seconds
-
-    workers, effort = os.cpu_count() or 1, 1.0
-    for _ in range(3):
-        text = scenario_text(choice, dataset, effort=effort)
-        seconds = audit_seconds(_resolved(text, data_dir), workers=workers, alone=True)
-        if seconds <= LONGEST:
-            break
-        lower = effort * 0.8 * LONGEST / seconds
-        shorter = scenario_text(choice, dataset, effort=lower)
-        if shorter == text:
-            break
-        effort = lower
-    if effort < 1:
-        tell(f"lowered to {effort:.0%} of the usual iterations or rounds, so that it ends in about {about(seconds)}")
-    return text, seconds
-
-
-def _resolved(text: str, data_dir: Path | None) -> ResolvedScenario:
+def _check(text: str, data_dir: Path | None) -> None:
+    """Raise BadInput where the choice doesn't fit together: all of its parts are made, as before an audit."""
     from fedaudit.pipeline.prepare import resolve
     from fedaudit.scenario.scenario import scenario_from
     from fedaudit.utils import plain_yaml
 
-    return resolve(scenario_from(plain_yaml.loads(text, "the scenario"), where="the scenario"), data_dir=data_dir)
+    resolve(scenario_from(plain_yaml.loads(text, "the scenario"), where="the scenario"), data_dir=data_dir)

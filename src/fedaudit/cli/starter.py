@@ -24,6 +24,7 @@ _A_ROUND = 10  # clients that take part in a round, at most
 _ATTACKED = 4  # updates
 _RECORDS = 200
 _SMALL = ("mlp", "logistic", "linear")  # models that train in moments
+_QUICK = (*_SMALL, "convnet-small", "lenet", "strided-cnn")  # that can be attacked in minutes
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,12 @@ def question_of(choice: Choice, dataset: Dataset) -> str:
     return "attribute" if dataset.task == "regression" and dataset.attributes else "members"
 
 
-def scenario_text(choice: Choice, dataset: Dataset, *, effort: float = 1.0) -> str:
+def scenario_text(choice: Choice, dataset: Dataset) -> str:
     """Return a commented scenario.
 
     Args:
         choice: complete.
         dataset: of that name.
-        effort: iterations of attacks on images, or else rounds, as a share of the usual ones.
     """
     question = question_of(choice, dataset)
     split = "test" if question in ("inversion", "words") else "train"
@@ -133,7 +133,7 @@ def scenario_text(choice: Choice, dataset: Dataset, *, effort: float = 1.0) -> s
         raise BadInput(
             f"--clients is {clients}, and the {split} split of {choice.data} has {held} examples; give fewer"
         )
-    federation = _federation(choice, dataset, question, held, effort)
+    federation = _federation(choice, dataset, question, held)
     asks = {
         "inversion": "rebuild training images from what clients send",
         "words": "read training text in what clients send",
@@ -168,7 +168,7 @@ def scenario_text(choice: Choice, dataset: Dataset, *, effort: float = 1.0) -> s
         *_lines(_threat(choice, dataset, question, federation), _ABOUT_THREAT),
         "",
         "attacks:                      # fedaudit list attacks; without this list those that fit are run",
-        *_attacks(choice, dataset, question, effort),
+        *_attacks(choice, dataset, question),
         "",
         "evaluation:",
         *_lines(_evaluation(question, federation), _ABOUT_EVALUATION),
@@ -257,7 +257,7 @@ def _model(choice: Choice, question: str) -> dict[str, Any]:
     return values
 
 
-def _federation(choice: Choice, dataset: Dataset, question: str, held: int, effort: float) -> dict[str, Any]:
+def _federation(choice: Choice, dataset: Dataset, question: str, held: int) -> dict[str, Any]:
     clients, sends_gradients = choice.clients or 1, choice.algorithm == "fedsgd"
     known = dict(choice.known)
     values: dict[str, Any] = {"name": choice.algorithm, "algorithm": choice.algorithm, "clients": clients}
@@ -277,7 +277,7 @@ def _federation(choice: Choice, dataset: Dataset, question: str, held: int, effo
         if question == "drawing":
             usual = 40 if max(dataset.input_shape) <= 16 else 25
         values |= {
-            "rounds": max(4, round(effort * usual * (2 if sends_gradients else 1))),
+            "rounds": usual * (2 if sends_gradients else 1),
             "examples": max(clients, min(most, clients * (200 if question == "drawing" else 60))),
             "batch_size": 8 if question == "drawing" else 10,
         }
@@ -325,9 +325,10 @@ def _hidden(dataset: Dataset) -> str:
     return next(iter(dataset.attributes), "")
 
 
-def _attacks(choice: Choice, dataset: Dataset, question: str, effort: float) -> list[str]:
+def _attacks(choice: Choice, dataset: Dataset, question: str) -> list[str]:
     if question == "inversion":
-        iterations = max(20, int(effort * (600 if choice.algorithm == "fedsgd" else 300)))
+        usual = 600 if choice.model in _QUICK else 100
+        iterations = usual if choice.algorithm == "fedsgd" else usual // 2
         return [f"  - {{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic")]
     if question == "words":
         return ["  - dager", "  - which-tokens"]

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.announce import announce
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
 from fedaudit.cli.own import (
     BatchNorm,
@@ -49,7 +48,6 @@ def verify(
     workers: Workers = None,
 ) -> None:
     """Recompute an audit's numbers from its saved findings, and show differences; exit 2 if there are any."""
-    announce(f"verification of {folder}: its numbers, derived again from its findings", number_of_workers(workers))
     task, chosen = task_of(mean, std, input_shape, batch_norm, task_file), rounds_of(rounds)
     check_data_dir(data_dir)
     from fedaudit.pipeline.recordings import own_module

@@ -19,7 +19,6 @@ from fedaudit.attacks import Attack, Finding, ImageFinding, make_attack
 from fedaudit.modalities import ExampleKind
 from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.choice import choose_for
-from fedaudit.pipeline.estimate import say_how_long, trials_seconds
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recordings import check_replay, recorded_truth, with_truth
@@ -198,7 +197,6 @@ def attack_transcript(
     if adversary.together > 1 and not _sums(transcript):
         seen, members = _summed(transcript, adversary.together)
     planned = plan([seen], attacks, adversary, seed=seed, device=device)
-    say_how_long(display, lambda: trials_seconds(planned, workers=workers), store)
     found = Findings(
         transcript=transcript,
         seen=seen,

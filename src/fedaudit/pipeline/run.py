@@ -23,7 +23,6 @@ from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
 from fedaudit.pipeline.describe import federation_record
-from fedaudit.pipeline.estimate import audit_seconds, say_how_long
 from fedaudit.pipeline.hardly_trained import without_leaks, without_verdicts
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
@@ -159,7 +158,6 @@ def run_audit(
     started = time.time()
     display = display or Quiet()
     resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display)
-    say_how_long(display, lambda: audit_seconds(resolved, workers=workers), store)
     recordings = record(resolved, workers=workers, store=store if checkpoints else None, display=display)
     attacked = [r for r in recordings if resolved.scenario.attacked(r.transcript.name)]
     check_public_examples(attacked, resolved.attacks)

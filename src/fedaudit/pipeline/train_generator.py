@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +18,6 @@ from fedaudit.data import Dataset
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.modalities.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
-from fedaudit.pipeline.estimate import Enough, Pace, say_how_long
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.fingerprint import computation
@@ -34,7 +31,6 @@ TrainingObjective = Literal["gan", "autoencoder"]
 _AVERAGE = 0.995  # of the generator's weights over the steps of adversarial training
 _CODE_NOISE = 0.3  # standard deviation, of codes of standard deviation 1: neighbouring codes give similar images
 _KEEP_EVERY = 200  # steps
-_TRIED = 0.5  # seconds of it, by which it is said beforehand how long it takes
 _MADE = ("image",)  # kinds of examples
 
 
@@ -137,8 +133,6 @@ def train_generator(
     display = display or Quiet()
     if run.done:
         display.say(f"resuming: {run.done} of {plan.steps} steps kept in {resume}")
-    else:
-        say_how_long(display, lambda: _seconds(_Run(spec, plan, images, key)))
     report = display.stage(f"training a generator ({plan.objective})", plan.steps)
     while run.done < plan.steps:
         run.step()
@@ -158,16 +152,6 @@ def train_generator(
     trained.save(out)
     resume.unlink(missing_ok=True)
     return trained
-
-
-def _seconds(run: _Run) -> float:
-    """Return about how long the training takes, by a moment of one that is thrown away."""
-    pace = Pace(time.process_time, _TRIED)
-    with suppress(Enough):
-        while run.done < run.plan.steps:
-            run.step()
-            pace(run.done)
-    return pace.seconds(run.plan.steps)
 
 
 def _same(out: Path, key: str) -> TrainedGenerator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from fedaudit.pipeline.estimate import say_how_long, simulation_seconds
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario
@@ -39,7 +38,6 @@ def simulate_all(
     check_folder(out)
     partial = out.with_name(out.name + ".partial")
     resolved = resolve(scenario, data_dir=data_dir, display=display)
-    say_how_long(display, lambda: simulation_seconds(resolved, workers=workers))
     recordings = record(resolved, workers=workers, store=partial, display=display)
     for recording in recordings:
         folder = partial / recording.transcript.name

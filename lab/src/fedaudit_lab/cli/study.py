@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.announce import announce
 from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
 from fedaudit.utils.errors import FedAuditError
 
@@ -63,19 +62,12 @@ def study_run(
     keep_old: Annotated[
         bool, typer.Option("--keep-old", help="Keep such trials; the result says which they are.")
     ] = False,
-    estimated: Annotated[
-        bool,
-        typer.Option(
-            "--estimate/--no-estimate", help="Try a little of each trial first, to say how long the study takes."
-        ),
-    ] = True,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to run on.", show_default=False)] = None,
     ray_cpus: Annotated[float, typer.Option(min=0, help="Cores per trial on Ray.")] = 1,
     ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs per trial on Ray.")] = 0,
 ) -> None:
     """Run or resume a study; finished trials in the folder aren't rerun."""
     check_data_dir(data_dir)
-    announce(f"study {name} at scale {scale}", number_of_workers(workers) if ray is None else None)
     from fedaudit_lab.cli.study_commands import run
 
     failed = run(
@@ -88,7 +80,6 @@ def study_run(
         data_dir=data_dir,
         again=again,
         keep_old=keep_old,
-        estimated=estimated,
         ray_address=ray,
         ray_resources=(ray_cpus, ray_gpus),
     )

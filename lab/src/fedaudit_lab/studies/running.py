@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 import traceback
@@ -20,7 +19,7 @@ from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.pipeline.pretraining import training_once
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.results import AuditResult
-from fedaudit.scenario.scenario import Scenario, apply_override, scenario_from
+from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
 from fedaudit.utils import plain_yaml
@@ -37,9 +36,6 @@ from fedaudit_lab.studies.spec import IMAGE_METRICS, SUCCESS_DB, StudySpec, Stud
 from fedaudit_lab.studies.store import Store
 
 _METRICS = (*(name for name in IMAGE_METRICS if name != "success"), "rank")
-_MOST_PROBED = 24
-_LONG_ENOUGH = 60.0  # seconds of probing
-_PROBES = (20, 60)  # iterations: enough for the engine that a long run would have
 
 
 @dataclass(frozen=True)
@@ -258,60 +254,6 @@ def _without_controls(scenario: Scenario) -> Scenario:
     """Return the scenario without positive controls: a study compares numbers, and its grid has its own controls."""
     evaluation = scenario.evaluation.model_copy(update={"controls": False})
     return scenario.model_copy(update={"evaluation": evaluation})
-
-
-def estimate(
-    trials: Sequence[StudyTrial], store: Store, *, data_dir: Path | None, workers: int, display: Display
-) -> float:
-    """Return about how many seconds the trials that aren't done will take.
-
-    Combinations of levels (all, two dozen of many, or what a minute is enough for) are run twice with a few
-    iterations here; the others are taken to last as long on average. What was measured before is taken as it is.
-
-    Raises:
-        BadInput: the data aren't there, or a scenario can't be run.
-    """
-    rows = {row.key: row for row in store.rows()}
-    todo = [t for t in trials if rows[t.key].status != "done"]
-    known = {tuple(r.point.items()): r.seconds for r in rows.values() if r.seconds is not None}
-    cells = {tuple(t.point.items()): t for t in todo}
-    unknown = {point: trial for point, trial in cells.items() if point not in known}
-    probed = list(unknown.items())[:: math.ceil(len(unknown) / _MOST_PROBED) or 1]
-    report = display.stage("estimating the time", len(probed))
-    began = time.perf_counter()
-    for done, (point, trial) in enumerate(probed):
-        known[point] = _probe(trial.scenario, data_dir)
-        report(done + 1)
-        if time.perf_counter() - began > _LONG_ENOUGH:
-            report(len(probed))
-            probed = probed[: done + 1]
-            break
-    typical = sum(known[point] or 0.0 for point, _ in probed) / max(1, len(probed))
-    total = sum(known.get(tuple(t.point.items()), typical) or 0.0 for t in todo)
-    return total / min(workers, max(1, len(todo)))
-
-
-def _probe(scenario: Scenario, data_dir: Path | None) -> float:
-    """Return about how long a trial of ``scenario`` takes: what surrounds the attack, and the attack at its pace."""
-    attack = scenario.attacks[0]
-    settings = make_attack(attack.name, attack.settings()).settings()
-    counts = {name: value for name, value in settings.items() if name.endswith("iterations")}
-    longest = max(counts.values(), default=1)
-    parts = sorted({min(1.0, few / longest) for few in _PROBES}) if counts else [1.0]
-    around, attacks = [], []
-    for part in parts:
-        values = scenario.model_dump(mode="json")
-        for name, value in counts.items():
-            values = apply_override(values, f"attacks.0.{name}={max(1, round(part * value))}")
-        began = time.perf_counter()
-        with one_thread():
-            findings = run_audit(_without_controls(scenario_from(values)), data_dir=data_dir).result.findings
-        attacks.append(sum(f.timing.seconds for f in findings if f.timing))
-        around.append(time.perf_counter() - began - attacks[-1])
-    if len(parts) == 1:
-        return around[0] + attacks[0] / parts[0]
-    pace = max(0.0, attacks[1] - attacks[0]) / (parts[1] - parts[0])
-    return min(around) + attacks[0] + pace * (1 - parts[0])
 
 
 def _since(accepted: Sequence[float | None], start: int) -> float | None:

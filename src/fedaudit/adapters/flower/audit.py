@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from fedaudit import api
-from fedaudit.adapters.flower.app_file import NODES
 from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded, run_app
 from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, num_examples, state_in
 from fedaudit.capture.capture import Capture
@@ -30,7 +30,7 @@ from fedaudit.transcript.transcript import INDEX
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.machine import import_torchvision, one_thread
-from fedaudit.utils.progress import about, live_display
+from fedaudit.utils.progress import Report, live_display
 
 if TYPE_CHECKING:
     from fedaudit.pipeline.run import Audit
@@ -83,30 +83,33 @@ def audit_flower(
     check_folder(folder)
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
-    with loaded(app) as found, _sent_by_value(found), live_display(progress) as display:
-        started = time.perf_counter()
-        _make_room(folder / RECORDING, overwrite=overwrite)
-        named: dict[str, Any] = {
-            "mean": None if mean is None else tuple(mean),
-            "std": None if std is None else tuple(std),
-        }
-        with Recorder(folder / RECORDING, name=found.name, **named) as recorder:
-            fused, number = {**found.config, **dict(config or {})}, nodes or found.nodes or NODES
-            watcher = _Watcher(recorder, lambda seconds: display.say(_how_long(seconds, number, fused, rounds)))
-            try:
-                with one_thread():  # as the replay, so that it can give the same bits
-                    _seed(seed)
-                    run = run_app(found, nodes=nodes, config=config, rounds=rounds, watch=watcher)
-            finally:
-                if not watcher.updates:  # nothing to keep
-                    shutil.rmtree(folder / RECORDING, ignore_errors=True)
-        for note in watcher.notes:
-            display.say(f"note: {note}")
-        module = _module(watcher, run, folder / RECORDING)
-        display.say(
-            f"{watcher.updates} updates in {run.rounds} round(s) recorded in {folder / RECORDING} "
-            f"({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
-        )
+    with loaded(app) as found, _sent_by_value(found):
+        with live_display(progress) as display:
+            started = time.perf_counter()
+            _make_room(folder / RECORDING, overwrite=overwrite)
+            named: dict[str, Any] = {
+                "mean": None if mean is None else tuple(mean),
+                "std": None if std is None else tuple(std),
+            }
+            with Recorder(folder / RECORDING, name=found.name, **named) as recorder:
+                planned = rounds or {**found.config, **dict(config or {})}.get("num-server-rounds")
+                total = float(planned) if isinstance(planned, int) and planned > 0 else math.inf
+                report = display.stage(f"the Flower app {found.name}", total)
+                watcher = _Watcher(recorder, report)
+                try:
+                    with one_thread():  # as the replay, so that it can give the same bits
+                        _seed(seed)
+                        run = run_app(found, nodes=nodes, config=config, rounds=rounds, watch=watcher)
+                finally:
+                    if not watcher.updates:  # nothing to keep
+                        shutil.rmtree(folder / RECORDING, ignore_errors=True)
+            for note in watcher.notes:
+                display.say(f"note: {note}")
+            module = _module(watcher, run, folder / RECORDING)
+            display.say(
+                f"{watcher.updates} updates in {run.rounds} round(s) recorded in {folder / RECORDING} "
+                f"({time.perf_counter() - started:.0f} s; client errors: {len(run.failures)})"
+            )
         asked: dict[str, Any] = {
             "threat": threat,
             "seed": seed,
@@ -131,12 +134,11 @@ def audit_flower(
 class _Watcher:
     """Watches every client's training and records it."""
 
-    def __init__(self, recorder: Recorder, timed: Callable[[float], None]) -> None:
+    def __init__(self, recorder: Recorder, report: Report) -> None:
         self.module: nn.Module | None = None
         self.updates = 0
         self.notes: list[str] = []
-        self._asked = False
-        self._recorder, self._timed = recorder, timed
+        self._recorder, self._report = recorder, report
         self._round: int | None = None
         self._weights: dict[str, Tensor] = {}
 
@@ -144,12 +146,9 @@ class _Watcher:
         if not is_training(message):
             return call(message, context)
         sent = copy.deepcopy(message.content)  # the client may change what it is given
-        began, first = time.perf_counter(), not self._asked
-        self._asked = True
+        self._report(index)
         with Capture() as seen:
             reply = call(message, context)
-        if first:
-            self._timed(time.perf_counter() - began)
         if not reply.has_error():
             try:
                 self._record(index, context.node_id, sent, seen, reply.content)
@@ -181,17 +180,6 @@ class _Watcher:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def _how_long(seconds: float, nodes: int, config: Mapping[str, Any], rounds: int | None) -> str:
-    """Return about how long the app takes, by the time of its first client, and its config as Flower's apps name it."""
-    shares = (config.get(name) for name in ("fraction-train", "fraction-fit"))
-    share = next((s for s in shares if isinstance(s, int | float) and 0 < s <= 1), 1.0)
-    a_round = seconds * max(1.0, share * nodes)
-    if rounds is None and isinstance(told := config.get("num-server-rounds"), int) and told > 0:
-        rounds = told
-    takes = f"{about(a_round)} a round" if rounds is None else about(a_round * rounds)
-    return f"the app will take about {takes}, judging by its first client; then come the attacks …"
 
 
 def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
