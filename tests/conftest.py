@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer.main
 from hypothesis import settings
 
 from fedaudit.cli import main
@@ -24,7 +26,8 @@ from tests.no_network import forbidden
 pytest.register_assert_rewrite("tests.data.data_cases", "tests.attacks.membership_cases", "tests.models.model_cases")
 
 # Shared machines stall now and then: no deadlines. In CI the same examples every time, elsewhere new ones.
-settings.register_profile("steady", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile("steady", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=200)  # of `make test-all`
 settings.load_profile("steady")
 
 SCENARIO = """\
@@ -62,6 +65,11 @@ class Outcome:
 Command = Callable[..., Outcome]
 
 
+def core(names: Iterable[str], *quick: str) -> list[Any]:
+    """Return parameters: those that are quick belong to the core, the others are slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def refused(outcome: Outcome, fragment: str) -> None:
     assert outcome.code == 2, outcome
     assert outcome.out == ""
@@ -86,6 +94,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_command_tree() -> Iterator[None]:
+    """Build the command line once, not for every command that a test runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

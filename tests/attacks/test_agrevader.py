@@ -111,6 +111,7 @@ def test_what_the_federation_repairs_is_a_member():
     assert found.members.tolist() == [True, True, False, False]
 
 
+@pytest.mark.slow
 def test_pushing_is_found_out_by_an_audit_and_colluders_share_notes(tmp_path):
     finished = run_audit(pushing(40, {"start": 10, "clients": 2}, examples=80))
     (finding,) = finished.result.findings

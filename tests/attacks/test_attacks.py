@@ -210,15 +210,6 @@ def test_dlg_refuses_a_loss_that_takes_no_soft_labels():
         make_attack("dlg").check(observe(only.transcript, made.threat).split()[0])
 
 
-@pytest.mark.parametrize("name", INVERSIONS)
-def test_the_same_observation_and_seed_give_the_same_finding(name):
-    seen = observation()
-    a, b, c = (run(name, seen, iterations=8, start=generator(s, "x")) for s in (0, 0, 1))
-    assert a.images.equal(b.images)
-    assert a.objective == b.objective
-    assert not a.images.equal(c.images)
-
-
 def test_of_several_restarts_the_one_of_least_objective_is_kept():
     seen = observation()
     start = generator(0, "restarts")

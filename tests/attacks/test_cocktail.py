@@ -78,6 +78,7 @@ def told_apart(count: int, seed: int) -> float:
     return min(float(alike.max(dim=dim).values.mean()) for dim in (0, 1))
 
 
+@pytest.mark.slow
 def test_mixed_images_are_told_apart_whatever_the_mixture():
     """All but a few: images that happen to depend on each other have no independent components."""
     found = torch.tensor([told_apart(count, seed) for count in range(1, 9) for seed in range(6)])
@@ -94,12 +95,14 @@ def test_where_a_relu_follows_the_batch_is_exact_and_certified():
     assert sorted(found.labels.tolist()) == sorted(photos()[1][:24].tolist())
 
 
+@pytest.mark.slow
 def test_sources_that_are_left_are_told_apart_again_among_themselves():
     found = cocktail(gradient(64, 265, nn.ReLU())[0], rounds=1)
     assert found.certified is not None
     assert bool(found.certified.all())
 
 
+@pytest.mark.slow
 def test_batches_that_spear_does_not_find_come_out():
     seen, images = gradient(48, 160, nn.ReLU())
     spear = make_attack("spear", {"rounds": 10})(seen, generator=generator(0))

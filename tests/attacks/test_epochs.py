@@ -54,6 +54,7 @@ def test_over_several_epochs_a_method_keeps_its_settings(name):
     assert {k: several[k] for k in alone} == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "method"), [("agic-epochs", "agic"), ("dlg-adam-epochs", "dlg-adam")])
 def test_a_name_of_its_own_is_the_composition(name, method):
     client, _ = seen(EPOCHS)
@@ -74,7 +75,10 @@ def test_a_name_of_its_own_is_the_composition(name, method):
 
 @pytest.mark.parametrize(
     ("method", "batch"),
-    [("cpl", 1), ("idlg", 1), ("geng", 3), ("gradinversion", 3), ("agic-plus", 3), ("invg", 1)],
+    [
+        *[pytest.param(*slow, marks=pytest.mark.slow) for slow in (("cpl", 1), ("idlg", 1), ("geng", 3))],
+        *[("gradinversion", 3), ("agic-plus", 3), ("invg", 1)],
+    ],
 )
 def test_any_method_that_optimises_images_goes_over_epochs(method, batch):
     client, _ = seen({**EPOCHS, "batch_size": batch, "rounds": 6 // batch})
@@ -104,6 +108,7 @@ def test_what_cannot_be_composed_is_refused_in_one_line(method, reason):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_restarts_keep_the_joint_run_of_least_objective():
     client, _ = seen({**EPOCHS, "examples": 2, "batch_size": 2, "rounds": 2})
     start = generator(0, "restarts")
@@ -199,6 +204,7 @@ def test_matched_updates_are_counted_in_the_result():
     assert all(image.uses == 2 and len(image.rounds) == 2 for image in finding.images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_ties_are_judged_by_what_was_tied(batch, monkeypatch):
     """A reconstruction that is cut short is like no example: it says nothing of the ties."""
@@ -253,6 +259,7 @@ def test_a_fedavg_update_that_is_an_epoch_needs_no_matching():
     assert run(client, pre_iterations=1).images.equal(found.images)
 
 
+@pytest.mark.slow
 def test_three_epochs():
     client, _ = seen({**EPOCHS, "examples": 2, "rounds": 6})
     found = run(client, epochs=3)

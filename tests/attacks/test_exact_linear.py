@@ -161,7 +161,7 @@ def test_what_it_refuses() -> None:
 
 
 @pytest.mark.parametrize("name", ["vit", "vit-plain"])
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("shape", [(1, 28, 28), pytest.param((3, 32, 32), marks=pytest.mark.slow)])
 def test_one_image_comes_out_of_a_vision_transformer(name: str, shape: tuple[int, ...]) -> None:
     image = torch.rand(1, *shape, generator=generator(1))
     model = build_model(name, input_shape=shape, outputs=CLASSES)

@@ -263,6 +263,7 @@ def test_real_threes_pass_for_threes_and_noise_and_sevens_do_not() -> None:
     assert baseline <= 0.2
 
 
+@pytest.mark.slow
 def test_grey_threes_are_closest_to_the_class_and_decide_nothing() -> None:
     made = scenario(QUICK)
     transcript, truth = simulated(made)
@@ -358,6 +359,7 @@ def test_who_was_accepted_is_told_round_by_round() -> None:
         assert 3 * h + m == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_the_page_and_the_comparison_know_other_leaks_than_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

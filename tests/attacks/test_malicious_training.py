@@ -61,6 +61,7 @@ def test_it_isn_t_where_the_federation_reached_what_was_asked_of_it() -> None:
     assert not finding.notes
 
 
+@pytest.mark.slow
 def test_images_that_anybody_would_recognise_are_no_leak_of_a_federation_that_knows_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

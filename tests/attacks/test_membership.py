@@ -279,6 +279,7 @@ def test_the_report_draws_the_curve_and_limits_hold(command: Command, tmp_path: 
     assert "60 records with their labels" in page
 
 
+@pytest.mark.slow
 def test_a_recorded_transcript_can_be_attacked(command: Command, tmp_path: Path):
     path = tmp_path / "s.yaml"
     path.write_text(scenario(PUBLIC, rounds=30, examples=60).to_yaml())

@@ -240,6 +240,7 @@ def test_the_seed_of_least_distance_is_kept(seed, seen):
     assert found.images.equal(singles[distances.index(min(distances))].images)
 
 
+@pytest.mark.slow
 def test_seeds_are_pulled_to_their_mean(seen):
     """With next to nothing but the pull, two seeds meet half way between their first images."""
     settings = {"iterations": 200, "group": 2, "consistency": 1e6, "register_every": 1, "clamp": False}

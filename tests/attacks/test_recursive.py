@@ -129,6 +129,7 @@ def test_of_a_linear_layer_it_is_the_quotient_of_the_gradients():
     torch.testing.assert_close(found.images, only.truth.inputs[0, 0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_leaky_cnn_gives_away_a_photograph():
     made, only = recorded(data={"name": "photos", "image_size": 16}, model={"name": "leaky-cnn"})
     assert psnr(run_attack(made, only), only) > 80

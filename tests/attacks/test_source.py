@@ -189,6 +189,7 @@ def test_a_finding_survives_the_disk(tmp_path):
 # The test ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=6))
 def test_what_the_labels_explain_is_the_mean_over_all_deals(records):
     named, owners, strata = (torch.tensor(column) for column in zip(*records, strict=True))
@@ -240,6 +241,7 @@ def planted(right: float, seed: int = 0, sizes: tuple[int, ...] = (20, 20, 20)) 
     return found, dataclasses.replace(seen, records=records), dataclasses.replace(truth, owners=owners, matched=matched)
 
 
+@pytest.mark.slow
 def test_who_knows_nothing_has_uniform_p_values():
     ps = [result(*planted(0.0, seed, (40, 15, 5))).p_value for seed in range(70)]
     assert stats.kstest(ps, "uniform").pvalue > _LEVEL
@@ -336,6 +338,7 @@ def test_where_labels_differ_the_report_says_what_they_explain(tmp_path):
     assert "which client a record comes from" in page
 
 
+@pytest.mark.slow
 def test_the_control_is_clients_that_learnt_their_own_by_heart():
     frozen = scenario(learning_rate=1e-9, local_epochs=1, records=30)
     (control,) = run_audit(frozen).result.controls

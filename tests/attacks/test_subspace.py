@@ -197,6 +197,7 @@ def attacked(observed: Observation, iterations: int, weight: float, start: int =
     return images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 1])
 def test_the_attack_comes_closer_with_as_many_iterations(start):
     true, observed = update_of("digits", 16)
@@ -221,10 +222,12 @@ def test_a_defence_that_leaves_no_subspace_leaves_the_rest_of_the_attack(name):
 @pytest.mark.parametrize(
     ("settings", "plain"),
     [
-        ({"iterations": 60}, 18),  # two starts of 18
+        pytest.param({"iterations": 60}, 18, marks=pytest.mark.slow),  # two starts of 18
         ({"iterations": 60, "moving": 0.0}, 0),  # one descent
         ({"iterations": 60, "starts": 1}, 18),  # whoever wants one start has one
-        ({"iterations": 60, "starts": 3, "start_iterations": 10}, 2 * 10),  # the first and the third
+        pytest.param(
+            {"iterations": 60, "starts": 3, "start_iterations": 10}, 2 * 10, marks=pytest.mark.slow
+        ),  # the first and the third
     ],
 )
 def test_where_it_may_lead_astray_every_other_start_goes_without_it(monkeypatch, settings, plain):

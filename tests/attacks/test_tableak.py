@@ -163,11 +163,13 @@ def test_rows_of_a_gradient_come_out_with_their_labels_inferred() -> None:
     assert found.confidence.shape == (2, 30)
 
 
+@pytest.mark.slow
 def test_a_batch_is_the_same_as_one_restart_after_another() -> None:
     together, apart = (attacked(attack={"batched": b, "iterations": 40})[0] for b in (True, False))
     assert torch.allclose(together.rows, apart.rows, atol=0.05)
 
 
+@pytest.mark.slow
 def test_categories_and_targets_of_a_regression_come_out() -> None:
     found, result = attacked({"examples": 1, "batch_size": 1}, data="diabetes", threat={"knows_labels": True})
     assert found.label_source == "given"
@@ -181,6 +183,7 @@ def test_categories_and_targets_of_a_regression_come_out() -> None:
 FEDAVG: dict[str, Any] = {"algorithm": "fedavg", "examples": 2, "batch_size": 1, "learning_rate": 0.05}
 
 
+@pytest.mark.slow
 def test_fedavg_is_replayed_and_epochs_are_pooled() -> None:
     found, result = attacked({**FEDAVG, "local_epochs": 2})
     assert len(found.rows) == len(found.labels) == 2

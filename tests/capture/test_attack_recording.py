@@ -32,7 +32,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_recording_is_attacked_from_the_command_line(recorded: Path, app: None, command: Command) -> None:
-    words = "--model own_app:Net --rounds 0 --attack invg --set iterations=20 --set threat.knows_labels=false --out out"
+    words = "--model own_app:Net --rounds 0 --attack invg --set iterations=2 --set threat.knows_labels=false"
+    words += " --no-controls --workers 1 --out out"
     outcome = command("attack", recorded, *words.split())
     assert outcome.code in (0, None), outcome
     result = json.loads(Path("out/results.json").read_text())

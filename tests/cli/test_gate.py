@@ -33,17 +33,27 @@ def run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ("words", "code", "line"),
     [
         (("--fail-above", "psnr=10"), 1, "FAIL: PSNR at most 10 dB: "),
-        (("--fail-above", "psnr=99"), 0, "PASS: PSNR at most 99 dB: "),
+        pytest.param(("--fail-above", "psnr=99"), 0, "PASS: PSNR at most 99 dB: ", marks=pytest.mark.slow),
         (
             ("--fail-above", "membership_auc=0.6"),
             3,
             "NOT TESTED: membership auc at most 0.6; sgd: nothing that was run",
         ),
         (("--fail-on", "recovered"), 1, "FAIL: no verdict “recovered” or worse (recovered: invg on sgd)"),
-        (("--fail-on", "inferred"), 1, "FAIL: no verdict “inferred” or worse (recovered: invg on sgd)"),
+        pytest.param(
+            ("--fail-on", "inferred"),
+            1,
+            "FAIL: no verdict “inferred” or worse (recovered: invg on sgd)",
+            marks=pytest.mark.slow,
+        ),
         (("--fail-on", "recovered", "--set", NOISE), 0, "PASS: no verdict “recovered” or worse"),
         (("--fail-on", "recovered", "--set", NOISE, "--no-controls"), 3, "NOT TESTED: no verdict “recovered” or worse"),
-        (("--fail-above", "psnr=99", "--set", NOISE, "--no-controls"), 3, "NOT TESTED: PSNR at most 99 dB"),
+        pytest.param(
+            ("--fail-above", "psnr=99", "--set", NOISE, "--no-controls"),
+            3,
+            "NOT TESTED: PSNR at most 99 dB",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=[
         "above",

@@ -187,6 +187,7 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_audit_is_refused_and_made_room_in_only_where_wanted(
     command: Command, tmp_path: Path
 ) -> None:
@@ -278,6 +279,7 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_settings_are_written_alike_in_every_command(command: Command, transcript: Path, tmp_path: Path) -> None:
     attacks = ("--attack", "invg", "--attack", "agic", "--attack", "labels", "--no-controls", "--workers", "1")
     settings = {}
@@ -321,6 +323,7 @@ def test_a_setting_that_does_not_fit_a_transcript(
 # --- several federations ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_federations_are_simulated_into_a_folder_each(command: Command, tmp_path: Path) -> None:
     made, out = written(tmp_path / "s.yaml", TWO), tmp_path / "t"
     assert command("simulate", made, "--out", out).code == 0

@@ -168,6 +168,7 @@ def test_another_page_is_named(folder: Path, command: Command) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_seed_of_another_scenario_is_another_transcript(folder: Path, command: Command) -> None:
     rewritten(lambda v: v["scenario"].update(seed=7))(folder)
     lines = differing(command("verify", folder, "--workers", 1))
@@ -200,6 +201,7 @@ def test_without_findings_or_results_it_is_one_line(folder: Path, command: Comma
     assert "can't read" in outcome.err
 
 
+@pytest.mark.slow
 def test_an_attack_on_a_transcript_is_verified_with_it(command: Command, tmp_path: Path, recorded: Path) -> None:
     words = ["attack", recorded, "--attack", "invg", "--set", "iterations=3", "--workers", 1, "--out", tmp_path / "out"]
     assert command(*words).code == 0
@@ -210,6 +212,7 @@ def test_an_attack_on_a_transcript_is_verified_with_it(command: Command, tmp_pat
     assert differing(command("verify", tmp_path / "out", "--transcript", recorded, "--workers", 1))
 
 
+@pytest.mark.slow
 def test_an_attack_on_a_recording_is_verified_with_its_module(command: Command, tmp_path: Path) -> None:
     federation(tmp_path / "loop", mean=MEAN, std=STD)
     own = ["--model", "tests.capture.recording_cases:Net", "--rounds", "0"]

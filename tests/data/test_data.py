@@ -136,6 +136,7 @@ def test_tables_are_standardised_by_the_train_split(name: str, rows: int, width:
     one_line(error, "holds rows of a table", "leave image_size out")
 
 
+@pytest.mark.slow
 def test_importing_the_room_is_light() -> None:
     heavy = "{'skimage', 'sklearn', 'scipy', 'pyarrow', 'PIL', 'matplotlib'}"
     code = f"import sys, fedaudit.data; assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"

@@ -115,7 +115,7 @@ def reached(owners: dict[int, list[int]], clients: int) -> int:
 
 
 @given(labels=st.integers(1, 12), clients=st.integers(1, 12), data=st.data(), seed=st.integers(0, 2**31))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_owners_are_m_and_distinct_balanced_and_hang_together(
     labels: int, clients: int, data: st.DataObject, seed: int
 ) -> None:

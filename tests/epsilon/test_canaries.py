@@ -276,6 +276,7 @@ def test_noise_divided_once_too_often_breaks_the_promise(monkeypatch):
     assert "promise is broken" in result.summaries[0].headline
 
 
+@pytest.mark.slow
 def test_clipping_that_isnt_done_breaks_the_promise(monkeypatch):
     def unclipped(self, update, context, generator):
         noisy = {
@@ -300,6 +301,7 @@ def test_canaries_that_are_too_few_conclude_nothing_without_a_promise_either():
     assert summary.advice == ["use more canaries: 4 canaries could show an ε of 0 at most"]
 
 
+@pytest.mark.slow
 def test_without_a_promise_anything_shown_is_a_leak():
     result = audited("none", {"canaries": 200})
     assert result.findings[0].epsilon.claimed is None
@@ -358,6 +360,7 @@ def test_a_simulation_with_canaries_goes_on_where_it_was_killed(tmp_path: Path):
             torch.testing.assert_close(again.canaries.readings[name], readings, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_the_example_keeps_to_its_limit_within_two_minutes(command: Command, tmp_path: Path):
     began = time.monotonic()
     example = Path(__file__).parents[2] / "examples" / "epsilon.yaml"

@@ -153,6 +153,7 @@ def test_an_example_used_twice_counts_once() -> None:
     assert len(twins.rows) == 2
 
 
+@pytest.mark.slow
 def test_random_rows_are_no_leak_and_the_baseline_is_what_they_get() -> None:
     """Rows of the same distributions that have nothing to do with the update."""
     leaks, shares, guesses = 0, [], []
@@ -244,6 +245,7 @@ def wide(n: int, seed: int) -> torch.Tensor:
     return torch.randn((n, 12), generator=generator(seed, "wide"))
 
 
+@pytest.mark.slow
 def test_whole_rows_count_even_where_other_updates_bring_noise() -> None:
     candidates = wide(300, seed=9)
     true = [wide(4, seed=s) for s in range(6)]

@@ -230,7 +230,14 @@ def of_images(seed: int, updates: int, size: int, how: str) -> AttackSummary:
     return judged(findings)
 
 
-@pytest.mark.parametrize(("updates", "size"), [(8, 1), (2, 8), (1, 32)], ids=["single", "batches", "a large batch"])
+@pytest.mark.parametrize(
+    ("updates", "size"),
+    [
+        pytest.param(8, 1, id="single"),
+        pytest.param(2, 8, id="batches", marks=pytest.mark.slow),
+        pytest.param(1, 32, id="a large batch", marks=pytest.mark.slow),
+    ],
+)
 def test_noise_is_no_image(updates, size):
     verdicts = [of_images(seed, updates, size, "noise").verdict for seed in range(AUDITS)]
     assert sum(v in ("identifiable", "recovered") for v in verdicts) <= BY_CHANCE
@@ -253,6 +260,7 @@ def class_means(seed: int) -> AttackSummary:
     return judged([evaluate(found, seen(0, 8), truth, seed=0).result])
 
 
+@pytest.mark.slow
 def test_the_mean_of_a_class_is_no_recovered_image():
     """One in four of such audits has an image that would count as visible: luck explains it."""
     found = [class_means(seed) for seed in range(AUDITS)]
@@ -275,6 +283,7 @@ def of_members(seed: int, shift: float, n: int = 40) -> AttackSummary:
     return judged([members_of(seed, shift, n)])
 
 
+@pytest.mark.slow
 def test_guessed_members_are_not_inferred():
     assert sum(of_members(seed, 0.0).verdict == "inferred" for seed in range(AUDITS)) <= BY_CHANCE
     leak = of_members(0, 1.0)
@@ -336,6 +345,7 @@ def test_what_is_told_of_anybody_is_no_leak_of_training(right, of_others):
     assert sum(v == "inferred" for v in verdicts) <= BY_CHANCE
 
 
+@pytest.mark.slow
 def test_guessed_labels_are_not_inferred():
     def verdict(seed: int) -> str:
         rng = generator(seed, "labels")

@@ -62,6 +62,7 @@ def test_memory_is_that_of_a_process_of_its_own(monkeypatch):
     assert 0 < small < large
 
 
+@pytest.mark.slow
 def test_picture_tells_when_the_goals_are_reached(command):
     told = command("bench", "picture", "--images", "1", "--model", "lenet", "--cap", "1", "--json")
     result = json.loads(told.out)
@@ -79,6 +80,7 @@ def test_simulator_counts_updates_and_findings(command):
     assert "8 findings of 32 images" in told
 
 
+@pytest.mark.slow
 def test_training_is_timed_beside_a_bare_loop(command):
     result = json.loads(command("bench", "training", "--quick", "--json").out)
     assert [row["model"] for row in result["rows"]] == ["mlp", "convnet-small"]
@@ -89,6 +91,7 @@ def test_training_is_timed_beside_a_bare_loop(command):
         assert 0 < row["share"] < 1.5
 
 
+@pytest.mark.slow
 def test_aggregators_are_timed_and_a_peer_that_is_not_there_is_named(command):
     result = json.loads(command("bench", "aggregators", "--quick", "--json").out)
     assert {row["rule"] for row in result["rows"]} == set(AGGREGATORS.names())
@@ -120,12 +123,14 @@ def test_recorder_measures_rounds_bytes_and_memory(command):
         assert long["peak_mib"] < 20 * 43  # never all ten clients' updates and gradients
 
 
+@pytest.mark.slow
 def test_a_round_with_a_malicious_client_is_timed(command):
     result = json.loads(command("bench", "malicious", "--quick", "--json").out)
     assert [(row["clients"], row["workers"], row["rounds"]) for row in result["rows"]] == [(4, 1, 3)]
     assert result["rows"][0]["seconds_a_round"] > 0
 
 
+@pytest.mark.slow
 def test_canaries_are_timed_where_the_server_adds_noise_and_where_clients_do(command):
     result = json.loads(command("bench", "canaries", "--quick", "--json").out)
     assert [(row["noise"], row["canaries"]) for row in result["rows"]] == [
@@ -175,6 +180,7 @@ def test_bad_input_is_one_line(arguments, reason, monkeypatch, command):
     assert reason in done.error
 
 
+@pytest.mark.slow
 def test_a_torchvision_that_does_not_fit_torch_is_made_importable_in_processes_of_our_own(tmp_path):
     package = tmp_path / "torchvision"
     package.mkdir()

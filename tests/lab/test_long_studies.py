@@ -47,6 +47,7 @@ def many(folder: Path, trials: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_log_of_20_000_trials(tmp_path: Path) -> None:
     folder = many(tmp_path, TRIALS)
     line = [sys.executable, "-m", "fedaudit", "study", "log", str(folder)]

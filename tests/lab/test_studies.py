@@ -378,6 +378,7 @@ def test_a_folder_holds_one_study_at_one_scale(command, tmp_path):
     assert "holds another at scale cpu" in done.err
 
 
+@pytest.mark.usefixtures("trials_here")
 def test_what_set_changed_stands_in_the_result_and_is_not_mixed(command, tmp_path):
     run = ("study", "run", as_file(tmp_path), "--scale", "smoke", "--out", tmp_path / "out", "--workers", 1)
     only = ("--only", "attack=invg", "--only", "iterations=1")
@@ -393,8 +394,9 @@ def test_what_set_changed_stands_in_the_result_and_is_not_mixed(command, tmp_pat
     assert command(*run, "--only", "attack=agic").code == 0
 
 
+@pytest.mark.usefixtures("trials_here")
 def test_trials_of_axes_that_a_study_has_no_more_are_refused_before_anything_runs(command, tmp_path):
-    axes = {"attack": TINY["axes"]["attack"], "model": {"lenet": {"model.name": "lenet"}}}
+    axes = {"attack": {"invg": {"attacks.0.iterations": 3}}, "model": {"lenet": {"model.name": "lenet"}}}
     (tmp_path / "changed").mkdir()
     changed = as_file(tmp_path / "changed", published=[], claims=[], axes=axes)
     rest = ("--scale", "smoke", "--only", "attack=invg", "--workers", 1, "--out")

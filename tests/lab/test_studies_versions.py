@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedaudit.utils import fingerprint
-from fedaudit.utils.errors import BadInput
-from fedaudit_lab.cli import study_commands
 from fedaudit_lab.studies.running import trial_computation
 from fedaudit_lab.studies.spec import expand
 from fedaudit_lab.studies.store import FILE, Row, Store
@@ -25,23 +22,9 @@ SMALL = {
 }  # fmt: skip
 
 
-def here(_: int) -> Callable[..., Iterator[Any]]:
-    """Stand in for the worker processes: the trials run in this one."""
-
-    def run(function: Callable[[Any], Any], tasks: Sequence[Any], _beat: Any = None) -> Iterator[Any]:
-        for task in tasks:
-            try:
-                yield task, function(task)
-            except BadInput as error:
-                yield task, error
-
-    return run
-
-
 @pytest.fixture
-def study(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def study(command: Command, tmp_path: Path, trials_here: None) -> Callable[..., Outcome]:
     """Return a function that runs the small study in ``tmp_path / "out"`` with further words."""
-    monkeypatch.setattr(study_commands, "processes", here)
     path = as_file(tmp_path, **SMALL)
     return lambda *words: command("study", "run", path, "--out", tmp_path / "out", "--workers", 1, *words)
 

@@ -149,6 +149,7 @@ def test_where_nothing_fits_the_result_says_what_to_grant():
     assert "set threat.records" in str(finding.reason)
 
 
+@pytest.mark.slow
 def test_what_is_chosen_can_be_run_and_is_in_the_result(tmp_path):
     values = scenario("breast-cancer", {"examples": 4})
     finished = fedaudit.audit(values, progress=False, out=tmp_path)
@@ -158,6 +159,7 @@ def test_what_is_chosen_can_be_run_and_is_in_the_result(tmp_path):
     assert [a.name for a in again.attacks] == ["exact-linear-rows", "tableak", "labels"]
 
 
+@pytest.mark.slow
 def test_your_own_model_and_data_get_attacks_that_fit_and_the_default_audit_keeps_its_own():
     inputs, labels = torch.randn((40, 5), generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
     federations = [{"name": "f", "clients": 1, "examples": 2}]

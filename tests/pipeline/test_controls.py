@@ -103,6 +103,7 @@ def test_without_controls_nothing_is_concluded(ran):
     assert ran == ["a", "a"]
 
 
+@pytest.mark.slow
 def test_an_undefended_federation_is_the_control_for_nothing(ran):
     plain = {"name": "plain"}  # whatever its name
     result = audited(invg(), defences=[plain, NOISE])
@@ -115,6 +116,7 @@ def test_an_undefended_federation_is_the_control_for_nothing(ran):
     assert sorted(ran) == ["a-noise"] * 2 + ["a-plain"] * 2
 
 
+@pytest.mark.slow
 def test_federations_share_a_control(ran):
     weaker = {**NOISE, "name": "more", "sanitiser": {**NOISE["sanitiser"], "noise": 2.0}}  # type: ignore[dict-item]
     result = audited(invg(), defences=[NOISE, weaker])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+import fedaudit
 from fedaudit.attacks import Finding, ImageFinding, LocalModelFinding
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import inside
-from tests.conftest import Command, refused
+from tests.conftest import Command, Outcome, refused
 from tests.data.data_cases import one_line
 
 SCENARIO: dict[str, Any] = {
@@ -86,23 +88,38 @@ def swapped(path: Path) -> None:
     path.write_bytes((two if path == one else one).read_bytes())
 
 
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a scenario and its audit; copy it before changing anything."""
+    folder = tmp_path_factory.mktemp("audited")
+    (folder / "s.yaml").write_text(json.dumps(SCENARIO))
+    fedaudit.audit({**SCENARIO, "evaluation": {"controls": False}}, out=folder / "out", progress=False)
+    return folder
+
+
+def again(command: Command, folder: Path) -> Outcome:
+    return command("audit", folder / "s.yaml", "--out", folder / "out", "--workers", "1", "--no-controls")
+
+
 @pytest.mark.parametrize("change", [brighter, reshaped, renamed, told, stripped, swapped])
-def test_a_changed_finding_is_refused(change: Callable[[Path], None], command: Command, tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text(json.dumps(SCENARIO))
-    words = ["audit", tmp_path / "s.yaml", "--out", tmp_path / "out", "--workers", "1", "--no-controls"]
-    assert command(*words).code == 0
-    before = json.loads((tmp_path / "out/results.json").read_text())["summaries"][0]["psnr"]
+def test_a_changed_finding_is_refused(
+    change: Callable[[Path], None], command: Command, audited: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(audited, tmp_path, dirs_exist_ok=True)
     changed = kept(tmp_path / "out")[0]
     change(changed)
-    outcome = command(*words)
-    assert outcome.code == 2
-    refused(outcome, "")
+    outcome = again(command, tmp_path)
+    refused(outcome, "changed or damaged")
     for part in (str(changed), "delete it and run again"):
         assert part in outcome.err
-    assert "changed or damaged" in outcome.err
-    changed.unlink()
-    assert command(*words).code == 0
-    assert json.loads((tmp_path / "out/results.json").read_text())["summaries"][0]["psnr"] == before
+
+
+def test_a_finding_that_was_deleted_is_found_again(command: Command, audited: Path, tmp_path: Path) -> None:
+    shutil.copytree(audited, tmp_path, dirs_exist_ok=True)
+    kept(tmp_path / "out")[0].unlink()
+    assert again(command, tmp_path).code == 0
+    before, after = (json.loads((folder / "out/results.json").read_text()) for folder in (audited, tmp_path))
+    assert after["summaries"][0]["psnr"] == before["summaries"][0]["psnr"]
 
 
 def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:

@@ -227,6 +227,7 @@ def counted_iterations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
+@pytest.mark.slow
 def test_auto_keeps_the_statistics_that_explain_the_update_better_and_says_which():
     recording = simulated(net(drop=False))
     auto, batch, running = (of(recording, iterations=100, statistics=s) for s in ("auto", "batch", "running"))
@@ -265,6 +266,7 @@ def test_where_there_is_nothing_to_decide_auto_costs_nothing(own, monkeypatch):
     assert taken == [2]
 
 
+@pytest.mark.slow
 def test_auto_costs_at_most_twice_the_iterations(monkeypatch):
     recording = simulated(net(drop=False))
     taken = counted_iterations(monkeypatch)
@@ -334,6 +336,7 @@ def test_label_counts_of_a_batch_by_one_logit(share):
     assert result.summaries[0].metrics[0].value.mean == 1.0
 
 
+@pytest.mark.slow
 def test_membership_and_accuracy_of_a_one_logit_model_are_those_of_its_two_logit_twin():
     """The logits (0, z) with cross-entropy are one logit z with binary cross-entropy: same losses, same AUC."""
     scenario = {

@@ -256,6 +256,7 @@ def test_it_goes_through_an_audit_into_the_report_with_findings_of_its_own(site:
         assert words in page, words
 
 
+@pytest.mark.slow
 def test_its_settings_are_checked_as_ours_are(site: Path, tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(SCENARIO.replace("scale: 2.0", "skale: 1"))
@@ -265,6 +266,7 @@ def test_its_settings_are_checked_as_ours_are(site: Path, tmp_path: Path) -> Non
     assert told.stderr.splitlines()[-1] == error
 
 
+@pytest.mark.slow
 def test_its_author_can_check_it(site: Path) -> None:
     code = "import fedaudit.pipeline.contract as t; t.check_attack(t.make(t.ATTACKS, 'length'))"
     told = python(site, "-c", code)
@@ -284,6 +286,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 def test_broken_packages_are_named_in_a_line_each_and_stop_nothing(tmp_path: Path) -> None:
     for package, (point, text, _) in BROKEN.items():
         install(tmp_path, package, f"[fedaudit.attacks]\nbad = {point}\n", attack=text)

@@ -95,6 +95,7 @@ def test_the_comparison_can_be_sorted_by_what_matters(audit, by, key):
     assert values == sorted(values)
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_price(audit, tmp_path):
     page = audit.save(tmp_path).read_text()
     assert "Leakage and its price" in page

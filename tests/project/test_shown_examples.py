@@ -67,9 +67,7 @@ def five_lines(page: Path) -> str:
     return code
 
 
-def test_readme_s_python_is_five_lines_and_the_quick_start_s() -> None:
-    lines = [line for line in five_lines(ROOT / "README.md").splitlines() if line and not line.startswith("#")]
-    assert len(lines) == 5
+def test_readme_s_python_is_the_quick_start_s() -> None:
     assert five_lines(ROOT / "README.md") == five_lines(DOCS / "quick-start.md")
 
 
@@ -83,11 +81,6 @@ def test_readme_s_python_runs(
     promised = five_lines(ROOT / "README.md").splitlines()[-1].split("# ")[1]
     assert capsys.readouterr().out.strip() == promised
     assert (tmp_path / "digits-audit/report.html").is_file()
-
-
-def test_the_readme_is_one_screen_and_its_picture_is_light() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 70
-    assert (DOCS / "pictures/report.png").stat().st_size < 200_000
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ def without_times(result: AuditResult) -> Any:
     return strip(result.model_dump())
 
 
+@pytest.mark.slow
 def test_simulate_and_attack_are_the_commands(scenario_file, command: Command, tmp_path):
     assert command("simulate", scenario_file, "--out", tmp_path / "by-command").code == 0
     seen = fedaudit.simulate(scenario_file, out=tmp_path / "t", progress=False)

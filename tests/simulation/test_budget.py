@@ -91,6 +91,7 @@ def test_who_is_drawn_is_the_same_as_without_a_budget_until_somebody_is_stopped(
     assert same(simulated(scenario(spec, defences={"sanitiser": DP}))[0], free)
 
 
+@pytest.mark.slow
 def test_where_too_few_are_left_for_the_rule_the_federation_ends_and_is_kept() -> None:
     defences: dict[str, Any] = {"sanitiser": DP, "aggregator": "krum"}
     made = scenario({**SAMPLED, "clients": 6, "clients_per_round": 5}, defences=defences, attacks=ONE)

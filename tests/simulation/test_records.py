@@ -93,6 +93,7 @@ def test_matched_non_members_are_of_the_other_sort_and_of_the_same_class_and_gro
     assert [groups[i] for i in made.matched.tolist()] == groups
 
 
+@pytest.mark.slow
 def test_members_stand_at_no_particular_place():
     firsts = [int(drawn(2, 0, seed).owners[0] == NOBODY) for seed in range(200)]
     assert 70 <= sum(firsts) <= 130

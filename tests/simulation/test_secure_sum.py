@@ -253,6 +253,7 @@ SCENARIO = {
 }
 
 
+@pytest.mark.slow
 def test_a_sum_is_attacked_alike_from_a_scenario_and_from_single_updates_on_disk(tmp_path: Path):
     audit = fedaudit.audit(SCENARIO, out=tmp_path / "audit")
     single = {**SCENARIO, "threat": {"knows_labels": True}}

@@ -36,8 +36,17 @@ def simulated(made: Scenario, workers: int) -> tuple[Transcript, History, list[f
 @pytest.mark.parametrize(
     ("defences", "changes"),
     [
-        *[pytest.param(DEFENCES[name], {}, id=name) for name in ("dgc", "ffl at random", "local privacy", COUNTS)],
-        pytest.param({"aggregator": {"name": "fltrust", "root_examples": 8}}, {"malicious": GAN}, id="malicious"),
+        pytest.param(DEFENCES[COUNTS], {}, id=COUNTS),
+        *[
+            pytest.param(DEFENCES[name], {}, id=name, marks=pytest.mark.slow)
+            for name in ("dgc", "ffl at random", "local privacy")
+        ],
+        pytest.param(
+            {"aggregator": {"name": "fltrust", "root_examples": 8}},
+            {"malicious": GAN},
+            id="malicious",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_any_number_of_workers_gives_the_same_bits(

@@ -228,6 +228,7 @@ MATS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", MATS.values(), ids=MATS)
 def test_mat(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.mat").write_bytes(content)
@@ -261,6 +262,7 @@ def test_parquet_pictures_of_odd_types(cells: list[Any], tmp_path: Path) -> None
     refuses(lambda: load_dataset("cifar10", data_dir=tmp_path), "parquet")
 
 
+@pytest.mark.slow
 def test_parquet_of_many_equal_rows(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     few = arrow.array([0])

@@ -139,6 +139,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_folders_of_those_who_live_stay(tmp_path):
     line = [sys.executable, "-c", KILLED, str(tmp_path), "lives"]
     other = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -121,6 +121,7 @@ def test_a_module_counts_by_what_it_computes_and_not_by_weights_that_mean_nothin
     assert one == same != other
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_another_process() -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}", "PYTHONHASHSEED": "7"}
@@ -254,6 +255,7 @@ def test_a_transcript_s_fingerprint_is_what_it_was() -> None:
 # Nothing twice ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_audit_makes_and_checks_everything_once(
     monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_tensors_travel_whole_and_errors_say_where_they_arose():
     assert "in double" in error.__notes__[0]
 
 
+@pytest.mark.slow
 def test_workers_are_kept_within_the_block_and_end_with_it():
     with keep_workers():
         first = set(outcomes(pid, [0] * 8))

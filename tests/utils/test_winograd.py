@@ -24,7 +24,7 @@ from fedaudit.attacks.victim import Victim
 from fedaudit.models import initialise
 from fedaudit.utils import native, winograd
 from fedaudit.utils.seeds import generator
-from tests.conftest import refused
+from tests.conftest import core, refused
 
 pytestmark = pytest.mark.usefixtures("native_code")
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -88,7 +88,7 @@ def test_an_image_of_one_pixel():
 
 
 @needs_compiler
-@pytest.mark.parametrize("capability", ["AVX512", "AVX2", "DEFAULT"])
+@pytest.mark.parametrize("capability", core(["AVX512", "AVX2", "DEFAULT"], "AVX512"))
 def test_every_width_of_vectors(capability, monkeypatch, fresh_kernels):
     own = torch.backends.cpu.get_cpu_capability()
     if capability != "DEFAULT" and own not in {"AVX512", capability}:
@@ -204,6 +204,7 @@ def test_nothing_is_compiled_at_run_time_and_the_finding_says_that_torch_s_convo
     assert native.native_code() == "none"
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_what_was_built_for_another_processor_or_version_is_not_loaded(fresh_kernels, monkeypatch, tmp_path):
     native.build()
@@ -238,6 +239,7 @@ def test_a_compiler_that_refuses_is_no_compiler(monkeypatch, fresh_kernels):
     assert list(fresh_kernels.iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_doctor_builds_and_says_what_is_used(command, fresh_kernels, monkeypatch):
     before = command("doctor")

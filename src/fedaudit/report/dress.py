@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from functools import cache
 from typing import Any
 
 import jinja2
@@ -29,6 +30,13 @@ def render(template: str, package: str = "fedaudit.report", /, **values: Any) ->
     extends ``base.html.j2``, so it needs no other file and no network. A value that it lacks is an error. Every cell
     of its tables carries the heading of its column, for on a narrow screen a table becomes a list of labelled values.
     """
+    page = _environment(package).get_template(template).render({"made_by": __version__} | values)
+    return _TABLE.sub(lambda table: _labelled(table[0]), page)
+
+
+@cache
+def _environment(package: str) -> jinja2.Environment:
+    """Return the templates of ``package`` and our own; each is compiled once."""
     loaders = [jinja2.PackageLoader(name) for name in dict.fromkeys((package, "fedaudit.report"))]
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders),
@@ -39,8 +47,7 @@ def render(template: str, package: str = "fedaudit.report", /, **values: Any) ->
         keep_trailing_newline=True,
     )
     environment.filters |= _FILTERS
-    page = environment.get_template(template).render({"made_by": __version__} | values)
-    return _TABLE.sub(lambda table: _labelled(table[0]), page)
+    return environment
 
 
 def _labelled(table: str) -> str:
