@@ -14,8 +14,8 @@ import fedaudit
 from fedaudit.attacks import Finding, make_attack
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import load_scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput, NotApplicable
 
 STEPS: dict[str, Any] = {"algorithm": "fedavg", "local_steps": 2}
@@ -39,7 +39,7 @@ def scenario(
 
 
 def chosen(values: dict[str, Any]) -> list[str]:
-    return [attack.name for attack in resolve(scenario_from(values)).attacks]
+    return [attack.name for attack in resolve(scenario_from(values)).scenario.attacks]
 
 
 @pytest.mark.parametrize(

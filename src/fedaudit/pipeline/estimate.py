@@ -11,19 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedaudit.attacks import Attack
-from fedaudit.defences import AGGREGATORS
+from fedaudit.defences.privacy import DifferentialPrivacy
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.trials import Trial, nothing_is_run
-from fedaudit.scenario.federation import DefencesSpec
-from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.simulator import simulate
+from fedaudit.simulation.spec import MaliciousSpec
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import FedAuditError, NotApplicable
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet, how_long
-from fedaudit.utils.registry import make
 
 _ATTACK = 0.3  # seconds for which an attack is tried, once it is under way
 _SIMULATION = 0.3  # and a simulation
@@ -125,7 +124,7 @@ def audit_seconds(resolved: ResolvedScenario, *, workers: int = 1, alone: bool =
             if nothing_is_run() or not scenario.attacked(federation.name):
                 continue
             one = None
-            for attack in resolved.attacks:
+            for attack in scenario.attacks:
                 key = (spec.name, attack.name)
                 if key not in attacks:
                     one = one or _one_update(federation)
@@ -228,11 +227,11 @@ def _short(federation: Federation, **changes: object) -> tuple[Federation, float
         if steps > _STEPS:
             share = _STEPS / steps
             changes |= {"local_steps": _STEPS, "local_epochs": None}
-    behaviour = federation.behaviour
-    if behaviour is not None and "start" in behaviour.settings():
-        behaviour = make(BEHAVIOURS, behaviour.name, {**behaviour.settings(), "start": 0})
+    if spec.malicious and spec.malicious.behaviour.start:
+        sooner = {**spec.malicious.model_dump(), "start": 0}
+        changes |= {"malicious": MaliciousSpec.model_validate(sooner)}
     changed = spec.model_copy(update={"record": None, **changes})
-    return dataclasses.replace(federation, spec=changed, behaviour=behaviour, accuracy_every=None), share
+    return dataclasses.replace(federation, spec=changed, accuracy_every=None), share
 
 
 def _one_update(federation: Federation) -> Transcript | None:
@@ -241,9 +240,10 @@ def _one_update(federation: Federation) -> Transcript | None:
     if spec.vertical is not None:  # its attacks need all rounds, which are quick
         return simulate(federation).transcript
     changes = {"rounds": 1, "clients_per_round": None if federation.behaviour else 1}
-    like = dataclasses.replace(federation, aggregator=make(AGGREGATORS, "mean", {}))
-    if "epsilon" in federation.defences.sanitiser.settings():  # its account of a federation like this one takes seconds
-        like = dataclasses.replace(like, defences=DefencesSpec())
+    quick = DefencesSpec()  # an account of a federation like this one takes seconds
+    if not isinstance(federation.defences.sanitiser, DifferentialPrivacy):
+        quick = DefencesSpec(sanitiser=federation.defences.sanitiser)
+    like = dataclasses.replace(federation, defences=quick)
     tried, _ = _short(like, **changes)
     try:
         transcript = simulate(tried).transcript

@@ -28,18 +28,18 @@ from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, ru
 from fedaudit.pipeline.trials import Trial
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import Loss
 from fedaudit.transcript.recorded_truth import FOLDER, has_truth
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import FILE, Truth, check_belongs
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display
-from fedaudit.utils.validation import NamedSpec, explain
+from fedaudit.utils.validation import explain
 
 
 def attack_transcript(
@@ -124,10 +124,9 @@ def attack_transcript(
     if truth is not None:  # find out before hours of work; only the seed is kept until every attack has been run
         recorded = _open_truth(truth, transcript)[1].seed
         seed = recorded if seed is None else seed
-    complete = [NamedSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
     request = {
         "transcript": transcript.fingerprint(),
-        "attacks": [spec.model_dump(mode="json") for spec in complete],
+        "attacks": [attack.written() for attack in attacks],
         "threat": adversary.model_dump(mode="json"),
         "seed": seed or 0,
         "device": device,
@@ -152,7 +151,7 @@ def attack_transcript(
     name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
     attacked = scenario.model_copy(
         update={
-            "attacks": complete,
+            "attacks": attacks,
             "threat": adversary,
             "federations": [spec.model_copy(update={"name": name})],
             "defences": defences,
@@ -189,7 +188,7 @@ def attack_transcript(
     recording = Recording(transcript, loaded)
     check_public_examples([recording], attacks)
     assessed = assess(
-        ResolvedScenario(attacked, attacks, data, model_record),
+        ResolvedScenario(attacked, data, model_record),
         [recording],
         trials,
         workers=workers,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedaudit.data.attributes import property_of
 from fedaudit.data.dataset import Attribute, Dataset, Split
-from fedaudit.scenario.federation import FederationSpec
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.queries import NOBODY, UNUSED, Records
 from fedaudit.utils import seeds
 from fedaudit.utils.errors import BadInput

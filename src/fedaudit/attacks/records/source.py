@@ -14,8 +14,8 @@ from torch import Tensor
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import Target, whole
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Positive
 
