@@ -25,11 +25,11 @@ from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.pipeline.verify import Verification, verify_audit
 from fedaudit.results import AuditResult, Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import BCE, LOSSES, Loss, loss_name
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.rounds import check_new
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import INDEX, Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name

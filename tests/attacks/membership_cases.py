@@ -11,10 +11,10 @@ from fedaudit.attacks import MembershipFinding, make_attack
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import Records
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update

@@ -18,9 +18,9 @@ from fedaudit.attacks.active.bins import edges
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.report.advice import advice, command
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording, simulate
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
 from tests.attacks.server_cases import best_psnr, played
@@ -169,7 +169,7 @@ def test_what_can_not_be_is_refused(changes, says):
 
 def test_attacks_are_chosen_and_the_same_bits_come_twice():
     made = resolve(scenario(SGD, attacks=None))
-    assert "imprint" in [attack.name for attack in made.attacks]
+    assert "imprint" in [attack.name for attack in made.scenario.attacks]
     assert simulate(made.federations[0]).transcript.digest() == simulate(made.federations[0]).transcript.digest()
 
 

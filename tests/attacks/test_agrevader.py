@@ -17,9 +17,9 @@ from fedaudit.attacks.records.agrevader import turned
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator

@@ -13,7 +13,7 @@ from fedaudit.attacks import ATTACKS, Finding, make_attack
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import plan, record
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 
 UPDATES: dict[str, dict[str, Any]] = {

@@ -18,9 +18,9 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import assess, plan, record, run_attacks
 from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.seeds import generator
 

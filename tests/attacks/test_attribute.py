@@ -20,10 +20,10 @@ from fedaudit.evaluation import evaluate, summarise
 from fedaudit.evaluation.attributes import most_frequent
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.queries import NOBODY, Records
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.analytic.unmixing import unmix
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator

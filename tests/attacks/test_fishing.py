@@ -176,4 +176,4 @@ def test_other_models_and_methods_are_refused():
 
 def test_it_is_chosen_where_the_server_fishes():
     made = resolve(scenario_from({**scenario(SGD).model_dump(), "attacks": None}))
-    assert "fishing" in [attack.name for attack in made.attacks]
+    assert "fishing" in [attack.name for attack in made.scenario.attacks]

@@ -19,9 +19,9 @@ from fedaudit.models import build_model
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.machine import full_precision
 from fedaudit.utils.seeds import generator
 from tests.attacks.attack_cases import SCENARIOS, quick_attack

@@ -20,10 +20,10 @@ from fedaudit.evaluation.local_models import least_loss
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation, observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, NotApplicable

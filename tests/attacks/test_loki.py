@@ -201,7 +201,7 @@ def test_what_can_not_be_is_refused(changes, says):
 
 def test_it_is_chosen_where_the_server_plays_it():
     made = resolve(scenario(SGD, attacks=None))
-    assert "loki" in [attack.name for attack in made.attacks]
+    assert "loki" in [attack.name for attack in made.scenario.attacks]
     assert simulate(made.federations[0]).transcript.digest() == simulate(made.federations[0]).transcript.digest()
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding, make_attack
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.class_images import likeness
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement
@@ -19,12 +20,11 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.report import frontier, histories
 from fedaudit.report.terminal import print_summary
-from fedaudit.scenario.federation import DefencesSpec
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.behaviour import BEHAVIOURS, Behaviour, ClientStep
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput, NotApplicable

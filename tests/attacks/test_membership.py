@@ -20,9 +20,9 @@ from fedaudit.evaluation.membership import auc, roc, tpr_at
 from fedaudit.pipeline.run import run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.queries import NOBODY, Records
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput, NotApplicable

@@ -17,8 +17,8 @@ from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.seeds import generator
 from tests.evaluation.test_registration import pictures
 

@@ -24,10 +24,10 @@ from fedaudit.pipeline.control_cases import with_and_without
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.queries import Records
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
@@ -240,7 +240,7 @@ def test_partitions_that_contradict_themselves_are_refused(spread):
 
 def test_it_is_chosen_where_a_property_is_asked_for():
     made = scenario().model_copy(update={"attacks": []})
-    assert [a.name for a in resolve(made).attacks] == ["property-inference"]
+    assert [a.name for a in resolve(made).scenario.attacks] == ["property-inference"]
     assert [e.name for e in ATTACKS if e.value.recovers == "properties of clients"] == ["property-inference"]
 
 

@@ -23,11 +23,11 @@ from fedaudit.pipeline.control_cases import each_by_heart
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation, observe
 from fedaudit.transcript.queries import NOBODY, UNUSED, Records
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable

@@ -19,10 +19,10 @@ from fedaudit.attacks.analytic.alternating import on_a_line
 from fedaudit.attacks.analytic.sparse_columns import _descended, certify, low_rank, none_yet, search
 from fedaudit.attacks.analytic.spear import Spear
 from fedaudit.models import build_model
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator

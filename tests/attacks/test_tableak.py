@@ -23,9 +23,9 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.results import FindingResult
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import NotApplicable
 
 MIXED = (

@@ -91,4 +91,4 @@ def test_an_update_without_a_lone_example_is_refused():
 
 def test_it_is_chosen_where_the_server_plays_it():
     made = resolve(scenario_from({**scenario(SGD).model_dump(), "attacks": None}))
-    assert "trap-weights" in [attack.name for attack in made.attacks]
+    assert "trap-weights" in [attack.name for attack in made.scenario.attacks]

@@ -56,7 +56,7 @@ def check(written: str, data: str, model: str, algorithm: str, clients: int | No
     assert clients in (None, federation.clients)
     assert loaded.threat.adversary == ("client" if adversary == starter.MALICIOUS else adversary)
     assert (federation.malicious is not None) == (adversary == starter.MALICIOUS)
-    assert made.attacks
+    assert made.scenario.attacks
     assert written.count("#") > 12, "it is commented"
     return loaded
 

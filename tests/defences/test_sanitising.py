@@ -22,13 +22,13 @@ from fedaudit.epsilon.accounting import Account
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.encoding import decode, encode
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.simulator import simulate
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.history import History
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript

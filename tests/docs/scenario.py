@@ -12,12 +12,13 @@ from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.data import DATASETS
 from fedaudit.data.partition import PARTITIONS
 from fedaudit.defences import AGGREGATORS, SANITISERS
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.models import MODELS
-from fedaudit.scenario.federation import DefencesSpec, FederationSpec, MaliciousSpec, PartitionSpec
 from fedaudit.scenario.scenario import DataSpec, EvaluationSpec, ModelSpec, Scenario, TrainingSpec
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
+from fedaudit.simulation.spec import FederationSpec, MaliciousSpec, PartitionSpec
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.registry import Plugin, Registry
 from tests.docs.settings import MADE, cell, default_of, head, markdown, row, settings, type_of, written
 

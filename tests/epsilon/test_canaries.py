@@ -20,12 +20,12 @@ from fedaudit.evaluation import Limits
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation import canary_play
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.history import History
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript
@@ -154,7 +154,7 @@ def test_what_canaries_send_at_once_is_what_they_send_one_by_one(monkeypatch):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.at_once = False
-            self.senders = [self.make() for _ in range(30)]
+            self.senders = [self.federation.defences.sanitiser.anew() for _ in range(30)]
             self.generators = [torch.Generator() for _ in range(30)]
 
     monkeypatch.setattr("fedaudit.simulation.simulator.CanaryPlay", Single)

@@ -30,9 +30,9 @@ from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missi
 from fedaudit.evaluation.images import assign, rank, verdict_of
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.results import AttackSummary, FindingResult, ImageResult, MetricResult
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.machine import own_process

@@ -16,9 +16,9 @@ from fedaudit.evaluation.rows import TOLERANCE, verdict_of
 from fedaudit.modalities.columns import Column
 from fedaudit.report.rows import drawn_tables
 from fedaudit.results import FindingResult
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.seeds import generator

@@ -23,10 +23,10 @@ from fedaudit.evaluation.images import by_luck, verdict_of
 from fedaudit.evaluation.local_models import as_near_by_luck
 from fedaudit.evaluation.statistics import auc_interval, combined, pooled, proportion, sign_test
 from fedaudit.results import AttackSummary, FindingResult, ImageResult, MetricResult
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.queries import NOBODY, Records
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
 from fedaudit.utils.seeds import generator

@@ -27,11 +27,11 @@ from fedaudit.evaluation.epsilon import evaluate_epsilon
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import EpsilonResult
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation import canary_play
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.seeds import generator as seeded
 
@@ -351,10 +351,9 @@ def _attack(case: Case) -> dict[str, Any]:
 
 def audited(case: Case, seed: int) -> EpsilonResult:
     """Return what an audit of ``case`` finds."""
-    federation = federation_of(case, seed)
     with pytest.MonkeyPatch.context() as patched:
         case.patch(patched)
-        made = simulate(federation)
+        made = simulate(federation_of(case, seed))
         observation = observe(made.transcript, ThreatModel())
         finding = Epsilon(**_attack(case))(observation, generator=torch.Generator())
         assert isinstance(finding, EpsilonFinding)

@@ -24,11 +24,11 @@ from fedaudit.modalities import EXAMPLE_KINDS, ExampleKind, example_kind, fittin
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import check_public_examples, record
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.rounds import check_examples
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable

@@ -16,8 +16,8 @@ from fedaudit.attacks.case import Case
 from fedaudit.pipeline.choice import fitting
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import load_scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.registry import Entry
 
@@ -43,7 +43,7 @@ def scenario(
 
 
 def chosen(values: dict[str, Any]) -> list[str]:
-    return [attack.name for attack in resolve(scenario_from(values)).attacks]
+    return [attack.name for attack in resolve(scenario_from(values)).scenario.attacks]
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import Audit, plan, record, run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import Scope, ThreatModel
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import Scope, ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput, NotApplicable

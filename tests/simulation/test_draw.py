@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.scenario.federation import FederationSpec
 from fedaudit.simulation.simulator import partition_clients
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.utils.fingerprint import tensor_digest
 from fedaudit_lab.studies.spec import builtin_studies, expand, load_study
 

@@ -17,11 +17,11 @@ from fedaudit.evaluation.membership import evaluated
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.record_draw import RecordDraw, draw
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.queries import NOBODY, UNUSED
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript

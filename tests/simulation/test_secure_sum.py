@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import ATTACKS, make_attack
 from fedaudit.pipeline.replay import replay_update
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.secure_sum import groups, order, summed
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update

@@ -22,9 +22,9 @@ from fedaudit.models.vertical import parts_of, share_of
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import plan, record
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable

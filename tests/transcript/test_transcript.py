@@ -20,11 +20,11 @@ from torch.nn import functional
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.rounds import Round
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import FILE, Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript

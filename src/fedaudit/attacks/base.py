@@ -18,8 +18,8 @@ from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.modalities import example_kind
 from fedaudit.results import MappingRecord
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.machine import full_precision
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make

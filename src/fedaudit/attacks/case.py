@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fedaudit.models.vertical import Top
-from fedaudit.scenario.threat import ThreatModel
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import UpdateKind
 
 _MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked

@@ -15,11 +15,11 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.models.generator import DCGenerator, Generator, GeneratorSpec
-from fedaudit.scenario.threat import Scope
 from fedaudit.simulation.behaviour import Behaviour, ClientStep
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive, Whole
 

@@ -14,11 +14,11 @@ from torch.func import functional_call
 from fedaudit.attacks.adaptive import invert, is_adaptive, mean_steps
 from fedaudit.attacks.local_training import TABLE, treatments
 from fedaudit.models import Layer, layer_groups, set_training_mode
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.local_training import draws_at_random, local_randomness
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import Update
 
 # Whose statistics BatchNorm takes in an attack on clients that train with those of their batch: those of the dummy

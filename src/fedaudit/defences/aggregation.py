@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,12 +55,16 @@ class Aggregator(Plugin, ABC):
         coordinatewise: the rule treats every coordinate on its own, and so is applied to BatchNorm's statistics as
             well, where the others use their weights.
         root: it needs the server's own update on root data, and has a setting ``root_examples``.
+        averages: how it weighs the updates where it is nothing but their mean, and so no defence; all it needs is
+            their sum then, as secure aggregation yields it.
     """
 
     registry = AGGREGATORS
 
     coordinatewise: ClassVar[bool] = False
     root: ClassVar[bool] = False
+    averages: ClassVar[Literal["equally", "by examples"] | None] = None
+    root_examples: int = 0
 
     @abstractmethod
     def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:
@@ -79,10 +83,6 @@ class Aggregator(Plugin, ABC):
         """Return what ``fedaudit list --json`` says beside name and summary."""
         declared = {"coordinatewise": cls.coordinatewise, "root": cls.root}
         return {"side": "server", "paper": cls.paper} | {name: True for name, value in declared.items() if value}
-
-    def anew(self) -> Self:
-        """Return an aggregator with the same settings that remembers nothing."""
-        return replace(self)  # type: ignore[type-var]
 
     def dry_run(self, clients: int) -> None:
         """Raise now what the first round would raise: so that too few clients are found before any training.

@@ -29,6 +29,7 @@ class Mean(Aggregator):
     name = "mean"
     summary = "plain mean of the updates: no defence"
     paper = "McMahan et al. 2017, unweighted"
+    averages = "equally"
 
     def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:  # noqa: ARG002
         check_matrix(updates, "mean")
@@ -48,6 +49,7 @@ class FedAvg(Aggregator):
     name = "fedavg"
     summary = "mean weighted by the clients' examples: no defence"
     paper = "McMahan et al. 2017"
+    averages = "by examples"
 
     def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:
         n = check_matrix(updates, "fedavg")

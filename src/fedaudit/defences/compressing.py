@@ -10,8 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, flat, norm, unflat
+from fedaudit.task.training import LocalPlan
 from fedaudit.transcript.update import SanitiserInfo, Update
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Fraction, Number, Positive, Whole
 
@@ -77,6 +80,18 @@ class Sign(Sanitiser):
     paper = "Bernstein et al. 2018 (signSGD)"
 
     scale: Literal["mean", "one"] = "mean"
+
+    def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:  # noqa: ARG002
+        """Refuse signs alone where no learning rate shortens them.
+
+        Raises:
+            BadInput: none does.
+        """
+        if self.scale == "one" and not plan.sends_gradient:
+            raise BadInput(
+                "sign with scale: one is for fedsgd, whose learning rate shortens it; where clients send weights the "
+                "server would add 1 or -1 to every weight: use scale: mean"
+            )
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return ±1, or ± the mean magnitude, in place of every number."""

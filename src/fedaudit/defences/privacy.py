@@ -13,9 +13,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.sanitising import ClientContext, Sanitiser, changed, norm
 from fedaudit.epsilon.accounting import Account
-from fedaudit.task.training import Loss
+from fedaudit.task.training import LocalPlan, Loss
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
@@ -67,6 +68,19 @@ class DifferentialPrivacy(Sanitiser):
     epsilon: Positive | None = 8.0
     delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
     sampling: Sampling = "drawn"
+
+    def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:
+        """Refuse central noise where the server does not add it to a plain mean, or examples take several steps.
+
+        Raises:
+            BadInput: it is so.
+        """
+        if self.where == "central" and aggregator.averages != "equally":
+            raise BadInput(
+                f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"
+            )
+        if self.where == "central" and self.level == "sample" and not plan.sends_gradient:
+            raise BadInput("sample-level dp with central noise is for fedsgd; use local")
 
     def __call__(
         self,

@@ -6,11 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fedaudit.defences.aggregation import Aggregator
+from fedaudit.task.training import LocalPlan
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import Plugin, Registry, register
 
@@ -34,9 +36,29 @@ SANITISERS: Registry[type[Sanitiser]] = Registry("sanitiser", "fedaudit.sanitise
 
 
 class Sanitiser(Plugin, ABC):
-    """Changes an update before it leaves the client; one instance per client, so it may keep state between rounds."""
+    """Changes an update before it leaves the client; one instance per client, so it may keep state between rounds.
+
+    What everybody knows of the change, the attacker included, is the ``sanitised`` of the update that it returns: a
+    :class:`~fedaudit.transcript.update.SanitiserInfo`.
+
+    Class attributes beside a plug-in's:
+        protects: False where it changes nothing.
+    """
 
     registry = SANITISERS
+
+    protects: ClassVar[bool] = True
+
+    def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:
+        """Refuse, before anything is simulated, a federation that it isn't made for.
+
+        Args:
+            plan: how clients train.
+            aggregator: how the server merges what they send.
+
+        Raises:
+            BadInput: it isn't; the message gives the reason and the remedy.
+        """
 
     @abstractmethod
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:
@@ -61,6 +83,7 @@ class NoSanitiser(Sanitiser):
     name = "none"
     summary = "the update leaves as it is: no defence"
     paper = "-"
+    protects = False
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return ``update``."""

@@ -15,9 +15,9 @@ from fedaudit.attacks.case import Case
 from fedaudit.attacks.records.membership import LossThreshold
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS
-from fedaudit.scenario.federation import FederationSpec
 from fedaudit.scenario.scenario import Scenario
-from fedaudit.scenario.threat import ThreatModel
+from fedaudit.simulation.spec import FederationSpec
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.validation import NamedSpec
 

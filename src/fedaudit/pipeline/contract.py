@@ -21,10 +21,10 @@ from fedaudit.data import Dataset, load_dataset
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.queries import NOBODY
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, NotApplicable

@@ -31,9 +31,9 @@ from fedaudit.pipeline.control_cases import (
 from fedaudit.pipeline.trials import Trial, run_trials
 from fedaudit.pipeline.vertical import easy_case
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.progress import Display, Quiet
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.pipeline.describe_recording import recording_record
 from fedaudit.pipeline.vertical import federation_record as vertical_record
 from fedaudit.results import FederationRecord, HistoryRecord, HistoryTiming
-from fedaudit.scenario.federation import DefencesSpec, FederationSpec
 from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.history import History
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.utils.registry import Registry
-from fedaudit.utils.validation import NamedSpec
+from fedaudit.utils.registry import Plugin
 
 
 def federation_record(transcript: Transcript, history: History | None, scenario: Scenario) -> FederationRecord:
@@ -115,22 +112,22 @@ def _course_record(history: History, spec: FederationSpec) -> HistoryRecord:
 def _defences(transcript: Transcript, defences: DefencesSpec) -> str:
     """Return what the defences do, with which settings, in words; nothing where there is none."""
     parts = []
-    if defences.sanitiser.name != "none":
-        parts.append(f"each client changes its update before it leaves, by {_in_words(SANITISERS, defences.sanitiser)}")
-    if defences.aggregator.name not in ("mean", "fedavg"):
+    if defences.sanitiser.protects:
+        parts.append(f"each client changes its update before it leaves, by {_in_words(defences.sanitiser)}")
+    if defences.aggregator.averages is None:
         rejected = sum(len(r.rejected) for r in transcript.rounds)
-        merged = _in_words(AGGREGATORS, defences.aggregator)
+        merged = _in_words(defences.aggregator)
         parts.append(f"the server merges by {merged} and left out {rejected} of {transcript.updates} updates")
         reasons = [r.fallback for r in transcript.rounds if r.fallback]
         parts += [f"in {len(reasons)} of {len(transcript.rounds)} rounds: {reasons[0]}"] if reasons else []
     return "; ".join(parts)
 
 
-def _in_words(registry: Registry[Any], defence: NamedSpec) -> str:
+def _in_words(defence: Plugin) -> str:
     """Return a defence's name, what it does, and its settings."""
     values = {name: "none" if value is None else str(value).lower() for name, value in defence.settings().items()}
     settings = [f"{name}={value}" for name, value in values.items()]
-    about = [registry[defence.name].summary] + [", ".join(settings)] * bool(settings)
+    about = [defence.summary] + [", ".join(settings)] * bool(settings)
     return f"{defence.name} ({'; '.join(about)})"
 
 

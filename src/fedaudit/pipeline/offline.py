@@ -26,18 +26,18 @@ from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, ru
 from fedaudit.pipeline.trials import Trial
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import Loss
 from fedaudit.transcript.recorded_truth import FOLDER, has_truth
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import FILE, Truth, check_belongs
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
 from fedaudit.utils.progress import Display
-from fedaudit.utils.validation import NamedSpec, explain
+from fedaudit.utils.validation import explain
 
 NO_TRUTH = "there is no ground truth beside the transcript to evaluate findings by; say where it is (truth)"
 NO_LIMITS_WITHOUT_TRUTH = (
@@ -103,7 +103,7 @@ class Findings(Sequence[Finding | NotApplicable]):
         """Return what was asked for, as the folder of an audit keeps it."""
         return {
             "transcript": self.transcript.fingerprint(),
-            "attacks": [spec.model_dump(mode="json") for spec in _complete(self.attacks)],
+            "attacks": [attack.written() for attack in self.attacks],
             "threat": self.threat.model_dump(mode="json"),
             "seed": self.seed,
             "device": self.device,
@@ -244,7 +244,7 @@ def evaluate_findings(
     name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
     attacked = scenario.model_copy(
         update={
-            "attacks": _complete(attacks),
+            "attacks": attacks,
             "threat": adversary,
             "federations": [spec.model_copy(update={"name": name})],
             "defences": defences,
@@ -269,7 +269,7 @@ def evaluate_findings(
     recording = Recording(transcript, loaded)
     check_public_examples([recording], attacks)
     return assess(
-        ResolvedScenario(attacked, attacks, data, model_record),
+        ResolvedScenario(attacked, data, model_record),
         [recording],
         found.trials,
         workers=workers,
@@ -298,10 +298,6 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
             f"the transcript '{transcript.name}' grants no labels; simulate with --set threat.knows_labels=true"
         )
     return adversary
-
-
-def _complete(attacks: Sequence[Attack]) -> list[NamedSpec]:
-    return [NamedSpec.model_validate({"name": a.name, **a.settings()}) for a in attacks]
 
 
 def _flags(found: Findings) -> list[str]:

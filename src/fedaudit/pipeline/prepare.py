@@ -11,11 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import ATTACKS, Attack
+from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset, load_dataset
-from fedaudit.data.partition import PARTITIONS
-from fedaudit.defences.aggregation import AGGREGATORS, Aggregator
-from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.models import (
     MODELS,
@@ -31,13 +28,10 @@ from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.modes import mode_in_words, with_modes
 from fedaudit.pipeline.pretraining import pretrain
 from fedaudit.results import DataRecord, ModelRecord
-from fedaudit.scenario.federation import DefencesSpec, MaliciousSpec
 from fedaudit.scenario.scenario import Scenario
-from fedaudit.simulation.behaviour import BEHAVIOURS, Behaviour
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.local_training import draws_at_random
 from fedaudit.simulation.record_draw import draw_records
-from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS, ServerBehaviour
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import BCE, Loss, loss_function
@@ -47,7 +41,6 @@ from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import generator
-from fedaudit.utils.validation import NamedSpec
 
 
 @dataclass(frozen=True)
@@ -55,15 +48,13 @@ class ResolvedScenario:
     """A scenario with everything that was made from it and checked.
 
     Attributes:
-        scenario: with all settings of attacks and defences spelled out.
-        attacks: in the scenario's order.
+        scenario: with the attacks that are run, and how its model trains.
         data, model: what a result says of them.
         federations: every federation under every set of defences, none of them simulated yet; empty where they were
             simulated before.
     """
 
     scenario: Scenario
-    attacks: Sequence[Attack]
     data: DataRecord
     model: ModelRecord
     federations: Sequence[Federation] = ()
@@ -95,7 +86,7 @@ def resolve(
         BadInput: a name is unknown, a setting isn't allowed, the data aren't there, parts don't fit together, or a
             user's own is missing.
     """
-    scenario, attacks, behaviours, aggregators = _spelt_out(scenario)
+    _check(scenario)
     own = dataset is not None
     if dataset is None:
         if scenario.data.name == "custom":
@@ -103,8 +94,8 @@ def resolve(
                 "the scenario audits a user's own data; run it from Python: fedaudit.audit(scenario, data=…)"
             )
         dataset = _loaded(scenario, data_dir)
-    if not attacks:
-        scenario, attacks = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, dataset, model)}))
+    if not scenario.attacks:
+        scenario = _with_attacks(scenario, dataset, model)
     module = None if model is None else _copied(model)
     spec = with_modes(scenario.model, module)
     scenario = scenario.model_copy(update={"model": spec})
@@ -148,8 +139,8 @@ def resolve(
     if spec.checkpoint is not None:
         load_checkpoint(module, spec.checkpoint)
     _check_outputs(module, task_info, dataset, own)  # what doesn't fit is found before the training
-    canaries = next((asked for attack in attacks if (asked := attack.canary_spec())), None)
-    federations = _federations(scenario, behaviours, aggregators, dataset, task_info, module, loss, canaries)
+    canaries = next((asked for attack in scenario.attacks if (asked := attack.canary_spec())), None)
+    federations = _federations(scenario, dataset, task_info, module, loss, canaries)
     trained = (
         f"checkpoint {spec.checkpoint}" if spec.checkpoint else "untrained" if spec.name != "custom" else "as given"
     )
@@ -176,7 +167,7 @@ def resolve(
         dropout=dropout,
         mode=mode_in_words(batch_norm, dropout, model),
     )
-    return ResolvedScenario(scenario, attacks, data_record, model_record, federations)
+    return ResolvedScenario(scenario, data_record, model_record, federations)
 
 
 def spell_out(
@@ -185,12 +176,11 @@ def spell_out(
     """Return the scenario as :func:`resolve` does, without making its parts; data are read for open attacks only.
 
     Raises:
-        BadInput: a name is unknown, or a setting isn't allowed.
+        BadInput: parts don't fit together.
     """
-    scenario, attacks, _, _ = _spelt_out(scenario)
-    if not attacks and (dataset is not None or scenario.data.name != "custom"):
-        held = dataset if dataset is not None else _loaded(scenario, data_dir)
-        scenario, _ = _with_attacks(scenario.model_copy(update={"attacks": choose(scenario, held, model)}))
+    _check(scenario)
+    if not scenario.attacks and (dataset is not None or scenario.data.name != "custom"):
+        scenario = _with_attacks(scenario, dataset if dataset is not None else _loaded(scenario, data_dir), model)
     module = model if isinstance(model, nn.Module) else None
     return scenario.model_copy(update={"model": with_modes(scenario.model, module)})
 
@@ -201,10 +191,10 @@ def check_files(scenario: Scenario) -> None:
     Raises:
         MissingData: one isn't there.
     """
-    for spec in scenario.attacks:
-        for key, value in spec.settings().items():
-            if key.endswith("_file") and isinstance(value, str) and not Path(value).is_file():
-                raise MissingData(f"attack '{spec.name}': {key}: there is no file '{shown(value)}'")
+    for attack in scenario.attacks:
+        for file in attack.files():
+            if not file.is_file():
+                raise MissingData(f"attack '{attack.name}': there is no file '{shown(str(file))}'")
 
 
 def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
@@ -212,93 +202,36 @@ def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
     return load_dataset(spec.name, image_size=spec.image_size, data_dir=data_dir, limit=spec.limit, seed=scenario.seed)
 
 
-def _spelt_out(scenario: Scenario) -> tuple[Scenario, list[Attack], list[Behaviour | None], list[Aggregator]]:
-    """Return the scenario with all settings spelled out, and what was made to know them.
-
-    That is its attacks, the behaviour of each federation's malicious clients, and each set of defences' aggregator.
+def _check(scenario: Scenario) -> None:
+    """Refuse what can be seen to be wrong before data are read.
 
     Raises:
-        BadInput: a name is unknown, or a setting isn't allowed.
+        BadInput: a name is unknown, or parts don't fit together.
     """
     if scenario.model.name != "custom":
         MODELS[scenario.model.name]
     if scenario.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("device is 'cuda', but torch finds no GPU here; use device: cpu")
-    scenario, attacks = _with_attacks(scenario)
-    federations, behaviours = [], []
-    for one in scenario.federations:
-        PARTITIONS[one.partition.scheme]
-        behaviour: Behaviour | None = None
-        if (malicious := one.malicious) is not None:
-            behaviour = make(BEHAVIOURS, malicious.name, malicious.settings())
-            spelt = MaliciousSpec.model_validate({**malicious.model_dump(), **behaviour.settings()})
-            one = one.model_copy(update={"malicious": spelt})
-        if one.server is not None:
-            dishonest = make(SERVER_BEHAVIOURS, one.server.name, one.server.settings())
-            spelt_out = NamedSpec.model_validate({"name": one.server.name, **dishonest.settings()})
-            one = one.model_copy(update={"server": spelt_out})
-        behaviours.append(behaviour)
-        federations.append(one)
-    defences, aggregators = zip(
-        *(_defences(one, scenario) for one in (scenario.defences, *scenario.other_defences)), strict=True
-    )
-    changes = {
-        "federations": federations,
-        "defences": defences[0],
-        "other_defences": list(defences[1:]),
-    }
-    return scenario.model_copy(update=changes), attacks, behaviours, list(aggregators)
-
-
-def _with_attacks(scenario: Scenario) -> tuple[Scenario, list[Attack]]:
-    """Return the scenario with its attacks' settings spelled out, and the attacks."""
-    attacks = [make(ATTACKS, spec.name, spec.settings()) for spec in scenario.attacks]
-    if len(attacks) > 1 and any(attack.canary_spec() for attack in attacks):
+    if len(scenario.attacks) > 1 and any(attack.canary_spec() for attack in scenario.attacks):
         raise BadInput(
             "epsilon puts canaries into the federation, so other attacks would see another one: give it a scenario of "
             "its own"
         )
-    spelt = [NamedSpec.model_validate({"name": attack.name, **attack.settings()}) for attack in attacks]
-    return scenario.model_copy(update={"attacks": spelt}), attacks
-
-
-def _defences(defences: DefencesSpec, scenario: Scenario) -> tuple[DefencesSpec, Aggregator]:
-    aggregator = make(AGGREGATORS, defences.aggregator.name, defences.aggregator.settings())
-    sanitiser = defences.sanitiser
-    sanitising = make(SANITISERS, sanitiser.name, sanitiser.settings()).settings()
-    if sanitising.get("where") == "central" and aggregator.name != "mean":
-        raise BadInput(
-            f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"
-        )
-    for federation in scenario.federations:
-        if (sanitising.get("level"), sanitising.get("where")) == (
-            "sample",
-            "central",
-        ) and federation.algorithm != "fedsgd":
-            raise BadInput(
-                f"federation '{federation.name}': sample-level dp with central noise is for fedsgd; use local"
-            )
-        if (sanitiser.name, sanitising.get("scale")) == ("sign", "one") and federation.algorithm != "fedsgd":
-            raise BadInput(
-                f"federation '{federation.name}': sign with scale: one is for fedsgd, whose learning rate shortens it; "
-                f"under {federation.algorithm} the server would add 1 or -1 to every weight: use scale: mean"
-            )
+    for _, federation, defences in scenario.runs():
         try:
-            aggregator.dry_run(federation.clients_per_round or federation.clients)
+            defences.check(federation.plan)
         except BadInput as error:
             raise BadInput(f"federation '{federation.name}': {error}") from None
-    spelt = {
-        "name": defences.name,
-        "aggregator": {"name": aggregator.name, **aggregator.settings()},
-        "sanitiser": {"name": sanitiser.name, **sanitising},
-    }
-    return DefencesSpec.model_validate(spelt), aggregator
+
+
+def _with_attacks(scenario: Scenario, dataset: Dataset, model: nn.Module | None) -> Scenario:
+    """Return the scenario, which leaves its attacks open, with those that fit."""
+    chosen = [make(ATTACKS, spec.name, spec.settings()) for spec in choose(scenario, dataset, model)]
+    return scenario.model_copy(update={"attacks": chosen})
 
 
 def _federations(
     scenario: Scenario,
-    behaviours: Sequence[Behaviour | None],
-    aggregators: Sequence[Aggregator],
     dataset: Dataset,
     task_info: TaskInfo,
     model: nn.Module,
@@ -310,13 +243,11 @@ def _federations(
     threat, evaluation = scenario.threat, scenario.evaluation
     split, seed, measured = scenario.data.split, scenario.seed, evaluation.accuracy_every
     federations = []
-    for spec, behaviour in zip(scenario.federations, behaviours, strict=True):
+    for spec in scenario.federations:
         client_data = partition_clients(dataset, split, spec, seed=seed)
-        dishonest: ServerBehaviour | None = None
         info, sent = replace(task_info, batch_norm=spec.batch_norm or task_info.batch_norm), model
         if spec.server is not None:
-            dishonest = make(SERVER_BEHAVIOURS, spec.server.name, spec.server.settings())
-            info = dishonest.task_info(info, spec.plan)
+            info = spec.server.task_info(info, spec.plan)
             sent = with_front(model, info)
         drawn = draw_records(
             dataset,
@@ -331,7 +262,7 @@ def _federations(
             pretrained=scenario.model.training.epochs > 0,
             measured=measured is not None,
         )
-        for defences, aggregator in zip((scenario.defences, *scenario.other_defences), aggregators, strict=True):
+        for defences in (scenario.defences, *scenario.other_defences):
             federation = Federation(
                 name=next(names),
                 spec=spec,
@@ -346,13 +277,10 @@ def _federations(
                 client_data=client_data,
                 drawn=drawn,
                 during_training=threat.adversary == "client",
-                aggregator=aggregator,
-                behaviour=behaviour,
                 accuracy_every=measured,
                 accuracy_examples=evaluation.accuracy_examples,
                 canaries=canaries,
                 together=threat.together if threat.adversary != "client" else 1,
-                server=dishonest,
                 public=drawn.public,
             )
             check(federation)

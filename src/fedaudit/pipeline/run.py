@@ -39,10 +39,10 @@ from fedaudit.results import (
     Timing,
 )
 from fedaudit.scenario.scenario import Scenario
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording, simulate
 from fedaudit.task.training import Loss
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
@@ -160,10 +160,10 @@ def run_audit(
     resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display)
     recordings = record(resolved, workers=workers, store=store if checkpoints else None, display=display)
     attacked = [r for r in recordings if resolved.scenario.attacked(r.transcript.name)]
-    check_public_examples(attacked, resolved.attacks)
+    check_public_examples(attacked, resolved.scenario.attacks)
     planned = plan(
         [r.transcript for r in attacked],
-        resolved.attacks,
+        resolved.scenario.attacks,
         resolved.scenario.threat,
         updates=resolved.scenario.evaluation.updates,
         clients=resolved.scenario.evaluation.clients,
@@ -298,7 +298,7 @@ def assess(
     display: Display | None = None,
 ) -> Audit:
     """Open the truth, now that every attack has been run; evaluate, and run the positive controls."""
-    scenario, attacks = resolved.scenario, resolved.attacks
+    scenario, attacks = resolved.scenario, resolved.scenario.attacks
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
     image_files: dict[str, Tensor] = {}

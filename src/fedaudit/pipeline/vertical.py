@@ -10,13 +10,13 @@ from fedaudit.data.dataset import Split
 from fedaudit.models import VerticalModel
 from fedaudit.pipeline.control_cases import Case, typical
 from fedaudit.results import AdversaryRecord, FederationRecord, HistoryRecord, HistoryTiming
-from fedaudit.scenario.federation import FederationSpec
-from fedaudit.scenario.threat import ThreatModel
-from fedaudit.scenario.vertical import VerticalSpec
 from fedaudit.simulation.simulator import Recording
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.vertical import exchange
 from fedaudit.transcript.history import History
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.vertical_spec import VerticalSpec
 from fedaudit.utils.seeds import generator
 
 _SPLITS = {"strips": "columns that stand side by side", "quadrants": "a quarter of an image each"}

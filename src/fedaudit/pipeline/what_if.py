@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedaudit.attacks import ATTACKS
-from fedaudit.scenario.federation import DefencesSpec
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.utils.errors import BadInput
 
@@ -40,7 +39,7 @@ def with_what_if(scenario: Scenario) -> Scenario:
         raise BadInput(
             "--what-if compares defences of updates, and a vertical federation sends none; change its protocol or top"
         )
-    after = ATTACKS[scenario.attacks[0].name].value.recovers
+    after = scenario.attacks[0].recovers if scenario.attacks else ""
     chosen = [DefencesSpec.model_validate(values) for values in FITTING.get(after, FITTING["training images"])]
     every = scenario.evaluation.accuracy_every or max(f.rounds for f in scenario.federations)
     return Scenario.model_validate(

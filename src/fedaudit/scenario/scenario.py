@@ -8,24 +8,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_serializer, field_validator, model_validator
 
-from fedaudit.scenario.federation import DefencesSpec, FederationSpec
-from fedaudit.scenario.threat import ThreatModel
+from fedaudit.attacks import Attack
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.scenario.yaml import apply_override as apply_override
 from fedaudit.scenario.yaml import describe_source, read_scenario
 from fedaudit.scenario.yaml import parse_setting as parse_setting
+from fedaudit.simulation.spec import FederationSpec
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit.utils.registry import PluginField
 from fedaudit.utils.validation import (
     Count,
     File,
     Fraction,
-    NamedSpec,
     Positive,
     Spec,
     Title,
     Whole,
     explain,
-    from_name,
     no_boolean,
 )
 
@@ -147,7 +148,7 @@ class Scenario(Spec):
         default=[], description="the second and further ones of such a list, as a written scenario keeps them"
     )
     threat: ThreatModel = Field(default=ThreatModel(), description="who the adversary is and what it knows")
-    attacks: Annotated[list[Annotated[NamedSpec, BeforeValidator(from_name)]], Field(min_length=1)] = Field(
+    attacks: Annotated[list[PluginField[Attack]], Field(min_length=1)] = Field(
         default=[], description="null or left out: those that fit the data, the updates and the threat model"
     )
     evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="what is attacked and how it is judged")
@@ -169,8 +170,8 @@ class Scenario(Spec):
         return values
 
     @field_serializer("attacks")
-    def _open_or_named(self, attacks: list[NamedSpec]) -> list[dict[str, Any]] | None:
-        return [attack.model_dump(mode="json") for attack in attacks] or None
+    def _open_or_named(self, attacks: list[Attack]) -> list[dict[str, Any]] | None:
+        return [attack.written() for attack in attacks] or None
 
     @model_validator(mode="after")
     def _attacked_exist(self) -> Scenario:

@@ -62,9 +62,16 @@ BEHAVIOURS: Registry[type[Behaviour]] = Registry("behaviour", "fedaudit.behaviou
 
 
 class Behaviour(Plugin, ABC):
-    """What malicious clients do. One instance for all malicious clients of a federation: they collude."""
+    """What malicious clients do. One instance for all malicious clients of a federation: they collude.
+
+    Attributes that a subclass may make settings:
+        start: the round in which they begin; before, they are honest.
+        target: the class that they are after, of which they hold no example; None: they are after none.
+    """
 
     registry = BEHAVIOURS
+    start: int = 0
+    target: int | None = None
     # Whether what it does says something of a trained federation only; then accuracy is measured at the end.
     trained: ClassVar[bool] = False
 

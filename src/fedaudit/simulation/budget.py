@@ -6,26 +6,23 @@ import math
 from dataclasses import replace
 
 from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
-from fedaudit.defences.sanitising import SANITISERS
 from fedaudit.epsilon.accounting import Account
 from fedaudit.results.epsilon import Adjacency
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
 from fedaudit.transcript.history import History
-from fedaudit.utils.registry import make
 
 
 class PrivacyBudget:
     """Who may still send, where the updates have differential privacy."""
 
     def __init__(self, federation: Federation, history: History) -> None:
-        spec, client_data, sanitiser = federation.spec, federation.client_data, federation.defences.sanitiser
+        spec, client_data, dp = federation.spec, federation.client_data, federation.defences.sanitiser
         self.history = history
         self.account: Account | None = None
         self.central_noise = 0.0
         self.sent = [0] * spec.clients
         self.finished = 0
-        dp = make(SANITISERS, sanitiser.name, sanitiser.settings())
         if not isinstance(dp, DifferentialPrivacy):
             return
         fewest = min(map(len, client_data))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, NoSanitiser, Sanitiser
+from fedaudit.defences.sanitising import ClientContext, NoSanitiser, Sanitiser
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanaryRecords, CanarySpec, Directions
 from fedaudit.results.epsilon import Unit
 from fedaudit.simulation.budget import PrivacyBudget
@@ -20,7 +20,6 @@ from fedaudit.simulation.local_training import trainable
 from fedaudit.simulation.server import Guests
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
 
 
@@ -46,9 +45,7 @@ class CanaryPlay:
         self.federation, self.budget = federation, budget
         self.spec: CanarySpec = federation.canaries
         spec, seed, asked = federation.spec, federation.seed, self.spec
-        sanitiser = federation.defences.sanitiser
-        self.make = lambda: make(SANITISERS, sanitiser.name, sanitiser.settings())
-        dp: Sanitiser = self.make()
+        dp = federation.defences.sanitiser
         self.dp = dp if isinstance(dp, DifferentialPrivacy) else None
         self.unit: Unit = "record" if self.dp and self.dp.level == "sample" else "client"
         self.clip = self.dp.clip if self.dp else asked.clip
@@ -64,11 +61,11 @@ class CanaryPlay:
         self.batch = min(spec.batch_size, *map(len, federation.client_data))
         self.sampler = generator(seed, spec.name, "canary sampling")
         self.at_once = type(dp) is NoSanitiser or (type(dp) is DifferentialPrivacy and dp.where == "central")
-        self.rows = federation.aggregator.name != "mean"
+        self.rows = federation.aggregator.averages != "equally"
         self.joint = asked.joint and not self.at_once
         self._check_joint(dp)
         apart = self.unit == "client" and not self.at_once and not self.joint
-        self.senders = [self.make() for _ in range(asked.count)] if apart else []
+        self.senders = [dp.anew() for _ in range(asked.count)] if apart else []
         self.generators = [generator(seed, spec.name, "canary", j) for j in range(len(self.senders))]
         self.dice = generator(seed, spec.name, "joint noise of canaries")
         self.readings: dict[str, list[Tensor]] = {name: [] for name in OBSERVERS}

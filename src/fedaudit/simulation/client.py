@@ -17,10 +17,10 @@ from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split
 from fedaudit.defences.aggregation import Aggregator
 from fedaudit.defences.privacy import DifferentialPrivacy
-from fedaudit.defences.sanitising import SANITISERS, ClientContext
+from fedaudit.defences.sanitising import ClientContext
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.epsilon.canaries import CanaryRecords, CanarySpec
 from fedaudit.models import set_training_mode
-from fedaudit.scenario.federation import DefencesSpec, FederationSpec
 from fedaudit.simulation.arithmetic import fast_arithmetic
 from fedaudit.simulation.behaviour import Behaviour, ClientStep
 from fedaudit.simulation.checkpoint import State
@@ -28,13 +28,13 @@ from fedaudit.simulation.encoding import decode, encode
 from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.simulation.record_draw import RecordDraw
 from fedaudit.simulation.server_behaviour import ServerBehaviour
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, TrainingConfig
 from fedaudit.transcript.history import History
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.finite import all_finite
-from fedaudit.utils.registry import make
 from fedaudit.utils.seeds import derive_seed, generator
 
 _CACHED = 400_000  # bytes
@@ -60,14 +60,11 @@ class Federation:
         client_data: what each client holds; the malicious ones are the last.
         drawn: the adversary's records, and on what accuracy is measured.
         during_training: whether malicious clients have these records while the federation runs.
-        aggregator: of the server.
-        behaviour: of the malicious clients, as they begin; None where there are none.
         accuracy_every: accuracy is measured every so many rounds and after the last; None: never.
         accuracy_examples: on so many examples, at most.
         canaries: that an audit of ε puts in; None: none.
         together: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
-        server: what a malicious server does to the model, as it begins; None: it is honest.
-        public: examples that it holds; None: it has none.
+        public: examples that a malicious server holds; None: it has none.
     """
 
     name: str
@@ -83,14 +80,26 @@ class Federation:
     client_data: list[Split]
     drawn: RecordDraw
     during_training: bool
-    aggregator: Aggregator
-    behaviour: Behaviour | None = None
     accuracy_every: int | None = None
     accuracy_examples: int = 1000
     canaries: CanarySpec | None = None
     together: int = 1
-    server: ServerBehaviour | None = None
     public: Split | None = None
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """Of the server."""
+        return self.defences.aggregator
+
+    @property
+    def behaviour(self) -> Behaviour | None:
+        """Of the malicious clients; None where there are none."""
+        return self.spec.malicious.behaviour if self.spec.malicious else None
+
+    @property
+    def server(self) -> ServerBehaviour | None:
+        """What a malicious server does to the model; None: it is honest."""
+        return self.spec.server
 
 
 class Client:
@@ -102,6 +111,7 @@ class Client:
         federation: its own.
         layers: names of the parameters and buffers of each of the model's layers, in forward order.
         canaries: those among its records, if any.
+        behaviour: of the federation's malicious clients, which share one.
     """
 
     def __init__(
@@ -111,6 +121,7 @@ class Client:
         federation: Federation,
         layers: tuple[tuple[str, ...], ...] = (),
         canaries: CanaryRecords | None = None,
+        behaviour: Behaviour | None = None,
     ) -> None:
         self.number = number
         self.data = data
@@ -119,11 +130,10 @@ class Client:
         self.spec, self.seed = spec, seed = federation.spec, federation.seed
         self.order = generator(seed, spec.name, "order", number)
         self.noise = generator(seed, spec.name, "sanitiser", number)
-        sanitiser = federation.defences.sanitiser
-        self.sanitiser = make(SANITISERS, sanitiser.name, sanitiser.settings())
+        self.sanitiser = federation.defences.sanitiser.anew()
         self.layers = layers
         malicious = number >= spec.honest
-        self.behaviour = federation.behaviour if malicious else None
+        self.behaviour = behaviour if malicious else None
         self.records = federation.drawn.records if malicious and federation.during_training else None
         self.used = torch.zeros(len(data), dtype=torch.bool)  # which of its examples an update was made from
         self.behaviour_rng = generator(seed, spec.name, "behaviour", number)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.dataset import Attribute, Dataset, Split, property_of
-from fedaudit.scenario.federation import FederationSpec
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.queries import NOBODY, UNUSED, Records
 from fedaudit.utils import seeds
 from fedaudit.utils.errors import BadInput

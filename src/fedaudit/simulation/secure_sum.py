@@ -15,8 +15,6 @@ from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.errors import BadInput
 
-ADDING = ("mean", "fedavg")  # the aggregators that need no more than sums
-
 
 def groups(participants: Sequence[int], size: int) -> list[list[int]]:
     """Return who is summed with whom: clients in order, ``size`` to a sum.

@@ -18,19 +18,19 @@ from torch import Tensor
 from fedaudit.data import Dataset
 from fedaudit.data.dataset import Split, property_of
 from fedaudit.data.partition import partition
-from fedaudit.defences.privacy import refuse_batch_norm
-from fedaudit.defences.sanitising import SANITISERS
+from fedaudit.defences.privacy import DifferentialPrivacy, refuse_batch_norm
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.models import has_batch_norm, layer_groups, set_training_mode
-from fedaudit.scenario.federation import DefencesSpec, FederationSpec
 from fedaudit.simulation.arithmetic import runs_fast
 from fedaudit.simulation.behaviour import Behaviour
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.canary_play import CanaryPlay
 from fedaudit.simulation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.simulation.client import Client, Federation
-from fedaudit.simulation.secure_sum import ADDING, sums_only, union
+from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep, sent
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.vertical import check_vertical, play
 from fedaudit.simulation.worker_pool import run_round
 from fedaudit.transcript.history import History
@@ -93,14 +93,13 @@ def simulate(
         return Recording(*play(federation, report))
     if federation.spec.arithmetic == "fast" and not runs_fast(federation.model, _sample(federation)):
         federation = dataclasses.replace(federation, spec=federation.spec.model_copy(update={"arithmetic": "torch"}))
-    spec, defences, seed = federation.spec, federation.defences, federation.seed
+    spec, seed = federation.spec, federation.seed
     client_data, drawn = federation.client_data, federation.drawn
     model = copy.deepcopy(federation.model)
     layers = _layers(federation)
-    behaviour, aggregator, dishonest = copy.deepcopy(  # they may remember
-        (federation.behaviour, federation.aggregator, federation.server)
-    )
-    own_copies = dataclasses.replace(federation, behaviour=behaviour)
+    aggregator = federation.aggregator.anew()  # they may remember
+    behaviour = federation.behaviour and federation.behaviour.anew()
+    dishonest = federation.server and federation.server.anew()
     root = _root(federation)
     history = History(federation.accuracy_every, federation.accuracy_examples)
     history.at_end = behaviour is not None and behaviour.trained
@@ -109,7 +108,8 @@ def simulate(
     canaries = CanaryPlay(federation, budget) if federation.canaries else None
     own_canaries = canaries.records() if canaries else [None] * spec.clients
     clients = [
-        Client(number, data, own_copies, layers, own_canaries[number]) for number, data in enumerate(client_data)
+        Client(number, data, federation, layers, own_canaries[number], behaviour)
+        for number, data in enumerate(client_data)
     ]
     step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
     server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
@@ -132,7 +132,7 @@ def simulate(
     @cache
     def key() -> str:
         code = [native_code()] if spec.arithmetic == "fast" else []  # it decides the bits
-        return computation(federation, SANITISERS[defences.sanitiser.name].value, *code)
+        return computation(federation, *code)
 
     def state() -> State:
         return {
@@ -228,7 +228,7 @@ def simulate(
     candidates = _candidates(federation, inputs, labels, rows)
     owners = drawn.owned([client.used for client in clients])
     if federation.together > 1:
-        weighted, alone = aggregator.name == "fedavg", federation.task_info.batch_norm == "train"
+        weighted, alone = aggregator.averages == "by examples", federation.task_info.batch_norm == "train"
         transcript.rounds, members = sums_only(
             rounds, federation.together, weighted=weighted, batch_norm=alone and has_batch_norm(model)
         )
@@ -335,18 +335,18 @@ def check(federation: Federation) -> None:
             return check_vertical(federation)
         _check_size(federation)
         held = sum(map(len, federation.client_data))
-        if (wanted := federation.aggregator.settings().get("root_examples", 0)) > held:
+        if (wanted := federation.aggregator.root_examples) > held:
             raise BadInput(
                 f"root_examples is {wanted}, but the clients hold {held} examples together; "
                 "lower defences.aggregator.root_examples"
             )
-        sample_level = federation.defences.sanitiser.settings().get("level") == "sample"
-        if sample_level and federation.task_info.batch_norm == "train":
+        dp = federation.defences.sanitiser
+        if isinstance(dp, DifferentialPrivacy) and dp.level == "sample" and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
-        if federation.together > 1 and federation.aggregator.name not in ADDING:
+        if federation.together > 1 and federation.aggregator.averages is None:
             raise BadInput(
                 f"the server sees sums only (threat.sees), and the aggregator '{federation.aggregator.name}' compares "
-                f"single updates; use {' or '.join(ADDING)}, or threat.sees=updates"
+                f"single updates; use mean or fedavg, or threat.sees=updates"
             )
         if federation.behaviour:
             given_records = federation.drawn.records is not None and federation.during_training
@@ -365,10 +365,10 @@ def _check_attacked(federation: Federation, behaviour: Behaviour) -> None:
     Others that never start stand for honest clients whom the adversary owns.
     """
     spec = federation.spec
-    start, target = behaviour.settings().get("start"), behaviour.settings().get("target")
-    if target is not None and start is not None and start >= spec.rounds:
+    target = behaviour.target
+    if target is not None and behaviour.start >= spec.rounds:
         raise BadInput(
-            f"malicious clients start in round {start}, and rounds count from 0 to {spec.rounds - 1}; lower "
+            f"malicious clients start in round {behaviour.start}, and rounds count from 0 to {spec.rounds - 1}; lower "
             "malicious.start, or raise rounds"
         )
     held = [data.targets.tolist() for data in federation.client_data[spec.honest :]]
@@ -408,7 +408,7 @@ def _check_size(federation: Federation) -> None:
     tensors = (sent + rounds) * sum(t.numel() for t in federation.model.state_dict().values())
     pixels = sent * (spec.local_steps or 1) * spec.batch_size * math.prod(federation.task_info.input_shape)
     check_memory(4 * (tensors + pixels), f"its transcript ({sent:,} updates)")
-    if federation.canaries and federation.aggregator.name != "mean":  # which alone takes their sum
+    if federation.canaries and federation.aggregator.averages != "equally":  # which alone takes their sum
         rows = federation.canaries.count * sum(p.numel() for p in federation.model.parameters())
         check_memory(8 * rows, f"the {federation.canaries.count:,} canaries' updates, one by one")
 
@@ -417,7 +417,7 @@ def _root(federation: Federation) -> Client | None:
     """Return a trainer on the server's own root data, a random part of what the clients hold, if the rule wants one."""
     if not federation.aggregator.root:
         return None
-    wanted = federation.aggregator.settings()["root_examples"]
+    wanted = federation.aggregator.root_examples
     held = federation.client_data
     owned = Split(torch.cat([s.inputs for s in held]), torch.cat([s.targets for s in held]))
     rows = torch.randperm(len(owned), generator=generator(federation.seed, federation.spec.name, "root"))[:wanted]

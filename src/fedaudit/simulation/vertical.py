@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedaudit.data.dataset import Split
 from fedaudit.models import VerticalModel, has_batch_norm
-from fedaudit.scenario.federation import FederationSpec
 from fedaudit.simulation.client import Federation
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.history import History

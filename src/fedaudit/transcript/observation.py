@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import Canaries
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.queries import Records
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.transcript.vertical import VerticalRecord

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedaudit.models import VerticalModel, build_vertical
-from fedaudit.scenario.vertical import VerticalSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.rounds import check_labels, check_tensors
+from fedaudit.transcript.vertical_spec import VerticalSpec
 from fedaudit.utils.errors import CorruptTranscript
 from fedaudit.utils.finite import all_finite
 

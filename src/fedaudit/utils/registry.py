@@ -6,14 +6,15 @@ import copy
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, overload
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, dataclass_transform, overload
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic_core import CoreSchema, core_schema
 
 from fedaudit.utils.errors import BadInput, unknown_name
-from fedaudit.utils.validation import explain, safe_name
+from fedaudit.utils.validation import NamedSpec, explain, from_name, safe_name
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -135,6 +136,19 @@ class Plugin:
         """Return all settings by their names in scenarios, JSON-serialisable."""
         return {_word(f.name): getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
 
+    def written(self) -> dict[str, Any]:
+        """Return its name and all settings, as a scenario has them."""
+        return {"name": self.name, **self.settings()}
+
+    def anew(self) -> Self:
+        """Return another with the same settings that remembers nothing."""
+        return replace(self)  # type: ignore[type-var]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.written() == other.written()
+
+    __hash__ = object.__hash__
+
     def state_dict(self) -> dict[str, Any]:
         """Return what changes from round to round, for a checkpoint; not a copy."""
         return {f.name: getattr(self, f.name) for f in fields(self) if not f.init}  # type: ignore[arg-type]
@@ -199,6 +213,28 @@ def make(registry: Registry[type[P]], name: str, settings: Mapping[str, Any] | N
         if not known and settings:
             raise BadInput(f"{registry.kind} '{name}' has no settings; leave '{next(iter(settings))}' out") from None
         raise BadInput(f"{registry.kind} '{name}': {explain(error, known=known)}") from None
+
+
+class _ByName:
+    """How a plug-in is a field of a scenario: made once from a name, or a name and settings, and written as these."""
+
+    def __get_pydantic_core_schema__(self, kind: type[Plugin], handler: GetCoreSchemaHandler) -> CoreSchema:
+        def made(value: Any, named: Callable[[Any], NamedSpec]) -> Plugin:
+            if isinstance(value, kind):
+                return value
+            spec = named(value)
+            plugin: Plugin = make(kind.registry, spec.name, spec.settings())
+            return plugin
+
+        return core_schema.no_info_wrap_validator_function(
+            made,
+            handler.generate_schema(Annotated[NamedSpec, BeforeValidator(from_name)]),
+            serialization=core_schema.plain_serializer_function_ser_schema(kind.written),
+        )
+
+
+# ``PluginField[Attack]``: an attack, or its name, or a mapping of its name and settings.
+PluginField = Annotated[P, _ByName()]
 
 
 def _word(field_name: str) -> str:

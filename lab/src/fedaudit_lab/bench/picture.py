@@ -19,9 +19,9 @@ from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation, observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet

@@ -86,7 +86,7 @@ def _time_evaluation(scenario: Scenario) -> dict[str, Any]:
     started = time.time()
     resolved = resolve(scenario)
     recordings = record(resolved)
-    trials = run_attacks(plan([r.transcript for r in recordings], resolved.attacks, scenario.threat))
+    trials = run_attacks(plan([r.transcript for r in recordings], scenario.attacks, scenario.threat))
     began = time.perf_counter()
     with one_thread():
         assess(resolved, recordings, trials, workers=1, started=started)

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedaudit.attacks import make_attack
 from fedaudit.data import find_dataset, load_dataset, reading_once
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.sanitising import SANITISERS
@@ -95,7 +94,7 @@ def check_versions(
 
 def trial_computation(scenario: Scenario, data_dir: Path | None) -> str:
     """Return the fingerprint of all that a trial's outcome depends on: its scenario, code, data, files, device."""
-    (attack,) = (make_attack(spec.name, spec.settings()) for spec in scenario.attacks)
+    (attack,) = scenario.attacks
     defences = (scenario.defences, *scenario.other_defences)
     return computation(
         trial_key(scenario),
@@ -232,7 +231,7 @@ class _Share(Quiet):
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        attack = make_attack(scenario.attacks[0].name, scenario.attacks[0].settings())
+        attack = scenario.attacks[0]
         self._attack = float(getattr(attack, "iterations", 1) * getattr(attack, "restarts", 1))
         rounds = sum(f.rounds * (f.clients_per_round or f.clients) for f in scenario.federations)
         self._total = rounds * (1 + len(scenario.other_defences)) + self._attack

@@ -19,10 +19,10 @@ from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.victim import one_batch_gradient, unknown_training
 from fedaudit.models import set_training_mode
-from fedaudit.scenario.threat import ThreatModel
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, class_logits
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import NotApplicable
 
 _TIE = 1e-4  # relative; below, two candidates for the last layer's derivative can't be told apart by themselves

@@ -21,8 +21,8 @@ from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.reconstruct import with_priors
 from fedaudit.attacks.inversion.template import GradientInversion, Prepared, to_pixels
 from fedaudit.attacks.local_training import Way
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, NonNegative, from_name
 

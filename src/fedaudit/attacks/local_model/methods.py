@@ -16,8 +16,8 @@ from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
 from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
 from fedaudit.attacks.local_model.messages import Exchanged, exchanged, is_linear
 from fedaudit.attacks.local_training import Way
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 

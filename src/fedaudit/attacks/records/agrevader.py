@@ -16,10 +16,10 @@ from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
 from fedaudit.attacks.records.target import whole
-from fedaudit.scenario.threat import Scope
 from fedaudit.simulation.behaviour import Behaviour, ClientStep
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Number, Positive, Whole
 

@@ -17,9 +17,9 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import Records
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import NotApplicable
 
 _SMOOTH = 1.0  # added to every count of public examples

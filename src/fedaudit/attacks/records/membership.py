@@ -21,10 +21,10 @@ from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, above, upper_half
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public, whole
 from fedaudit.models import initialise, set_training_mode
-from fedaudit.scenario.threat import Scope
 from fedaudit.simulation.local_training import local_randomness, train
 from fedaudit.task.training import class_logits
 from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 

@@ -16,8 +16,8 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.stand_ins import Stock, flat, send, size_of, stock
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Share
 

@@ -15,8 +15,8 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import Target, whole
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Positive
 

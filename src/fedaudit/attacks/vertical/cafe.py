@@ -16,8 +16,8 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.models import VerticalModel, layer_groups
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, NonNegative, Positive

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
-from fedaudit.scenario.threat import Scope
 from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.threat import Scope
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 

@@ -1,20 +1,22 @@
-"""What a scenario says of a federation: who trains how, on which share of the data, with which defences."""
+"""What a scenario says of a federation: who trains how, on which share of the data, and who isn't honest."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from fedaudit.data.partition import PARTITIONS
-from fedaudit.scenario.vertical import VerticalSpec
+from fedaudit.simulation.behaviour import Behaviour
+from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.task.training import LocalPlan
+from fedaudit.transcript.vertical_spec import VerticalSpec
 from fedaudit.utils.errors import unknown_name
+from fedaudit.utils.registry import PluginField
 from fedaudit.utils.validation import (
     Count,
     Fraction,
     Name,
-    NamedSpec,
     NonNegative,
     Positive,
     Share,
@@ -57,11 +59,32 @@ class PartitionSpec(Spec):
         return self
 
 
-class MaliciousSpec(NamedSpec):
+class MaliciousSpec(Spec):
     """Clients that don't follow the protocol: a registered behaviour, how many, and the behaviour's settings."""
 
+    behaviour: PluginField[Behaviour] = Field(description="which one, by its registered name")
     clients: Count = Field(default=1, description="the last ones; they collude")
     lacks: list[Whole] = Field(default=[], description="classes of which they hold no example: theirs are left out")
+
+    @property
+    def name(self) -> str:
+        """The behaviour's."""
+        return self.behaviour.name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _side_by_side(cls, values: Any) -> Any:
+        """Tell the behaviour's settings from what every behaviour has: a scenario writes them side by side."""
+        values = from_name(values)
+        if not isinstance(values, dict) or "behaviour" in values:
+            return values
+        own = {key: value for key, value in values.items() if key in ("clients", "lacks")}
+        return {**own, "behaviour": {key: value for key, value in values.items() if key not in own}}
+
+    @model_serializer
+    def _written(self) -> dict[str, Any]:
+        settings = self.behaviour.written()
+        return {"name": settings.pop("name"), "clients": self.clients, "lacks": self.lacks, **settings}
 
 
 # What a vertical federation can't have: every party takes part in every round, in one step on the same examples.
@@ -113,10 +136,8 @@ class FederationSpec(Spec):
     partition: PartitionSpec = Field(
         default=PartitionSpec(), description="how the examples are spread over the clients"
     )
-    malicious: Annotated[MaliciousSpec, BeforeValidator(from_name)] | None = Field(
-        default=None, description="who of the clients isn't honest; nobody if null"
-    )
-    server: Annotated[NamedSpec, BeforeValidator(from_name)] | None = Field(
+    malicious: MaliciousSpec | None = Field(default=None, description="who of the clients isn't honest; nobody if null")
+    server: PluginField[ServerBehaviour] | None = Field(
         default=None,
         description="what a malicious server does to the model that it sends (threat.adversary: malicious-server); "
         "nothing if null",
@@ -191,28 +212,3 @@ class FederationSpec(Spec):
             raise ValueError("a vertical federation has 2 parties or more; raise clients")
         if vertical.observer >= self.clients:
             raise ValueError(f"vertical.observer is {vertical.observer}, but parties are 0 to {self.clients - 1}")
-
-
-class DefencesSpec(Spec):
-    """The defences in place: a registered name, or ``name`` and settings."""
-
-    name: Name | None = Field(default=None, description="for reports; made of the defences' names if null")
-    aggregator: Annotated[NamedSpec, BeforeValidator(from_name)] = Field(
-        default=NamedSpec(name="mean"), description="the server's rule for merging updates"
-    )
-    sanitiser: Annotated[NamedSpec, BeforeValidator(from_name)] = Field(
-        default=NamedSpec(name="none"), description="what a client does to its update before it sends it"
-    )
-
-    @property
-    def undefended(self) -> bool:
-        """Whether this is no defence at all, whatever its name."""
-        return self.aggregator.name in ("mean", "fedavg") and self.sanitiser.name == "none"
-
-    @property
-    def label(self) -> str:
-        """Its name, or that of what differs from no defence at all."""
-        names = [self.aggregator.name] * (self.aggregator.name != "mean") + [self.sanitiser.name] * (
-            self.sanitiser.name != "none"
-        )
-        return self.name or "-".join(names) or "none"
