@@ -24,6 +24,30 @@ import fedaudit
 These are the public names; what isn't here may change at any time. Results are pydantic models:
 [their fields](results.md#fields).
 """
+# Beside ``fedaudit`` itself; what their ``__all__`` lists may be relied on.
+PACKAGES = (
+    "fedaudit.adapters.flower",
+    "fedaudit.adapters.nvflare",
+    "fedaudit.attacks",
+    "fedaudit.attacks.inversion",
+    "fedaudit.attacks.local_model",
+    "fedaudit.capture",
+    "fedaudit.cli",
+    "fedaudit.data",
+    "fedaudit.defences",
+    "fedaudit.epsilon",
+    "fedaudit.evaluation",
+    "fedaudit.modalities",
+    "fedaudit.models",
+    "fedaudit.pipeline",
+    "fedaudit.report",
+    "fedaudit.results",
+    "fedaudit.scenario",
+    "fedaudit.simulation",
+    "fedaudit.task",
+    "fedaudit.transcript",
+    "fedaudit.utils",
+)
 _FUNCTIONS_FIRST = ("audit", "simulate", "attack", "verify", "load_scenario", "load_dataset")
 
 

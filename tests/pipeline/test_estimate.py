@@ -13,8 +13,6 @@ from fedaudit.pipeline import estimate, train_generator
 from fedaudit.pipeline.estimate import Enough, Pace, _together, audit_seconds, simulation_seconds
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
-from fedaudit_lab.bench import times
-from fedaudit_lab.cli.bench import bench
 from tests.conftest import Command
 
 SCENARIO: dict[str, Any] = {
@@ -133,16 +131,6 @@ def test_it_is_said_before_the_first_long_step(command: Command, tmp_path, monke
     assert done.err.splitlines()[1] == "this will take about 7 min, judging by a short try of each part …"
     again = command("audit", *small, "--set", "model.width=12", "--out", tmp_path / "a")
     assert again.err.splitlines()[1].startswith("this will take at most about 7 min")
-
-
-def test_a_benchmark_takes_longer_on_a_slower_machine(command: Command, monkeypatch: pytest.MonkeyPatch):
-    registered = {one.name for one in bench.registered_commands}
-    assert registered == {*times.SECONDS, "all"}
-    monkeypatch.setattr(times, "_rate", lambda: times._RATE / 3)
-    assert times.bench_seconds(["canaries"], quick=False) == pytest.approx(3 * times.SECONDS["canaries"][1])
-    assert times.bench_seconds(["picture"], quick=False, cap=30.0) == pytest.approx(30), "it ends there"
-    done = command("bench", "local-model", "--quick", "--json")
-    assert done.err.splitlines()[1].startswith("this will take about 15 s, judging by the speed of this processor")
 
 
 def test_a_generator_s_time_is_that_of_its_steps(monkeypatch: pytest.MonkeyPatch):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedaudit.cli.announce import announce
-from fedaudit.cli.options import DataDir, Workers, check_folder, number_of_workers
-from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit import BadInput
+from fedaudit.cli import DataDir, Workers, check_folder, number_of_workers
+from fedaudit.utils import unknown_name
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is on this machine.")
 
@@ -33,8 +32,9 @@ def bench_inversion(
 ) -> None:
     """Time an iteration of every gradient-inversion engine; count its memory and its arithmetic."""
     peers = _peers([versus] if versus else [], "breaching")
-    _begin("inversion", out, quick=quick, peers=peers)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.inversion import time_inversion
 
     with live_display() as display:
@@ -54,8 +54,9 @@ def bench_picture(
 ) -> None:
     """Time to an image: seconds until the mean PSNR of several images reaches 20 and 25 dB."""
     peers = _peers([versus] if versus else [], "breaching")
-    _begin("picture", out, quick=False, peers=peers, cap=cap)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.picture import time_to_picture
 
     with live_display() as display:
@@ -74,8 +75,9 @@ def bench_simulator(
 ) -> None:
     """Count client updates a second of the simulator, and evaluated findings a second of the evaluation."""
     peers = _peers([versus] if versus else [], "flower")
-    _begin("simulator", out, quick=quick, peers=peers)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.simulator import time_simulator
 
     with live_display() as display:
@@ -92,8 +94,9 @@ def bench_training(
 ) -> None:
     """Time the simulator's local training beside a bare PyTorch loop of the same steps, in both arithmetics."""
     peers = _peers([versus] if versus else [], "flower")
-    _begin("training", out, quick=quick, peers=peers)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.training import time_training
 
     with live_display() as display:
@@ -114,8 +117,9 @@ def bench_aggregators(
 ) -> None:
     """Time every aggregator on matrices of 10 to 100 updates of up to ten million parameters; measure its memory."""
     peers = _peers(versus or [], "byzfl", "flower")
-    _begin("aggregators", out, quick=quick, peers=peers)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.aggregators import time_aggregators
 
     with live_display() as display:
@@ -126,8 +130,9 @@ def bench_aggregators(
 @bench.command("local-model")
 def bench_local_model(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
     """Time the exact local model reconstruction up to 1,000 parameters, and see how exact it stays."""
-    _begin("local-model", out, quick=quick)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.local_model import time_local_model
 
     with live_display() as display:
@@ -144,8 +149,9 @@ def bench_malicious(
     json_output: _JSON = False,
 ) -> None:
     """Time a round in which a malicious client generates images, with 10 to 40 clients, and with worker processes."""
-    _begin("malicious", out, quick=quick)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.malicious import time_malicious
 
     with live_display() as display:
@@ -156,8 +162,9 @@ def bench_malicious(
 @bench.command("recorder")
 def bench_recorder(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
     """Time rounds with and without a recorder; count the bytes and memory of a long recording."""
-    _begin("recorder", out, quick=quick)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.recorder import time_recorder
 
     with live_display() as display:
@@ -168,8 +175,9 @@ def bench_recorder(quick: _QUICK = False, out: _OUT = None, json_output: _JSON =
 @bench.command("canaries")
 def bench_canaries(quick: _QUICK = False, out: _OUT = None, json_output: _JSON = False) -> None:
     """Time rounds with and without 1,000 canary clients of a million parameters; measure their memory."""
-    _begin("canaries", out, quick=quick)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.canaries import time_canaries
 
     with live_display() as display:
@@ -189,8 +197,9 @@ def bench_all(
 ) -> None:
     """Run all benchmarks and write one page."""
     peers = _peers(versus or [], "breaching", "flower", "byzfl")
-    _begin("all", out, quick=quick, peers=peers)
-    from fedaudit.utils.progress import live_display
+    if out:
+        check_folder(out)
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.aggregators import time_aggregators
     from fedaudit_lab.bench.canaries import time_canaries
     from fedaudit_lab.bench.inversion import time_inversion
@@ -219,22 +228,6 @@ def bench_all(
             "canaries": time_canaries(quick=quick, display=display),
         }
     _conclude(results, out, json_output=False)
-
-
-def _begin(name: str, out: Path | None, *, quick: bool, peers: Sequence[str] = (), cap: float | None = None) -> None:
-    """Say what is measured, whether the results can be written, and about how long it takes."""
-    announce(f"{'all benchmarks' if name == 'all' else f'benchmark {name}'}{', --quick' if quick else ''}")
-    if out:
-        check_folder(out)
-    from fedaudit.utils.machine import one_thread
-    from fedaudit.utils.progress import about, tell
-    from fedaudit_lab.bench.times import SECONDS, bench_seconds
-
-    with one_thread():
-        seconds = bench_seconds(SECONDS if name == "all" else [name], quick=quick, cap=cap)
-    most = "at most " if cap else ""
-    more = ", and as long again or longer for each peer" if peers else ""
-    tell(f"this will take {most}about {about(seconds)}, judging by the speed of this processor{more} …")
 
 
 def _conclude(results: dict[str, dict[str, Any]], out: Path | None, *, json_output: bool) -> None:

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.announce import announce
-from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
-from fedaudit.utils.errors import FedAuditError
+from fedaudit import FedAuditError
+from fedaudit.cli import DataDir, Kind, Workers, check_data_dir, list_command, number_of_workers
 
 study = typer.Typer(
     no_args_is_help=True, help="Run grids of audits; get tables and figures. An interrupted study resumes."
@@ -19,15 +18,7 @@ study = typer.Typer(
 @study.command("list")
 def study_list(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the built-in studies."""
-    from fedaudit.cli.catalogue import catalogue, print_catalogue
-
-    found = catalogue(["studies"])
-    if json_output:
-        import json
-
-        print(json.dumps(found, indent=2))
-    else:
-        print_catalogue(found)
+    list_command(Kind.studies, long=True, json_output=json_output)
 
 
 @study.command("show")
@@ -63,19 +54,12 @@ def study_run(
     keep_old: Annotated[
         bool, typer.Option("--keep-old", help="Keep such trials; the result says which they are.")
     ] = False,
-    estimated: Annotated[
-        bool,
-        typer.Option(
-            "--estimate/--no-estimate", help="Try a little of each trial first, to say how long the study takes."
-        ),
-    ] = True,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to run on.", show_default=False)] = None,
     ray_cpus: Annotated[float, typer.Option(min=0, help="Cores per trial on Ray.")] = 1,
     ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs per trial on Ray.")] = 0,
 ) -> None:
     """Run or resume a study; finished trials in the folder aren't rerun."""
     check_data_dir(data_dir)
-    announce(f"study {name} at scale {scale}", number_of_workers(workers) if ray is None else None)
     from fedaudit_lab.cli.study_commands import run
 
     failed = run(
@@ -88,7 +72,6 @@ def study_run(
         data_dir=data_dir,
         again=again,
         keep_old=keep_old,
-        estimated=estimated,
         ray_address=ray,
         ray_resources=(ray_cpus, ray_gpus),
     )

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.progress import live_display, wide_console
+from fedaudit import BadInput
+from fedaudit.utils import live_display, wide_console
 from fedaudit_lab.cli.study_log import open_study, say_note
 from fedaudit_lab.studies.analysis import Analysis, analyse
 from fedaudit_lab.studies.backends import processes, ray
 from fedaudit_lab.studies.drawing import cell_text, difference_text, grid, write
 from fedaudit_lab.studies.pictures import write_pictures
-from fedaudit_lab.studies.running import check_versions, estimate, run_study
+from fedaudit_lab.studies.running import check_versions, run_study
 from fedaudit_lab.studies.spec import ScaleName, StudySpec, check_metric, expand, load_study, study_from
 from fedaudit_lab.studies.store import Store
-
-_LONG = 60.0  # seconds from which on a run says beforehand how long it will take
 
 
 def describe(name: str) -> None:
@@ -55,7 +52,6 @@ def run(
     data_dir: Path | None,
     again: bool = False,
     keep_old: bool = False,
-    estimated: bool = True,
     ray_address: str | None = None,
     ray_resources: tuple[float, float] = (1, 0),
 ) -> int:
@@ -81,10 +77,6 @@ def run(
                 else ray(ray_address, cpus=ray_resources[0], gpus=ray_resources[1])
             )
             with live_display() as display:
-                if estimated and scale != "smoke" and ray_address is None:
-                    seconds = estimate(trials, store, data_dir=data_dir, workers=workers, display=display)
-                    if seconds > _LONG:
-                        print(f"about {seconds / 60:.0f} min with {workers} workers", file=sys.stderr)
                 here = ray_address is None
                 failed = run_study(study, trials, store, backend=backend, data_dir=data_dir, display=display, here=here)
         _conclude(study, scale, store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 import traceback
@@ -13,33 +12,36 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedaudit.attacks import make_attack
-from fedaudit.data import find_dataset, load_dataset, reading_once
-from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.pipeline.pretraining import training_once
-from fedaudit.pipeline.run import Audit, run_audit
-from fedaudit.results import AuditResult
-from fedaudit.scenario.scenario import Scenario, apply_override, scenario_from
-from fedaudit.simulation.behaviour import BEHAVIOURS
-from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
-from fedaudit.utils import plain_yaml
-from fedaudit.utils.errors import BadInput, FedAuditError
-from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint, tensor_digest
-from fedaudit.utils.folders import temporary_folder
-from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
-from fedaudit.utils.native import native_code
-from fedaudit.utils.processes import tell
-from fedaudit.utils.progress import Display, Quiet, Report
-from fedaudit.utils.registry import Registry
+from fedaudit import Audit, AuditResult, BadInput, FedAuditError, Scenario, load_dataset, make_attack
+from fedaudit.data import find_dataset, reading_once
+from fedaudit.defences import AGGREGATORS, SANITISERS
+from fedaudit.pipeline import run_audit, training_once
+from fedaudit.scenario import scenario_from
+from fedaudit.simulation import BEHAVIOURS, SERVER_BEHAVIOURS
+from fedaudit.utils import (
+    Display,
+    Quiet,
+    Registry,
+    Report,
+    computation,
+    device_name,
+    file_digest,
+    fingerprint_of,
+    load_yaml,
+    native_code,
+    one_thread,
+    own_process,
+    peak_memory,
+    start_measuring_memory,
+    tell,
+    temporary_folder,
+    tensor_digest,
+)
 from fedaudit_lab.studies.backends import Backend
 from fedaudit_lab.studies.spec import IMAGE_METRICS, SUCCESS_DB, StudySpec, StudyTrial, trial_key
 from fedaudit_lab.studies.store import Store
 
 _METRICS = (*(name for name in IMAGE_METRICS if name != "success"), "rank")
-_MOST_PROBED = 24
-_LONG_ENOUGH = 60.0  # seconds of probing
-_PROBES = (20, 60)  # iterations: enough for the engine that a long run would have
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def trial_computation(scenario: Scenario, data_dir: Path | None) -> str:
 def _computation_of(text: str, data_dir: Path | None) -> str | None:
     """Return a stored trial's computation; None where this version can't read its scenario."""
     try:
-        return trial_computation(scenario_from(plain_yaml.loads(text, "the trial's scenario")), data_dir)
+        return trial_computation(scenario_from(load_yaml(text, "the trial's scenario")), data_dir)
     except BadInput:
         return None
 
@@ -134,10 +136,10 @@ def _data(name: str, image_size: int | None, limit: int | None, data_dir: Path |
     try:
         files = find_dataset(name, data_dir)
         if files:
-            return fingerprint([file_digest(file) for file in files])
+            return fingerprint_of([file_digest(file) for file in files])
         if files is None:
             return None
-        return fingerprint(load_dataset(name, image_size=image_size, data_dir=data_dir, limit=limit))
+        return fingerprint_of(load_dataset(name, image_size=image_size, data_dir=data_dir, limit=limit))
     except (BadInput, OSError):  # the trial itself will say so
         return None
 
@@ -211,7 +213,7 @@ def run_trial(task: Task) -> Played:
     """Run one trial, in a worker, which writes nothing but what it goes on from when it is killed."""
     own_process()  # Ray's workers, too
     began, cpu_began = time.perf_counter(), time.process_time()
-    scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
+    scenario = scenario_from(load_yaml(task.scenario, "the trial's scenario"))
     before = start_measuring_memory()
     unfinished = Path(task.unfinished) if task.unfinished else None
     goes_on = unfinished is not None and unfinished.exists()
@@ -258,60 +260,6 @@ def _without_controls(scenario: Scenario) -> Scenario:
     """Return the scenario without positive controls: a study compares numbers, and its grid has its own controls."""
     evaluation = scenario.evaluation.model_copy(update={"controls": False})
     return scenario.model_copy(update={"evaluation": evaluation})
-
-
-def estimate(
-    trials: Sequence[StudyTrial], store: Store, *, data_dir: Path | None, workers: int, display: Display
-) -> float:
-    """Return about how many seconds the trials that aren't done will take.
-
-    Combinations of levels (all, two dozen of many, or what a minute is enough for) are run twice with a few
-    iterations here; the others are taken to last as long on average. What was measured before is taken as it is.
-
-    Raises:
-        BadInput: the data aren't there, or a scenario can't be run.
-    """
-    rows = {row.key: row for row in store.rows()}
-    todo = [t for t in trials if rows[t.key].status != "done"]
-    known = {tuple(r.point.items()): r.seconds for r in rows.values() if r.seconds is not None}
-    cells = {tuple(t.point.items()): t for t in todo}
-    unknown = {point: trial for point, trial in cells.items() if point not in known}
-    probed = list(unknown.items())[:: math.ceil(len(unknown) / _MOST_PROBED) or 1]
-    report = display.stage("estimating the time", len(probed))
-    began = time.perf_counter()
-    for done, (point, trial) in enumerate(probed):
-        known[point] = _probe(trial.scenario, data_dir)
-        report(done + 1)
-        if time.perf_counter() - began > _LONG_ENOUGH:
-            report(len(probed))
-            probed = probed[: done + 1]
-            break
-    typical = sum(known[point] or 0.0 for point, _ in probed) / max(1, len(probed))
-    total = sum(known.get(tuple(t.point.items()), typical) or 0.0 for t in todo)
-    return total / min(workers, max(1, len(todo)))
-
-
-def _probe(scenario: Scenario, data_dir: Path | None) -> float:
-    """Return about how long a trial of ``scenario`` takes: what surrounds the attack, and the attack at its pace."""
-    attack = scenario.attacks[0]
-    settings = make_attack(attack.name, attack.settings()).settings()
-    counts = {name: value for name, value in settings.items() if name.endswith("iterations")}
-    longest = max(counts.values(), default=1)
-    parts = sorted({min(1.0, few / longest) for few in _PROBES}) if counts else [1.0]
-    around, attacks = [], []
-    for part in parts:
-        values = scenario.model_dump(mode="json")
-        for name, value in counts.items():
-            values = apply_override(values, f"attacks.0.{name}={max(1, round(part * value))}")
-        began = time.perf_counter()
-        with one_thread():
-            findings = run_audit(_without_controls(scenario_from(values)), data_dir=data_dir).result.findings
-        attacks.append(sum(f.timing.seconds for f in findings if f.timing))
-        around.append(time.perf_counter() - began - attacks[-1])
-    if len(parts) == 1:
-        return around[0] + attacks[0] / parts[0]
-    pace = max(0.0, attacks[1] - attacks[0]) / (parts[1] - parts[0])
-    return min(around) + attacks[0] + pace * (1 - parts[0])
 
 
 def _since(accepted: Sequence[float | None], start: int) -> float | None:
