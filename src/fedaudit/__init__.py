@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fedaudit.transcript.observation import Observation, observe
     from fedaudit.transcript.transcript import Transcript
     from fedaudit.transcript.truth import Truth
-    from fedaudit.utils.errors import BadInput, FedAuditError, MissingData, NotApplicable
+    from fedaudit.utils.errors import BadInput, CorruptTranscript, FedAuditError, MissingData, NotApplicable
 else:
     __getattr__, __dir__ = lazy(__name__)
 
@@ -64,6 +64,7 @@ __all__ = [
     "Behaviour",
     "CanaryClients",
     "ClassImagesFinding",
+    "CorruptTranscript",
     "Dataset",
     "EpsilonFinding",
     "ExampleLabelFinding",

@@ -7,12 +7,14 @@ import importlib
 import importlib.util
 import json
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
 import fedaudit
+import fedaudit_lab
 from tests.docs.api import PACKAGES
 from tests.docs.pages import ROOT, blocks, pages
 
@@ -81,3 +83,9 @@ def test_a_package_has_what_it_exports(name):
             assert not isinstance(getattr(package, exported), ModuleType)
     with pytest.raises(AttributeError):
         _ = package.nothing_of_that_name
+
+
+def test_the_laboratory_needs_fedaudit_of_its_own_version_and_nothing_else():
+    project = tomllib.loads((ROOT / "lab/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["dependencies"] == [f"fedaudit=={fedaudit.__version__}"]
+    assert fedaudit_lab.__version__ == fedaudit.__version__

@@ -14,7 +14,7 @@ import typer
 from fedaudit.cli.announce import announce
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.check_model import check_model
-from fedaudit.cli.commands import add_commands
+from fedaudit.cli.commands import add_commands, check_listed
 from fedaudit.cli.compare import compare
 from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
@@ -77,6 +77,8 @@ def list_command(
     """List the available attacks, defences, malicious behaviours, models, data sets and studies."""
     from fedaudit.cli.catalogue import catalogue, print_catalogue, print_lines, print_names
 
+    if kind:
+        check_listed(kind.value)
     shown = catalogue([kind.value] if kind else [k.value for k in Kind])
     if json_output:
         import json
