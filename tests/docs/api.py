@@ -89,7 +89,7 @@ def _errors() -> list[str]:
 
 def _package(module: ModuleType) -> Iterator[str]:
     """Yield what a package exports beside the names that ``fedaudit`` has."""
-    names = sorted({*module.__all__} - {*fedaudit.__all__}, key=str.lower)
+    names = sorted({*module.__all__} - {*fedaudit.__all__}, key=lambda name: (name.lower(), name))
     yield from (_summary(module), "")
     if module.__name__.startswith("fedaudit.adapters"):  # whose frameworks may be missing
         yield ", ".join(f"`{name}`" for name in names) + "."

@@ -108,7 +108,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     }
     assert names(wheel) == sources
     assert not any(name.startswith("fedaudit_lab") for name in sources)
-    for needed in ("py.typed", "default.yaml", "report/templates/report.html.j2"):
+    for needed in ("py.typed", "scenario/default.yaml", "report/templates/report.html.j2"):
         assert f"fedaudit/{needed}" in sources
     assert any(name.endswith("winograd.cpp") for name in sources)
     with zipfile.ZipFile(wheel) as archive:
