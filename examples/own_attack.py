@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 import fedaudit
-from fedaudit.attacks.findings import ImageFinding
-from fedaudit.utils.errors import NotApplicable
+from fedaudit import ImageFinding, NotApplicable
 
 
 @fedaudit.register

@@ -12,11 +12,9 @@ from typing import Any, ClassVar
 import torch
 
 import fedaudit
-from fedaudit.attacks.base import Progress
-from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.inversion.template import prepare
-from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.validation import Count, NonNegative
+from fedaudit import ImageFinding, NotApplicable, Progress
+from fedaudit.attacks.inversion import prepare
+from fedaudit.utils import Count, NonNegative
 from fedaudit_lab.bench.breaching import load
 
 

@@ -6,51 +6,93 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedaudit.utils.lazy import lazy
 from fedaudit.utils.version import __version__
 
 if TYPE_CHECKING:
-    from fedaudit.api import (
+    from fedaudit.api import attack, audit, audit_transcript, evaluate, simulate, verify
+    from fedaudit.attacks import (
         Attack,
-        Audit,
-        AuditResult,
-        CanaryClients,
-        Dataset,
+        AttributeFinding,
+        ClassImagesFinding,
+        EpsilonFinding,
+        ExampleLabelFinding,
         Finding,
-        Observation,
-        Recorder,
-        Scenario,
-        ThreatModel,
-        Transcript,
-        attack,
-        audit,
-        audit_transcript,
-        check_attack,
-        check_model,
-        evaluate,
-        load_dataset,
-        load_scenario,
+        ImageFinding,
+        LabelScoreFinding,
+        LocalModelFinding,
+        MembershipFinding,
+        PropertyFinding,
+        RowFinding,
+        SequenceFinding,
+        SourceFinding,
+        TokenFinding,
         make_attack,
-        observe,
         register,
-        simulate,
-        verify,
     )
+    from fedaudit.attacks.base import Progress
+    from fedaudit.capture import CanaryClients, Recorder
+    from fedaudit.data import Dataset, load_dataset
+    from fedaudit.defences import Aggregator, Sanitiser
+    from fedaudit.defences.received import check_received as check_model
+    from fedaudit.pipeline.contract import check_attack
+    from fedaudit.pipeline.offline import Findings
+    from fedaudit.pipeline.run import Audit
+    from fedaudit.pipeline.verify import Verification
+    from fedaudit.results import AuditResult
+    from fedaudit.scenario.scenario import Scenario, load_scenario
+    from fedaudit.simulation.behaviour import Behaviour
+    from fedaudit.simulation.server_behaviour import ServerBehaviour
+    from fedaudit.simulation.simulator import Recording
+    from fedaudit.transcript.observation import Observation, observe
+    from fedaudit.transcript.threat import ThreatModel
+    from fedaudit.transcript.transcript import Transcript
+    from fedaudit.transcript.truth import Truth
+    from fedaudit.utils.errors import BadInput, CorruptTranscript, FedAuditError, MissingData, NotApplicable
+else:
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
+    "Aggregator",
     "Attack",
+    "AttributeFinding",
     "Audit",
     "AuditResult",
+    "BadInput",
+    "Behaviour",
     "CanaryClients",
+    "ClassImagesFinding",
+    "CorruptTranscript",
     "Dataset",
+    "EpsilonFinding",
+    "ExampleLabelFinding",
+    "FedAuditError",
     "Finding",
+    "Findings",
+    "ImageFinding",
+    "LabelScoreFinding",
+    "LocalModelFinding",
+    "MembershipFinding",
+    "MissingData",
+    "NotApplicable",
     "Observation",
+    "Progress",
+    "PropertyFinding",
     "Recorder",
+    "Recording",
+    "RowFinding",
+    "Sanitiser",
     "Scenario",
+    "SequenceFinding",
+    "ServerBehaviour",
+    "SourceFinding",
     "ThreatModel",
+    "TokenFinding",
     "Transcript",
+    "Truth",
+    "Verification",
     "__version__",
     "attack",
     "audit",
@@ -66,14 +108,3 @@ __all__ = [
     "simulate",
     "verify",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Take a public name from ``fedaudit.api`` when it is first used, so that ``import fedaudit`` is quick."""
-    if name in __all__:
-        return getattr(importlib.import_module("fedaudit.api"), name)
-    raise AttributeError(f"module 'fedaudit' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -11,13 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
-from fedaudit.attacks import Attack, Finding, make_attack, register
-from fedaudit.capture import CanaryClients, Recorder
-from fedaudit.data import Dataset, load_dataset
+from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
-from fedaudit.defences.received import check_received as check_model
 from fedaudit.evaluation import Limits
-from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
@@ -27,9 +23,7 @@ from fedaudit.results import AuditResult, Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import BCE, LOSSES, Loss, loss_name
-from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.rounds import check_new
-from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import INDEX, Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -37,34 +31,6 @@ from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import Display, live_display
 
 Array = Tensor | np.ndarray[Any, Any]
-
-# The public names: ``fedaudit`` has them all.
-__all__ = [
-    "Attack",
-    "Audit",
-    "AuditResult",
-    "CanaryClients",
-    "Dataset",
-    "Finding",
-    "Observation",
-    "Recorder",
-    "Scenario",
-    "ThreatModel",
-    "Transcript",
-    "attack",
-    "audit",
-    "audit_transcript",
-    "check_attack",
-    "check_model",
-    "evaluate",
-    "load_dataset",
-    "load_scenario",
-    "make_attack",
-    "observe",
-    "register",
-    "simulate",
-    "verify",
-]
 
 
 def audit(

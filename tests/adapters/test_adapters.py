@@ -28,7 +28,7 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch, command, tmp_
     with pytest.raises(BadInput, match=r"pip install 'fedaudit\[flower\]'"):
         _ = flower.Guard
     with pytest.raises(AttributeError):
-        _ = flower.nothing
+        _ = flower.nothing  # type: ignore[attr-defined]
     assert {"AuditStrategy", "Guard", "audit_flower"} <= set(dir(flower))
     done = command("audit", "--flower", tmp_path)
     assert done.code == 2
@@ -62,7 +62,7 @@ def test_without_nvflare_one_line_says_what_to_install(monkeypatch):
             getattr(nvflare, name)
         assert name in dir(nvflare)
     with pytest.raises(AttributeError):
-        _ = nvflare.nothing
+        _ = nvflare.nothing  # type: ignore[attr-defined]
 
 
 def test_only_its_room_imports_a_framework():

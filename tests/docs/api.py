@@ -1,11 +1,13 @@
-"""docs/reference/python.md: the public names of the package, with their signatures and docstrings."""
+"""docs/reference/python.md: what ``fedaudit`` exports, with signatures and docstrings, and what its packages export."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,17 +26,50 @@ _HEAD = f"""\
 import fedaudit
 ```
 
-These are the public names; what isn't here may change at any time. Results are pydantic models:
-[their fields](results.md#fields).
+These are the public names, and those of the [packages](#packages); what isn't here may change at any time. Results
+are pydantic models: [their fields](results.md#fields).
 """
-_FUNCTIONS_FIRST = ("audit", "simulate", "attack", "verify", "load_scenario", "load_dataset")
+# Beside ``fedaudit`` itself; what their ``__all__`` lists may be relied on.
+PACKAGES = (
+    "fedaudit.adapters.flower",
+    "fedaudit.adapters.nvflare",
+    "fedaudit.attacks",
+    "fedaudit.attacks.inversion",
+    "fedaudit.attacks.local_model",
+    "fedaudit.capture",
+    "fedaudit.cli",
+    "fedaudit.data",
+    "fedaudit.defences",
+    "fedaudit.epsilon",
+    "fedaudit.evaluation",
+    "fedaudit.modalities",
+    "fedaudit.models",
+    "fedaudit.pipeline",
+    "fedaudit.report",
+    "fedaudit.results",
+    "fedaudit.scenario",
+    "fedaudit.simulation",
+    "fedaudit.task",
+    "fedaudit.transcript",
+    "fedaudit.utils",
+)
+_FUNCTIONS_FIRST = (
+    "audit",
+    "simulate",
+    "attack",
+    "evaluate",
+    "audit_transcript",
+    "verify",
+    "load_scenario",
+    "load_dataset",
+)
 
 
 def page() -> str:
     """Return the page."""
     names = [name for name in fedaudit.__all__ if not name.startswith("_")]
     functions = sorted((n for n in names if inspect.isfunction(getattr(fedaudit, n))), key=_place)
-    classes = [name for name in names if inspect.isclass(getattr(fedaudit, name))]
+    classes = [name for name in names if inspect.isclass(getattr(fedaudit, name)) and name not in _errors()]
     lines = [_HEAD, *head("name", "what it is")]
     for name in (*functions, *classes):
         anchor = f"fedaudit{name.lower()}" if name in functions else f"class-fedaudit{name.lower()}"
@@ -49,12 +84,30 @@ def page() -> str:
             lines += ["", f"## fedaudit.epsilon.{name}", "", *_function(name, thing)]
         elif not issubclass(thing, BaseModel):  # results.md has the others
             lines += ["", f"## class fedaudit.epsilon.{name}", "", *_class(name, thing)]
-    lines += ["", "## Errors", "", "In `fedaudit.utils.errors`; the command line shows their text in one line.", ""]
-    lines += head("error", "when")
-    for name, kind in vars(errors).items():
-        if inspect.isclass(kind) and kind.__module__ == errors.__name__:
-            lines.append(row(f"`{name}`", _summary(kind)))
+    lines += ["", "## Errors", "", "The command line shows their text in one line.", "", *head("error", "when")]
+    lines += [row(f"`{name}`", _summary(getattr(fedaudit, name))) for name in _errors()]
+    lines += ["", "## Packages", "", "What they export besides, for whoever extends fedaudit or measures it."]
+    for package in PACKAGES:
+        lines += ["", f"### {package}", "", *_package(importlib.import_module(package))]
     return "\n".join(lines) + "\n"
+
+
+def _errors() -> list[str]:
+    return [name for name in fedaudit.__all__ if getattr(getattr(fedaudit, name), "__module__", "") == errors.__name__]
+
+
+def _package(module: ModuleType) -> Iterator[str]:
+    """Yield what a package exports beside the names that ``fedaudit`` has."""
+    names = sorted({*module.__all__} - {*fedaudit.__all__}, key=lambda name: (name.lower(), name))
+    yield from (_summary(module), "")
+    if module.__name__.startswith("fedaudit.adapters"):  # whose frameworks may be missing
+        yield ", ".join(f"`{name}`" for name in names) + "."
+        return
+    yield from head("name", "what it is")
+    for name in names:
+        found = getattr(module, name)
+        told = inspect.isclass(found) or inspect.isfunction(found)
+        yield row(f"`{name}`", _summary(found) if told else f"a {type(found).__name__}")
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -13,17 +13,32 @@ import typer
 
 from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.check_model import check_model
-from fedaudit.cli.commands import add_commands
+from fedaudit.cli.commands import add_commands, check_listed
 from fedaudit.cli.compare import compare
 from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.init import init
-from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
+from fedaudit.cli.options import DataDir, Seed, Settings, Workers, check_data_dir, check_folder, number_of_workers
 from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import FedAuditError
 from fedaudit.utils.machine import own_process
 from fedaudit.utils.version import __version__
+
+# Beside ``app`` and ``main``: what commands of other packages share with ours.
+__all__ = [
+    "DataDir",
+    "Kind",
+    "Seed",
+    "Settings",
+    "Workers",
+    "app",
+    "check_data_dir",
+    "check_folder",
+    "list_command",
+    "main",
+    "number_of_workers",
+]
 
 INTERRUPTED = 130
 HUNG_UP = 141  # what a shell reports of a program whose reader went away
@@ -61,6 +76,8 @@ def list_command(
     """List the available attacks, defences, malicious behaviours, models, data sets and studies."""
     from fedaudit.cli.catalogue import catalogue, print_catalogue, print_lines, print_names
 
+    if kind:
+        check_listed(kind.value)
     shown = catalogue([kind.value] if kind else [k.value for k in Kind])
     if json_output:
         import json

@@ -12,10 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedaudit.cli.commands import LISTED
 from fedaudit.utils.progress import wide_console
-
-# By an entry point of this group a package adds a kind of things to what is listed: a function that returns them.
-GROUP = "fedaudit.catalogue"
 
 Catalogue = dict[str, list[dict[str, Any]]]
 
@@ -36,13 +34,14 @@ def catalogue(kinds: Sequence[str]) -> Catalogue:
         "models": [*MODELS],
         "datasets": [*DATASETS],
     }
-    added = {point.name: point for point in entry_points(group=GROUP)}
+    added = {point.name: point for point in entry_points(group=LISTED)}
     return {
         kind: [{"name": e.name, "summary": e.summary, **e.info} for e in sources[kind]]
         if kind in sources
         else added[kind].load()()
+        if kind in added
+        else []  # of a package that isn't installed
         for kind in kinds
-        if kind in sources or kind in added
     }
 
 

@@ -10,9 +10,11 @@ import typer
 from fedaudit.utils.errors import BadInput
 
 GROUP = "fedaudit.commands"
+LISTED = "fedaudit.catalogue"  # and kinds of things to what is listed: a function that returns them
 
-# Commands of packages that may not be installed, and which package has them.
+# Commands, and kinds of things that are listed, of packages that may not be installed, and which package has them.
 _ELSEWHERE = {"study": "fedaudit-lab", "bench": "fedaudit-lab"}
+_LISTED = {"studies": "fedaudit-lab"}
 _LINES = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
 
 
@@ -21,7 +23,7 @@ def add_commands(app: typer.Typer) -> None:
     found = {point.name: point for point in entry_points(group=GROUP)}
     for name, point in sorted(found.items()):
         app.add_typer(point.load(), name=name)
-    for name in _ELSEWHERE.keys() - found.keys():
+    for name in sorted(_ELSEWHERE.keys() - found.keys()):
         app.command(
             name,
             help=f"{_LINES[name]} Needs {_ELSEWHERE[name]}.",
@@ -29,9 +31,22 @@ def add_commands(app: typer.Typer) -> None:
         )(_missing(name))
 
 
+def check_listed(kind: str) -> None:
+    """Refuse to list what a package has that isn't installed, and say how to get it.
+
+    Raises:
+        BadInput: it isn't.
+    """
+    if kind in _LISTED and kind not in {point.name for point in entry_points(group=LISTED)}:
+        raise BadInput(f"{kind} {_where(_LISTED[kind])}")
+
+
+def _where(package: str) -> str:
+    return f"come with the package {package}, which isn't installed: pip install {package}"
+
+
 def _missing(name: str) -> Callable[[], None]:
     def refuse() -> None:
-        package = _ELSEWHERE[name]
-        raise BadInput(f"'fedaudit {name}' is in the package {package}, which isn't installed: pip install {package}")
+        raise BadInput(f"the commands 'fedaudit {name} …' {_where(_ELSEWHERE[name])}")
 
     return refuse

@@ -15,7 +15,8 @@ from fedaudit.evaluation import (  # noqa: F401
     sources,
     vertical,
 )
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate, metric
+from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.evaluation.limits import Limits, check_limits, read_policy
 from fedaudit.evaluation.scores import compare, summarise, verdict_rules
 from fedaudit.evaluation.statistics import interval, paired_interval
@@ -31,7 +32,10 @@ __all__ = [
     "entry",
     "evaluate",
     "interval",
+    "metric",
+    "mse",
     "paired_interval",
+    "psnr",
     "read_policy",
     "summarise",
     "verdict_rules",

@@ -1,1 +1,21 @@
 """All that is written for readers and programs: page, notebook, terminal, SARIF, JUnit, Markdown; audits compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedaudit.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from fedaudit.report.comparison import defence_tables
+    from fedaudit.report.dress import render
+    from fedaudit.report.figures import LEAST_DB, limits
+else:
+    __getattr__, __dir__ = lazy(__name__)
+
+__all__ = [
+    "LEAST_DB",
+    "defence_tables",
+    "limits",
+    "render",
+]

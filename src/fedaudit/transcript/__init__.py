@@ -1,1 +1,24 @@
 """What travelled in a federation, who sees what of it, and the truth apart; on disk, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedaudit.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from fedaudit.transcript.observation import Message, Observation, observe
+    from fedaudit.transcript.transcript import Transcript
+    from fedaudit.transcript.truth import Truth
+    from fedaudit.transcript.update import Update
+else:
+    __getattr__, __dir__ = lazy(__name__)
+
+__all__ = [
+    "Message",
+    "Observation",
+    "Transcript",
+    "Truth",
+    "Update",
+    "observe",
+]

@@ -1,1 +1,104 @@
 """Helpers that know nothing of federated learning; every package may use them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedaudit.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from fedaudit.utils.bounds import GRID, STORE, check_file
+    from fedaudit.utils.errors import (
+        BadInput,
+        CorruptTranscript,
+        FedAuditError,
+        MissingData,
+        NotApplicable,
+        unknown_name,
+    )
+    from fedaudit.utils.fingerprint import (
+        computation,
+        device_name,
+        file_digest,
+        tensor_digest,
+    )
+    from fedaudit.utils.fingerprint import (
+        fingerprint as fingerprint_of,
+    )
+    from fedaudit.utils.folders import check_folder, inside, temporary_folder
+    from fedaudit.utils.image_bytes import decode
+    from fedaudit.utils.integrity import check_listed, check_text, digest_text
+    from fedaudit.utils.machine import (
+        import_torchvision,
+        one_thread,
+        own_process,
+        peak_memory,
+        proc_field,
+        start_measuring_memory,
+    )
+    from fedaudit.utils.native import native_code
+    from fedaudit.utils.plain_yaml import dumps as dump_yaml
+    from fedaudit.utils.plain_yaml import loads as load_yaml
+    from fedaudit.utils.plain_yaml import read as read_yaml
+    from fedaudit.utils.processes import end_with, run_tasks, tell
+    from fedaudit.utils.progress import Display, Quiet, Report, live_display, wide_console
+    from fedaudit.utils.registry import Registry, make
+    from fedaudit.utils.seeds import generator
+    from fedaudit.utils.validation import Count, NonNegative, Number, Spec, Title, Whole, explain, no_boolean
+    from fedaudit.utils.winograd import flop_counters
+else:
+    __getattr__, __dir__ = lazy(__name__)
+
+__all__ = [
+    "GRID",
+    "STORE",
+    "BadInput",
+    "CorruptTranscript",
+    "Count",
+    "Display",
+    "FedAuditError",
+    "MissingData",
+    "NonNegative",
+    "NotApplicable",
+    "Number",
+    "Quiet",
+    "Registry",
+    "Report",
+    "Spec",
+    "Title",
+    "Whole",
+    "check_file",
+    "check_folder",
+    "check_listed",
+    "check_text",
+    "computation",
+    "decode",
+    "device_name",
+    "digest_text",
+    "dump_yaml",
+    "end_with",
+    "explain",
+    "file_digest",
+    "fingerprint_of",
+    "flop_counters",
+    "generator",
+    "import_torchvision",
+    "inside",
+    "live_display",
+    "load_yaml",
+    "make",
+    "native_code",
+    "no_boolean",
+    "one_thread",
+    "own_process",
+    "peak_memory",
+    "proc_field",
+    "read_yaml",
+    "run_tasks",
+    "start_measuring_memory",
+    "tell",
+    "temporary_folder",
+    "tensor_digest",
+    "unknown_name",
+    "wide_console",
+]

@@ -144,6 +144,19 @@ def flops(x: Sequence[int], w: Sequence[int], padding: int) -> int:
     return 2 * (_TILE + 2) ** 2 * _tiles(x, padding) * w[0] * w[1]
 
 
+def flop_counters() -> dict[Any, Any]:
+    """Return the ``custom_mapping`` with which ``torch.utils.flop_counter.FlopCounterMode`` counts our operators."""
+    register()
+
+    def gradients(_dy: Any, x: Any, w: Any, padding: int, images: bool, filters: bool, **_: Any) -> int:
+        return (images + filters) * flops(x, w, padding)
+
+    return {
+        torch.ops.fedaudit.convolve: lambda x, w, padding, **_: flops(x, w, padding),
+        torch.ops.fedaudit.convolve_backward: gradients,
+    }
+
+
 def substitute(module: GraphModule) -> None:
     """Let ``module``, traced to ATen operators, take its convolutions from here where they are faster.
 

@@ -16,19 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.defences.aggregation import AGGREGATORS, Cohort
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.machine import (
+from fedaudit import BadInput
+from fedaudit.defences import AGGREGATORS, Cohort
+from fedaudit.utils import (
+    Display,
+    Quiet,
+    end_with,
     import_torchvision,
+    make,
     one_thread,
     own_process,
     peak_memory,
     proc_field,
     start_measuring_memory,
 )
-from fedaudit.utils.processes import end_with
-from fedaudit.utils.progress import Display, Quiet
-from fedaudit.utils.registry import make
 
 RULES = ("mean", "fedavg", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "afa", "fltrust", "inferguard")
 PEERS = {"byzfl": "byzfl", "flower": "flwr"}

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.machine import import_torchvision
+from fedaudit import BadInput
+from fedaudit.utils import import_torchvision
 from fedaudit_lab.bench.cases import SHAPE, Prepared, Tool
 
 

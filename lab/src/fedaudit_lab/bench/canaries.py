@@ -7,12 +7,11 @@ import statistics
 import time
 from typing import Any
 
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.simulation.client import Federation
-from fedaudit.simulation.simulator import simulate
-from fedaudit.utils.machine import one_thread, peak_memory, start_measuring_memory
-from fedaudit.utils.progress import Display, Quiet
+from fedaudit import Scenario
+from fedaudit.pipeline import resolve
+from fedaudit.scenario import scenario_from
+from fedaudit.simulation import Federation, simulate
+from fedaudit.utils import Display, Quiet, one_thread, peak_memory, start_measuring_memory
 
 _WIDTH = 60  # of convnet-small: a million parameters
 _ROUNDS = (1, 5)  # what a longer simulation takes more is its further rounds'

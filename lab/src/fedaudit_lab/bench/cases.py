@@ -9,15 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.engines.guarded import make_engine
-from fedaudit.attacks.inversion.engines.reference import one_gradient
-from fedaudit.attacks.inversion.objectives import Objective, weighted_cosine
-from fedaudit.attacks.inversion.priors import smoothness
-from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
-from fedaudit.attacks.victim import Victim
+from fedaudit.attacks.inversion import (
+    Objective,
+    Victim,
+    make_engine,
+    make_step,
+    one_gradient,
+    smoothness,
+    weighted_cosine,
+    with_priors,
+)
 from fedaudit.models import build_model, initialise, set_training_mode
-from fedaudit.task.training import TrainingConfig, loss_function
-from fedaudit.utils.seeds import generator
+from fedaudit.task import TrainingConfig, loss_function
+from fedaudit.utils import generator
 
 SHAPE = (3, 32, 32)
 TOTAL_VARIATION = 1e-4

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
+from fedaudit import BadInput
 from fedaudit.models import set_training_mode
-from fedaudit.simulation.client import Federation
-from fedaudit.simulation.local_training import train
-from fedaudit.utils.errors import BadInput
+from fedaudit.simulation import Federation, train
 
 
 def load() -> dict[str, Any]:

@@ -13,11 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
-from fedaudit.utils import winograd
-from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
-from fedaudit.utils.processes import end_with
-from fedaudit.utils.progress import Display, Quiet
+from fedaudit.attacks.inversion import AGREEMENT
+from fedaudit.utils import (
+    Display,
+    Quiet,
+    end_with,
+    flop_counters,
+    one_thread,
+    own_process,
+    peak_memory,
+    start_measuring_memory,
+)
 from fedaudit_lab.bench.cases import (
     FULL,
     FULL_FEDAVG,
@@ -34,19 +40,6 @@ from fedaudit_lab.bench.cases import (
 ToolName = Literal["reference", "first-order", "compiled", "breaching"]
 _MATRIX = 1024
 _PROCESSES = 3
-
-
-def _flops_of_gradients(_dy: Any, x: Any, w: Any, padding: int, images: bool, filters: bool, **_: Any) -> int:
-    return (images + filters) * winograd.flops(x, w, padding)
-
-
-def _unknown_flops() -> dict[Any, Any]:
-    """Return how to count what torch's counter doesn't know."""
-    winograd.register()
-    return {
-        torch.ops.fedaudit.convolve: lambda x, w, padding, **_: winograd.flops(x, w, padding),
-        torch.ops.fedaudit.convolve_backward: _flops_of_gradients,
-    }
 
 
 def time_inversion(*, quick: bool, peer: bool, display: Display | None = None) -> dict[str, Any]:
@@ -158,12 +151,11 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 def _flops(ready: Prepared, name: ToolName) -> int | None:
     """Return the floating-point operations of a step's convolutions and matrix products; None if not countable."""
-    counted = _unknown_flops()
     # the compiled engine does what the traced one does; torch's counter sees into the latter only
     engine = _tool("first-order" if name == "compiled" else name, ready).engine
     engine(ready.start)
     try:
-        with FlopCounterMode(display=False, custom_mapping=counted) as counter:
+        with FlopCounterMode(display=False, custom_mapping=flop_counters()) as counter:
             engine(ready.start)
     except RuntimeError:  # the counter's hooks don't bear breaching's unrolled training
         return None

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from fedaudit.attacks.local_model.affine import zero_of_affine_map
-from fedaudit.utils.machine import one_thread
-from fedaudit.utils.progress import Display, Quiet
-from fedaudit.utils.seeds import generator
+from fedaudit.attacks.local_model import zero_of_affine_map
+from fedaudit.utils import Display, Quiet, generator, one_thread
 
 _SIZES = (10, 30, 100, 300, 1000)
 _QUICK = (10, 30, 100)

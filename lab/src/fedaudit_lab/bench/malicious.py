@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.simulation.simulator import simulate
-from fedaudit.utils.errors import MissingData
-from fedaudit.utils.machine import one_thread
-from fedaudit.utils.progress import Display, Quiet
+from fedaudit import MissingData, Scenario
+from fedaudit.pipeline import resolve
+from fedaudit.scenario import scenario_from
+from fedaudit.simulation import simulate
+from fedaudit.utils import Display, Quiet, one_thread
 
 _EXAMPLES = {"mnist": 100, "digits": 30}  # a client holds
 _ROUNDS = 3

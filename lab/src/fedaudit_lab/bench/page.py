@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedaudit.pipeline.run import environment
-from fedaudit.report.dress import render
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.progress import wide_console
+from fedaudit import BadInput
+from fedaudit.pipeline import environment
+from fedaudit.report import render
+from fedaudit.utils import wide_console
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.engines.reference import one_gradient
-from fedaudit.attacks.inversion.reconstruct import make_step
-from fedaudit.attacks.inversion.template import GradientInversion, prepare
-from fedaudit.evaluation.image_metrics import mse, psnr
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import record
-from fedaudit.scenario.scenario import Scenario
-from fedaudit.task.info import TaskInfo
-from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.threat import ThreatModel
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.machine import one_thread
-from fedaudit.utils.progress import Display, Quiet
-from fedaudit.utils.seeds import generator
+from fedaudit import BadInput, Observation, Scenario, ThreatModel, make_attack, observe, simulate
+from fedaudit.attacks.inversion import GradientInversion, make_step, one_gradient, prepare
+from fedaudit.evaluation import mse, psnr
+from fedaudit.task import TaskInfo
+from fedaudit.utils import Display, Quiet, generator, one_thread
 from fedaudit_lab.bench.cases import Prepared
 
 # Chosen on images of CIFAR-10's training split, which are never among the measured ones.
@@ -108,7 +98,7 @@ def _victims(images: int, model: str, data_dir: Path | None, split: str) -> tupl
             "attacks": [{"name": "agic"}],
         }
     )
-    (recording,) = record(resolve(scenario, data_dir=data_dir))
+    recording = simulate(scenario, data_dir=data_dir, progress=False)
     seen = observe(recording.transcript, ThreatModel()).split()
     return seen, [recording.truth.inputs[o.messages[0].round, o.messages[0].client] for o in seen]
 

@@ -14,11 +14,9 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from fedaudit.capture import Recorder
+from fedaudit import Recorder
 from fedaudit.models import build_model, set_training_mode
-from fedaudit.utils.folders import temporary_folder
-from fedaudit.utils.machine import one_thread, peak_memory, start_measuring_memory
-from fedaudit.utils.progress import Display, Quiet
+from fedaudit.utils import Display, Quiet, one_thread, peak_memory, start_measuring_memory, temporary_folder
 
 _MODELS = ("convnet-small", "resnet18")  # 0.08 and 11 million parameters
 _SHAPE, _BATCH, _CLASSES = (3, 32, 32), 32, 10

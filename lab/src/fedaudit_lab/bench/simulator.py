@@ -6,12 +6,12 @@ import dataclasses
 import time
 from typing import Any
 
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import assess, plan, record, run_attacks
-from fedaudit.scenario.scenario import Scenario
-from fedaudit.simulation.simulator import simulate
-from fedaudit.utils.machine import one_thread
-from fedaudit.utils.progress import Display, Quiet
+import fedaudit
+from fedaudit import Scenario
+from fedaudit.pipeline import resolve
+from fedaudit.simulation import simulate
+from fedaudit.utils import Display, Quiet, one_thread
+from fedaudit_lab.bench.flower import load, time_flower
 
 _MODEL = "convnet-small"
 
@@ -27,6 +27,8 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
     Raises:
         BadInput: Flower isn't there.
     """
+    if peer:
+        load()
     clients, rounds = (4, 2) if quick else (10, 5)
     scenario = Scenario.model_validate(
         {
@@ -62,8 +64,6 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
             {"tool": "fedaudit", "updates": updates, "seconds": seconds, "start_seconds": 0.0}
         ]
         if peer:
-            from fedaudit_lab.bench.flower import time_flower
-
             running, starting = time_flower(federation)
             rows.append({"tool": "flower", "updates": updates, "seconds": running, "start_seconds": starting})
     report(2)
@@ -83,12 +83,10 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
 
 def _time_evaluation(scenario: Scenario) -> dict[str, Any]:
     """Time the evaluation of findings of 32 images each: metrics, assignment, identification, report's data."""
-    started = time.time()
-    resolved = resolve(scenario)
-    recordings = record(resolved)
-    trials = run_attacks(plan([r.transcript for r in recordings], scenario.attacks, scenario.threat))
+    recording = fedaudit.simulate(scenario, progress=False)
+    found = fedaudit.attack(recording, scenario.attacks, threat=scenario.threat.model_dump(), progress=False)
     began = time.perf_counter()
     with one_thread():
-        assess(resolved, recordings, trials, workers=1, started=started)
+        fedaudit.evaluate(found, progress=False)
     seconds = time.perf_counter() - began
-    return {"findings": len(trials), "images": 32, "seconds": seconds, "findings_per_second": len(trials) / seconds}
+    return {"findings": len(found), "images": 32, "seconds": seconds, "findings_per_second": len(found) / seconds}

@@ -12,14 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedaudit import Scenario
 from fedaudit.models import set_training_mode
-from fedaudit.pipeline.prepare import resolve
-from fedaudit.scenario.scenario import Scenario
-from fedaudit.simulation.client import Federation
-from fedaudit.simulation.simulator import simulate
-from fedaudit.utils.machine import one_thread
-from fedaudit.utils.native import native_code
-from fedaudit.utils.progress import Display, Quiet
+from fedaudit.pipeline import resolve
+from fedaudit.simulation import Federation, simulate
+from fedaudit.utils import Display, Quiet, native_code, one_thread
 
 _CLIENTS = 2
 _PEER_ROUNDS = 4  # of which the first isn't counted

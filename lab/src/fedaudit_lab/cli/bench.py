@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaudit.cli.options import DataDir, Workers, check_folder, number_of_workers
-from fedaudit.utils.errors import BadInput, unknown_name
+from fedaudit import BadInput
+from fedaudit.cli import DataDir, Workers, check_folder, number_of_workers
+from fedaudit.utils import unknown_name
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast fedaudit is on this machine.")
 
@@ -33,7 +34,7 @@ def bench_inversion(
     peers = _peers([versus] if versus else [], "breaching")
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.inversion import time_inversion
 
     with live_display() as display:
@@ -55,7 +56,7 @@ def bench_picture(
     peers = _peers([versus] if versus else [], "breaching")
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.picture import time_to_picture
 
     with live_display() as display:
@@ -76,7 +77,7 @@ def bench_simulator(
     peers = _peers([versus] if versus else [], "flower")
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.simulator import time_simulator
 
     with live_display() as display:
@@ -95,7 +96,7 @@ def bench_training(
     peers = _peers([versus] if versus else [], "flower")
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.training import time_training
 
     with live_display() as display:
@@ -118,7 +119,7 @@ def bench_aggregators(
     peers = _peers(versus or [], "byzfl", "flower")
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.aggregators import time_aggregators
 
     with live_display() as display:
@@ -131,7 +132,7 @@ def bench_local_model(quick: _QUICK = False, out: _OUT = None, json_output: _JSO
     """Time the exact local model reconstruction up to 1,000 parameters, and see how exact it stays."""
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.local_model import time_local_model
 
     with live_display() as display:
@@ -150,7 +151,7 @@ def bench_malicious(
     """Time a round in which a malicious client generates images, with 10 to 40 clients, and with worker processes."""
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.malicious import time_malicious
 
     with live_display() as display:
@@ -163,7 +164,7 @@ def bench_recorder(quick: _QUICK = False, out: _OUT = None, json_output: _JSON =
     """Time rounds with and without a recorder; count the bytes and memory of a long recording."""
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.recorder import time_recorder
 
     with live_display() as display:
@@ -176,7 +177,7 @@ def bench_canaries(quick: _QUICK = False, out: _OUT = None, json_output: _JSON =
     """Time rounds with and without 1,000 canary clients of a million parameters; measure their memory."""
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.canaries import time_canaries
 
     with live_display() as display:
@@ -198,7 +199,7 @@ def bench_all(
     peers = _peers(versus or [], "breaching", "flower", "byzfl")
     if out:
         check_folder(out)
-    from fedaudit.utils.progress import live_display
+    from fedaudit.utils import live_display
     from fedaudit_lab.bench.aggregators import time_aggregators
     from fedaudit_lab.bench.canaries import time_canaries
     from fedaudit_lab.bench.inversion import time_inversion

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
-from fedaudit.utils.errors import FedAuditError
+from fedaudit import FedAuditError
+from fedaudit.cli import DataDir, Kind, Workers, check_data_dir, list_command, number_of_workers
 
 study = typer.Typer(
     no_args_is_help=True, help="Run grids of audits; get tables and figures. An interrupted study resumes."
@@ -18,15 +18,7 @@ study = typer.Typer(
 @study.command("list")
 def study_list(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the built-in studies."""
-    from fedaudit.cli.catalogue import catalogue, print_catalogue
-
-    found = catalogue(["studies"])
-    if json_output:
-        import json
-
-        print(json.dumps(found, indent=2))
-    else:
-        print_catalogue(found)
+    list_command(Kind.studies, long=True, json_output=json_output)
 
 
 @study.command("show")

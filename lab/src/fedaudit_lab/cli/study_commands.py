@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.progress import live_display, wide_console
+from fedaudit import BadInput
+from fedaudit.utils import live_display, wide_console
 from fedaudit_lab.cli.study_log import open_study, say_note
 from fedaudit_lab.studies.analysis import Analysis, analyse
 from fedaudit_lab.studies.backends import processes, ray

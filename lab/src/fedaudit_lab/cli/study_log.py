@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from fedaudit.utils.errors import BadInput
+from fedaudit import BadInput
 from fedaudit_lab.studies.store import FILE, Row, Store
 
 

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.processes import run_tasks
+from fedaudit import BadInput
+from fedaudit.utils import run_tasks
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.report.dress import render
-from fedaudit.report.figures import LEAST_DB, limits
+from fedaudit import BadInput
+from fedaudit.report import LEAST_DB, limits, render
 from fedaudit.results import Interval
-from fedaudit.utils.errors import BadInput
 from fedaudit_lab.studies.analysis import Analysis, Cell, Outcome
 from fedaudit_lab.studies.spec import IMAGE_METRICS, builtin_studies, measure
 

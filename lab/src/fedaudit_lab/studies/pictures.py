@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.folders import inside
-from fedaudit.utils.image_bytes import decode
-from fedaudit.utils.integrity import check_listed
+from fedaudit import BadInput
+from fedaudit.utils import check_listed, decode, inside
 from fedaudit_lab.studies.recovered import recovered
 from fedaudit_lab.studies.spec import StudySpec
 from fedaudit_lab.studies.store import Row

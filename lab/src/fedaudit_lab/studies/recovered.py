@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.utils.image_bytes import decode
+from fedaudit.utils import decode
 from fedaudit_lab.studies.spec import StudySpec
 from fedaudit_lab.studies.store import Row
 

@@ -12,24 +12,31 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedaudit.data import find_dataset, load_dataset, reading_once
-from fedaudit.defences.aggregation import AGGREGATORS
-from fedaudit.defences.sanitising import SANITISERS
-from fedaudit.pipeline.pretraining import training_once
-from fedaudit.pipeline.run import Audit, run_audit
-from fedaudit.results import AuditResult
-from fedaudit.scenario.scenario import Scenario, scenario_from
-from fedaudit.simulation.behaviour import BEHAVIOURS
-from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
-from fedaudit.utils import plain_yaml
-from fedaudit.utils.errors import BadInput, FedAuditError
-from fedaudit.utils.fingerprint import computation, device_name, file_digest, fingerprint, tensor_digest
-from fedaudit.utils.folders import temporary_folder
-from fedaudit.utils.machine import one_thread, own_process, peak_memory, start_measuring_memory
-from fedaudit.utils.native import native_code
-from fedaudit.utils.processes import tell
-from fedaudit.utils.progress import Display, Quiet, Report
-from fedaudit.utils.registry import Registry
+from fedaudit import Audit, AuditResult, BadInput, FedAuditError, Scenario, load_dataset
+from fedaudit.data import find_dataset, reading_once
+from fedaudit.defences import AGGREGATORS, SANITISERS
+from fedaudit.pipeline import run_audit, training_once
+from fedaudit.scenario import scenario_from
+from fedaudit.simulation import BEHAVIOURS, SERVER_BEHAVIOURS
+from fedaudit.utils import (
+    Display,
+    Quiet,
+    Registry,
+    Report,
+    computation,
+    device_name,
+    file_digest,
+    fingerprint_of,
+    load_yaml,
+    native_code,
+    one_thread,
+    own_process,
+    peak_memory,
+    start_measuring_memory,
+    tell,
+    temporary_folder,
+    tensor_digest,
+)
 from fedaudit_lab.studies.backends import Backend
 from fedaudit_lab.studies.spec import IMAGE_METRICS, SUCCESS_DB, StudySpec, StudyTrial, trial_key
 from fedaudit_lab.studies.store import Store
@@ -113,7 +120,7 @@ def trial_computation(scenario: Scenario, data_dir: Path | None) -> str:
 def _computation_of(text: str, data_dir: Path | None) -> str | None:
     """Return a stored trial's computation; None where this version can't read its scenario."""
     try:
-        return trial_computation(scenario_from(plain_yaml.loads(text, "the trial's scenario")), data_dir)
+        return trial_computation(scenario_from(load_yaml(text, "the trial's scenario")), data_dir)
     except BadInput:
         return None
 
@@ -129,10 +136,10 @@ def _data(name: str, image_size: int | None, limit: int | None, data_dir: Path |
     try:
         files = find_dataset(name, data_dir)
         if files:
-            return fingerprint([file_digest(file) for file in files])
+            return fingerprint_of([file_digest(file) for file in files])
         if files is None:
             return None
-        return fingerprint(load_dataset(name, image_size=image_size, data_dir=data_dir, limit=limit))
+        return fingerprint_of(load_dataset(name, image_size=image_size, data_dir=data_dir, limit=limit))
     except (BadInput, OSError):  # the trial itself will say so
         return None
 
@@ -206,7 +213,7 @@ def run_trial(task: Task) -> Played:
     """Run one trial, in a worker, which writes nothing but what it goes on from when it is killed."""
     own_process()  # Ray's workers, too
     began, cpu_began = time.perf_counter(), time.process_time()
-    scenario = scenario_from(plain_yaml.loads(task.scenario, "the trial's scenario"))
+    scenario = scenario_from(load_yaml(task.scenario, "the trial's scenario"))
     before = start_measuring_memory()
     unfinished = Path(task.unfinished) if task.unfinished else None
     goes_on = unfinished is not None and unfinished.exists()

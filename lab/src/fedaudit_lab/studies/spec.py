@@ -14,12 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Metric, metric
-from fedaudit.scenario.scenario import EvaluationSpec, Scenario, apply_override, scenario_from
-from fedaudit.utils import plain_yaml
-from fedaudit.utils.bounds import GRID
-from fedaudit.utils.errors import BadInput, unknown_name
-from fedaudit.utils.validation import Count, Number, Spec, Title, Whole, explain, no_boolean
+from fedaudit import BadInput, Scenario
+from fedaudit.evaluation import FINDING_TYPES, Metric, metric
+from fedaudit.scenario import EvaluationSpec, apply_override, scenario_from
+from fedaudit.utils import GRID, Count, Number, Spec, Title, Whole, explain, no_boolean, read_yaml, unknown_name
 
 SCALES = ("smoke", "cpu", "paper")
 # Metrics of images, each with whether a higher value is the attack's success.
@@ -284,7 +282,7 @@ def load_study(name: str) -> StudySpec:
 @cache
 def _read(path: Path) -> StudySpec:
     where = f"the study '{path}'"
-    return study_from(plain_yaml.read(path, where), where)
+    return study_from(read_yaml(path, where), where)
 
 
 def study_from(values: Any, where: str) -> StudySpec:

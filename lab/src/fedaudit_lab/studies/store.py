@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from fedaudit.utils.bounds import STORE, check_file
-from fedaudit.utils.errors import BadInput
-from fedaudit.utils.integrity import check_text, digest_text
-from fedaudit.utils.validation import explain
+from fedaudit import BadInput
+from fedaudit.utils import STORE, check_file, check_text, digest_text, explain
 
 if TYPE_CHECKING:  # importing it takes seconds, which `fedaudit study log` needn't wait for
     from fedaudit_lab.studies.spec import StudyTrial

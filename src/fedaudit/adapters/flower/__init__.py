@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from fedaudit.adapters.flower.audit import audit_flower
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from fedaudit.adapters.flower.mods import SanitiserMod
     from fedaudit.adapters.flower.strategies import RobustStrategy, RootTraining
     from fedaudit.adapters.flower.strategy import AuditStrategy
+else:
+    __getattr__, __dir__ = lazy(__name__, needs="flwr", of="Flower")
 
 __all__ = [
     "AuditStrategy",
@@ -31,32 +31,3 @@ __all__ = [
     "parse_config",
     "run_app",
 ]
-
-_MODULES = {
-    "AuditStrategy": "strategy",
-    "CanaryMod": "canaries",
-    "Guard": "guard",
-    "RobustStrategy": "strategies",
-    "RootTraining": "strategies",
-    "SanitiserMod": "mods",
-    "audit_flower": "audit",
-    "parse_config": "in_process",
-    "run_app": "in_process",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Take a public name from its module when it is first used, so that Flower is imported only then.
-
-    Raises:
-        BadInput: Flower isn't installed.
-    """
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    if importlib.util.find_spec("flwr") is None:
-        raise BadInput("Flower isn't installed: pip install 'fedaudit[flower]'")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -1,1 +1,33 @@
 """Gradient inversion: recover the training images from one update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedaudit.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, make_engine
+    from fedaudit.attacks.inversion.engines.reference import one_gradient
+    from fedaudit.attacks.inversion.objectives import Objective, weighted_cosine
+    from fedaudit.attacks.inversion.priors import smoothness
+    from fedaudit.attacks.inversion.reconstruct import make_step, with_priors
+    from fedaudit.attacks.inversion.template import GradientInversion, Prepared, prepare
+    from fedaudit.attacks.victim import Victim
+else:
+    __getattr__, __dir__ = lazy(__name__)
+
+__all__ = [
+    "AGREEMENT",
+    "GradientInversion",
+    "Objective",
+    "Prepared",
+    "Victim",
+    "make_engine",
+    "make_step",
+    "one_gradient",
+    "prepare",
+    "smoothness",
+    "weighted_cosine",
+    "with_priors",
+]
