@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedaudit.pipeline.run import environment
-from fedaudit.report.dress import render
+from fedaudit.report.style import render
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import wide_console
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.report.dress import render
 from fedaudit.report.figures import LEAST_DB, limits
+from fedaudit.report.style import render
 from fedaudit.results import Interval
 from fedaudit.utils.errors import BadInput
 from fedaudit_lab.studies.analysis import Analysis, Cell, Outcome
@@ -317,7 +317,7 @@ def page(
     suffix: str = "",
     shown: bytes | None = None,
 ) -> str:
-    """Return one self-contained HTML page, in the dress of the audits' reports.
+    """Return one self-contained HTML page, in the style of the audits' reports.
 
     Args:
         analysis: what the study says.
