@@ -91,28 +91,14 @@ def attack_transcript(
     started = time.time()
     adversary = _threat(threat)
     attacks, given = _attacks(specs or [])
-    if device not in ("cpu", "cuda"):
-        raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device is 'cuda', but torch finds no GPU here; use --device cpu")
+    _check_device(device)
     folder = None if isinstance(source, Transcript) else source
     transcript = (
         source if isinstance(source, Transcript) else Transcript.load(source, model, loss, task=task, rounds=rounds)
     )
     if not attacks:
         attacks, given = _attacks([{"name": s.name, **s.settings()} for s in choose_for(transcript, adversary)])
-    names = [attack.name for attack in attacks]
-    if transcript.records is not None:  # what the transcript grants, as far as it was asked for
-        public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
-        adversary = _threat({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
-    if transcript.task_info.front is not None and adversary.adversary == "server":
-        adversary = adversary.model_copy(update={"adversary": "malicious-server"})
-    if adversary.adversary != "client" and adversary.together == 1 and (sizes := _sums(transcript)):
-        adversary = adversary.model_copy(update={"sees": f"aggregate of {min(sizes)}"})
-    if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
-        raise BadInput(
-            f"the transcript '{transcript.name}' grants no labels; simulate with --set threat.knows_labels=true"
-        )
+    adversary = _granted(adversary, transcript)
     if truth is None and folder is not None:
         truth = _beside(folder)
     if transcript.recording and isinstance(truth, Path):
@@ -163,30 +149,11 @@ def attack_transcript(
             ),
         }
     )
-    flags = [f"--attack {name}" for name in names]
-    flags += [
-        f"--set {shlex.quote(f'attacks.{name}.{key}={json.dumps(value, default=str)}')}"
-        for name, settings in zip(names, given, strict=True)
-        for key, value in settings.items()
-    ]
-    flags += [f"--adversary {adversary.adversary}", f"--seed {seed or 0}", "--out DIR"]
-    flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.together > 1)
-    flags += ["--knows-public-data"] * adversary.knows_public_data
-    flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     if members:
         seen.replay_errors = transcript.replay_errors
-        transcript, loaded = (
-            seen,
-            replace(
-                loaded,
-                inputs=union(loaded.inputs, members),
-                labels=union(loaded.labels, members),
-                rows={},
-                seen={},
-                randomness={},
-            ),
-        )
-    recording = Recording(transcript, loaded)
+        inputs, labels = union(loaded.inputs, members), union(loaded.labels, members)
+        loaded = replace(loaded, inputs=inputs, labels=labels, rows={}, seen={}, randomness={})
+    recording = Recording(seen if members else transcript, loaded)
     check_public_examples([recording], attacks)
     assessed = assess(
         ResolvedScenario(attacked, attacks, data, model_record),
@@ -196,11 +163,54 @@ def attack_transcript(
         started=started,
         store=store,
         display=display,
-        repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
+        repeat=_command(attacks, given, adversary, seed or 0),
     )
     if out:
         _make_room(out, another, request)
     return assessed.held_to(limits)
+
+
+def _check_device(device: str) -> None:
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"device '{device}' isn't known; it is cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device is 'cuda', but torch finds no GPU here; use --device cpu")
+
+
+def _granted(adversary: ThreatModel, transcript: Transcript) -> ThreatModel:
+    """Return the adversary with what the transcript grants it, as far as it was asked for.
+
+    Raises:
+        BadInput: labels are asked for, and there are none.
+    """
+    if transcript.records is not None:
+        public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
+        granted = {"records": len(transcript.records) or None, "public_examples": public or None}
+        adversary = _threat({**adversary.model_dump(exclude_unset=True), **granted})
+    if transcript.task_info.front is not None and adversary.adversary == "server":
+        adversary = adversary.model_copy(update={"adversary": "malicious-server"})
+    if adversary.adversary != "client" and adversary.together == 1 and (sizes := _sums(transcript)):
+        adversary = adversary.model_copy(update={"sees": f"aggregate of {min(sizes)}"})
+    if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
+        raise BadInput(
+            f"the transcript '{transcript.name}' grants no labels; simulate with --set threat.knows_labels=true"
+        )
+    return adversary
+
+
+def _command(attacks: Sequence[Attack], given: Sequence[Mapping[str, Any]], adversary: ThreatModel, seed: int) -> str:
+    """Return the command that attacks the transcript so again, with the settings that were given."""
+    flags = [f"--attack {attack.name}" for attack in attacks]
+    flags += [
+        f"--set {shlex.quote(f'attacks.{attack.name}.{key}={json.dumps(value, default=str)}')}"
+        for attack, settings in zip(attacks, given, strict=True)
+        for key, value in settings.items()
+    ]
+    flags += [f"--adversary {adversary.adversary}", f"--seed {seed}", "--out DIR"]
+    flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.together > 1)
+    flags += ["--knows-public-data"] * adversary.knows_public_data
+    flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
+    return f"fedaudit attack TRANSCRIPT {' '.join(flags)}"
 
 
 def _sums(transcript: Transcript) -> list[int]:
