@@ -14,8 +14,8 @@ import pytest
 
 import fedaudit
 from fedaudit.report import figures
-from fedaudit.report.dress import _labelled
 from fedaudit.report.page import write_report
+from fedaudit.report.style import _labelled
 from fedaudit_lab.bench.page import render_bench
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.drawing import write

@@ -55,7 +55,8 @@ class Attack(Plugin, ABC):
         adversary sees of a federation; ``examples``: the kinds of examples that it is for, any if there are none;
         ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns; ``standards``: what
         standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`); ``on_sums``: what it
-        makes of the sum of several clients' updates, where its scope doesn't say; ``unlike``: it reads sums of clients
+        makes of the sum of several clients' updates, where its scope doesn't say; ``uses``: how it uses
+        updates (:meth:`ways`); ``needs_classes``: the model must be a classifier; ``unlike``: it reads sums of clients
         who were sent different weights; ``vertical``: it is for vertical federations, and for no others;
         ``first_settings``: other than its defaults, where it is run because it :meth:`fits`.
     """
@@ -70,6 +71,8 @@ class Attack(Plugin, ABC):
     finds: ClassVar[type[Finding]] = ImageFinding
     standards: ClassVar[tuple[str | MappingRecord, ...]] = ()
     on_sums: ClassVar[str] = ""
+    uses: ClassVar[tuple[local_training.Way, ...]] = ()
+    needs_classes: ClassVar[bool] = False
     unlike: ClassVar[bool] = False
     vertical: ClassVar[bool] = False
     first_settings: ClassVar[Mapping[str, Any]] = {}
@@ -117,14 +120,16 @@ class Attack(Plugin, ABC):
                     "where a server made them for it, or audit with threat.sees=updates"
                 )
             local_training.refuse(self.name, ways, message, task_info)
+        if self.needs_classes and task_info.num_classes is None:
+            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
 
     def ways(self, observation: Observation, message: Message) -> Sequence[local_training.Way]:  # noqa: ARG002
         """Return how this attack uses an update: columns of :data:`fedaudit.attacks.local_training.TABLE`.
 
-        What that refuses is refused by :meth:`check`, and what it approximates is in the finding's notes. None, where
-        only the models count that travelled.
+        What that refuses is refused by :meth:`check`, and what it approximates is in the finding's notes. By default
+        they are those in ``uses``: none, where only the models count that travelled.
         """
-        return ()
+        return self.uses
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -180,6 +185,10 @@ class Attack(Plugin, ABC):
     def scope(self) -> str:
         """Return what one run with these settings receives: ``default_scope``, unless a setting changes it."""
         return self.default_scope
+
+    def effort(self) -> int:
+        """Return the iterations of a run on one update, those of all restarts together; 1 where it has none."""
+        return int(getattr(self, "iterations", 1) * getattr(self, "restarts", 1))
 
     def files(self) -> list[Path]:
         """Return the files that the settings name: a finding depends on what is in them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,17 +34,21 @@ from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, Finding
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
+from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.progress import Display, Quiet
 
 _SHARE = 0.25  # of the attacks' time, which controls may take together; one may always be run
 _MARGINAL = 0.1  # of an iteration's time on one example, for each further one: 16 cost 1.5 to 2.7 times as much as one
 _PROGRESS = 0.05
-_NO_CASE = {
-    "canaries": "there are no canaries",
-    "records": "there are no records to learn by heart",
-    "property": "too few examples are known with the property and without",
-    "sources": "there are no records of two clients to learn by heart",
+# By the kind of control: what makes its case, and why that may make none.
+_RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
+    "vertical": (easy_case, ""),
+    "client": (one_client, ""),
+    "records": (by_heart, "there are no records to learn by heart"),
+    "sources": (each_by_heart, "there are no records of two clients to learn by heart"),
+    "property": (with_and_without, "too few examples are known with the property and without"),
+    "canaries": (without_noise, "there are no canaries"),
 }
 # Updates of one example each, where one could be luck: one label, or one row of few columns.
 _UPDATES = {"labels": 8, "rows": 4}
@@ -181,8 +185,7 @@ def _ran(attack: Attack, finding: FindingResult) -> bool:
 
 def _work(attack: Attack, examples: int) -> float:
     """Return what a run on so many examples costs, in iterations on one example."""
-    steps = getattr(attack, "iterations", 1) * getattr(attack, "restarts", 1)
-    return steps * (1 + _MARGINAL * max(0, examples - 1))
+    return attack.effort() * (1 + _MARGINAL * max(0, examples - 1))
 
 
 def _trials(
@@ -203,28 +206,20 @@ def _trials(
     count = _UPDATES.get(summary.kind or "", 1) if model == "same" else 1
     reason = ""
     began = time.perf_counter()
-    for kind in ("gradient", "weights"):
+    kinds: tuple[UpdateKind, ...] = ("gradient", "weights")
+    for kind in kinds:
         try:
-            case: Case | None
-            if recipe == "vertical":
-                case = easy_case(recording)
-            elif recipe == "records":
-                case = by_heart(recording)
-            elif recipe == "sources":
-                case = each_by_heart(recording)
-            elif recipe == "property":
-                case = with_and_without(recording)
-            elif recipe == "canaries":
-                case = without_noise(recording)
-            elif recipe == "client":
-                case = one_client(recording)
+            case, why_none = None, ""
+            if recipe in _RECIPES:
+                make_case, why_none = _RECIPES[recipe]
+                case = make_case(recording)
             elif model == "same":
                 label = attack.only_class(observe(recording.transcript, threat))
-                case = one_example(recording, "gradient" if kind == "gradient" else "weights", count, label)
+                case = one_example(recording, kind, count, label)
             else:
-                case = reference("gradient" if kind == "gradient" else "weights")
+                case = reference(kind)
             if case is None:
-                return _NO_CASE[recipe]
+                return why_none
             seen = observe(case.recording.transcript, threat).split(attack.scope())
             for observation in seen:
                 attack.check(observation)

@@ -23,11 +23,11 @@ from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
 from fedaudit.pipeline.describe import federation_record
-from fedaudit.pipeline.hardly_trained import without_leaks, without_verdicts
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.replay import CONTRADICTED, replay_error
 from fedaudit.pipeline.trials import Trial, run_trials
+from fedaudit.pipeline.utility_check import without_leaks, without_verdicts
 from fedaudit.pipeline.vertical import adversary_record
 from fedaudit.results import (
     AdversaryRecord,

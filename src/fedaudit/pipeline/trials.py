@@ -41,8 +41,7 @@ class Trial:
     @property
     def work(self) -> float:
         """Expected cost in arbitrary units, for the progress display."""
-        steps = getattr(self.attack, "iterations", 1) * getattr(self.attack, "restarts", 1)
-        return float(steps * max(1, sum(m.update.num_examples for m in self.observation.messages)))
+        return float(self.attack.effort() * max(1, sum(m.update.num_examples for m in self.observation.messages)))
 
     def key(self) -> str:
         """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it."""

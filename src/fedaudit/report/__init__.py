@@ -8,7 +8,7 @@ from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from fedaudit.report.comparison import defence_tables
-    from fedaudit.report.dress import render
+    from fedaudit.report.style import render
     from fedaudit.report.figures import LEAST_DB, limits
 else:
     __getattr__, __dir__ = lazy(__name__)

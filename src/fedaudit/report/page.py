@@ -26,12 +26,12 @@ from fedaudit.report.conclusion import (
     headline,
     threshold_text,
 )
-from fedaudit.report.dress import render
 from fedaudit.report.epsilon import METHODS, epsilon_chapters
 from fedaudit.report.frontier import strongest
 from fedaudit.report.mapping import assessment
 from fedaudit.report.recovered_text import Sentences, sentences
 from fedaudit.report.rows import drawn_tables
+from fedaudit.report.style import render
 from fedaudit.report.wording import client_of, count, number, rounds_of, short
 from fedaudit.results import (
     AttackSummary,

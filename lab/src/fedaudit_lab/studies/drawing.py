@@ -316,7 +316,7 @@ def page(
     suffix: str = "",
     shown: bytes | None = None,
 ) -> str:
-    """Return one self-contained HTML page, in the dress of the audits' reports.
+    """Return one self-contained HTML page, in the style of the audits' reports.
 
     Args:
         analysis: what the study says.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
 from functools import cached_property
 from statistics import NormalDist
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -208,6 +207,7 @@ class Fishing(Attack):
     )
     standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
     first_settings: ClassVar[dict[str, Any]] = {"attack": {"name": "agic", **QUICK}}
+    uses: ClassVar[tuple[Way, ...]] = ("one batch",)
 
     attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
         default_factory=lambda: {"name": "agic"}
@@ -256,10 +256,6 @@ class Fishing(Attack):
         name = last_layer(observation.module, observation.task_info)
         found = None if name is None or not observation.messages else altered(observation.messages[0], name)
         return None if found is None else found.target
-
-    def ways(self, observation: Observation, message: Message) -> Sequence[Way]:  # noqa: ARG002
-        """Return that of one batch: several steps are taken as one."""
-        return ("one batch",)
 
     def fished(self, observation: Observation) -> tuple[Observation, str]:
         """Return the observation of an update over the fished examples alone, and how many they are, in words.

@@ -139,6 +139,8 @@ class Imprint(Attack):
         "a server that puts an imprint module before the network (federations[].server: imprint)",
     )
     standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
+    uses: ClassVar[tuple[Way, ...]] = ("spear",)
+    needs_classes: ClassVar[bool] = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -152,15 +154,9 @@ class Imprint(Attack):
         """
         self._product(observation)
 
-    def ways(self, *_: object) -> tuple[Way, ...]:
-        """Return those of SPEAR: sums of a layer's gradients."""
-        return ("spear",)
-
     def _product(self, observation: Observation) -> tuple[Fronted, Tensor]:
         front = observation.task_info.front
         super().check(observation)
-        if observation.task_info.num_classes is None:
-            raise NotApplicable("imprint is for classifiers, and this model predicts real values")
         if front is None or front.kind != "imprint":
             raise NotApplicable(
                 "the server sent the network as it is, without an imprint module; set threat.adversary: "

@@ -155,6 +155,8 @@ class Loki(Attack):
     )
     standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
     unlike: ClassVar[bool] = True
+    uses: ClassVar[tuple[Way, ...]] = ("spear",)
+    needs_classes: ClassVar[bool] = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -168,15 +170,9 @@ class Loki(Attack):
         """
         self._product(observation)
 
-    def ways(self, *_: object) -> tuple[Way, ...]:
-        """Return those of SPEAR: sums of a layer's gradients."""
-        return ("spear",)
-
     def _product(self, observation: Observation) -> tuple[Fronted, Tensor]:
         message, front = observation.single(), observation.task_info.front
         super().check(observation)
-        if observation.task_info.num_classes is None:
-            raise NotApplicable("loki is for classifiers, and this model predicts real values")
         if front is None or front.kind != "loki" or front.limit != _LIMIT or not _sets(message):
             raise NotApplicable(
                 "the server sent the clients no kernels of their own; set threat.adversary: malicious-server and "

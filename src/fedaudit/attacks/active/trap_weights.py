@@ -104,6 +104,8 @@ class TrapWeights(Attack):
         "a model that begins with a fully connected layer with a bias, and ReLU",
         "better: a server that draws that layer for it (federations[].server: trap-weights)",
     )
+    uses: ClassVar[tuple[Way, ...]] = ("spear",)
+    needs_classes: ClassVar[bool] = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -117,15 +119,9 @@ class TrapWeights(Attack):
         """
         self._product(observation)
 
-    def ways(self, *_: object) -> tuple[Way, ...]:
-        """Return those of SPEAR: sums of a layer's gradients."""
-        return ("spear",)
-
     def _product(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor]:
         message, info = observation.single(), observation.task_info
         super().check(observation)
-        if info.num_classes is None:
-            raise NotApplicable("trap-weights is for classifiers, and this model predicts real values")
         module = as_trained(observation.module, info, message.weights)
         layer = first_layer(module, info.input_shape)
         if not layer.relu and not _rectified(module, layer, info.input_shape):

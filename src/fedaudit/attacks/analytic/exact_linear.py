@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -64,6 +64,8 @@ class ExactLinear(Attack):
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
         "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )
+    uses: ClassVar[tuple[Way, ...]] = ("spear",)
+    needs_classes: ClassVar[bool] = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -77,16 +79,10 @@ class ExactLinear(Attack):
         """
         self._prepare(observation)
 
-    def ways(self, *_: object) -> Sequence[Way]:
-        """Return those of SPEAR, whose equations these are, too."""
-        return ("spear",)
-
     def _prepare(self, observation: Observation) -> Callable[[], Recovered]:
         """Return what the form that fits gives."""
         message, task_info = observation.single(), observation.task_info
         super().check(observation)
-        if task_info.num_classes is None:
-            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         module = as_trained(observation.module, task_info, message.weights)
         embedding = patch_embedding(module, task_info)
         if embedding is not None and (embedding.weight in message.update.tensors or not attends(module, task_info)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -67,6 +67,8 @@ class RGap(Attack):
         "one example in one gradient (or one local step)",
         "a chain of convolutions and linear layers with invertible activations ('fedaudit rank' tells)",
     )
+    uses: ClassVar[tuple[Way, ...]] = ("r-gap",)
+    needs_classes: ClassVar[bool] = True
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is one example's gradient through a chain that can be gone back.
@@ -76,16 +78,10 @@ class RGap(Attack):
         """
         self._prepare(observation)
 
-    def ways(self, *_: object) -> Sequence[Way]:
-        """Return the closed form's own."""
-        return ("r-gap",)
-
     def _prepare(self, observation: Observation) -> tuple[nn.Module, list[Block], dict[str, Tensor]]:
         message = observation.single()
         task_info = observation.task_info
         super().check(observation)
-        if task_info.num_classes is None:
-            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         gradient = _exact_gradient(message, observation.threat)
         module = as_trained(observation.module, task_info, message.weights)
         blocks = chain(module, task_info.input_shape)

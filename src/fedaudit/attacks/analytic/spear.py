@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -109,6 +108,8 @@ class Spear(Attack):
     )
 
     rectified: ClassVar[bool] = True  # whether a ReLU must follow
+    uses: ClassVar[tuple[Way, ...]] = ("spear",)
+    needs_classes: ClassVar[bool] = True
 
     rounds: Count = 400
 
@@ -124,15 +125,9 @@ class Spear(Attack):
         """
         self._prepare(observation)
 
-    def ways(self, *_: object) -> Sequence[Way]:
-        """Return the closed form's own."""
-        return ("spear",)
-
     def _prepare(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor, int]:
         message, task_info = observation.single(), observation.task_info
         super().check(observation)
-        if task_info.num_classes is None:
-            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         module = as_trained(observation.module, task_info, message.weights)
         layer = first_layer(module, task_info.input_shape)
         if self.rectified and not layer.relu:

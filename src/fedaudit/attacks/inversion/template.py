@@ -128,6 +128,7 @@ class GradientInversion(Attack):
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
     only_single: ClassVar[str | None] = None  # why it can't be run over several updates at once; None: it can
+    needs_classes: ClassVar[bool] = True
 
     iterations: Count = 10_000
     optimiser: OptimiserName = "adam"
@@ -160,8 +161,6 @@ class GradientInversion(Attack):
         message = observation.single()
         task_info = observation.task_info
         super().check(observation)
-        if task_info.num_classes is None:
-            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         if min(task_info.input_shape[1:]) < 2:
             raise NotApplicable(f"{self.name} needs images of at least 2 by 2 pixels")
         training = message.update.training

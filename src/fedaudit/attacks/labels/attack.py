@@ -57,6 +57,7 @@ class Labels(Attack):
     needs: ClassVar[tuple[str, ...]] = ("a classifier that ends in a fully connected layer",)
     recovers: ClassVar[str] = "labels"
     finds: ClassVar[type[Finding]] = LabelFinding
+    needs_classes: ClassVar[bool] = True
 
     method: LabelMethod = "auto"
 
@@ -78,8 +79,6 @@ class Labels(Attack):
         """
         super().check(observation)
         message = observation.single()
-        if observation.task_info.num_classes is None:
-            raise NotApplicable(f"{self.name} needs a classifier; this model predicts real values")
         if observation.task_info.causal:
             raise NotApplicable(f"{self.name} needs a class an example, and a causal task has none: run dager")
         if message.update.labels is not None:

@@ -35,13 +35,6 @@ def ilrg(evidence: Evidence, num_examples: int) -> Tensor:
     are in the equations. Whether BatchNorm takes its batch's statistics makes no difference: the last layer's features
     are the client's own.
 
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) labels, ascending, with duplicates.
-
     Raises:
         NotApplicable: the last layer has no bias, or its weights aren't known.
     """
@@ -69,13 +62,6 @@ def ilrg_pooled(evidence: Evidence, num_examples: int) -> Tensor:
     one's are a guess. Where features aren't negative a row with a negative entry belongs to a class that occurs (Yin
     et al. 2021), which counts once at least; classes without such a row are taken as absent once a
     network has learnt, or where the equations give them next to nothing.
-
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) labels, ascending, with duplicates.
 
     Raises:
         NotApplicable: the last layer has no bias, or its weights aren't known.
@@ -122,13 +108,6 @@ def llg(evidence: Evidence, num_examples: int) -> Tensor:
     with C classes. Each of them is named once, and m taken off its g_i; then the class with the least g_i is named, and
     m taken off, until there are K. Departure: where more than K are negative, the K most negative are named.
 
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) labels, ascending, with duplicates.
-
     Raises:
         NotApplicable: no row has a negative sum.
     """
@@ -151,13 +130,6 @@ def llg_star(evidence: Evidence, num_examples: int) -> Tensor:
     the offset s_j is what others add to class j. Both follow from the dummies' features and probabilities. Departure:
     the dummies are Gaussian noise, where the paper has zeros, ones and random images.
 
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) labels, ascending, with duplicates.
-
     Raises:
         NotApplicable: the features of dummy images sum to zero.
     """
@@ -175,13 +147,6 @@ def llg_plus(evidence: Evidence, num_examples: int) -> Tensor:
 
     As ``llg-star``, but the batches of one class are of public examples; classes of which there are none count as the
     others do on average.
-
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) labels, ascending, with duplicates.
 
     Raises:
         NotApplicable: the adversary holds no public examples, or their features sum to zero.

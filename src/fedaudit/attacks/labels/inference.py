@@ -51,6 +51,7 @@ class Evidence:
     public: Callable[[], tuple[Tensor, Tensor, Tensor]] | None = None
 
 
+# From the evidence and the number K of examples to (K,) labels: ascending, with duplicates, unless it says otherwise.
 LabelInference = Callable[[Evidence, int], Tensor]
 
 LABEL_INFERENCES: Registry[LabelInference] = Registry("label inference")
@@ -80,13 +81,6 @@ def idlg(evidence: Evidence, num_examples: int) -> Tensor:
     features h. With two classes the rows are opposite to each other, and the more negative one is taken: right where
     the features aren't negative on average (after a ReLU or a sigmoid).
 
-    Args:
-        evidence: of the last layer.
-        num_examples: must be 1.
-
-    Returns:
-        (1,) label.
-
     Raises:
         NotApplicable: there are several examples.
     """
@@ -107,15 +101,8 @@ def idlg(evidence: Evidence, num_examples: int) -> Tensor:
 def yin(evidence: Evidence, num_examples: int) -> Tensor:
     """Infer the labels of a batch without duplicates (GradInversion, Yin et al. 2021, Eq. 8).
 
-    Takes the K classes whose gradient row has the most negative minimum over the features. Exact for K = 1 with
-    features that aren't negative (after a ReLU or a sigmoid).
-
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) distinct labels, the surest first.
+    Takes the K classes whose gradient row has the most negative minimum over the features, the surest first. Exact for
+    K = 1 with features that aren't negative (after a ReLU or a sigmoid).
 
     Raises:
         NotApplicable: there are more examples than classes.
@@ -138,13 +125,6 @@ def geng(evidence: Evidence, num_examples: int) -> Tensor:
     The sum of row i is the mean of (p_i − y_i)·Σh. With p and Σh replaced by their means over dummy images,
     n_i = K·(p̄_i − Σ row_i / Σh̄). Departures: the dummies are Gaussian noise, fed once; the counts are rounded to whole
     numbers that sum to K by the largest remainders.
-
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) labels, ascending, with duplicates.
 
     Raises:
         NotApplicable: the features of dummy images sum to zero.
@@ -173,13 +153,6 @@ def bias_corrected(evidence: Evidence, num_examples: int) -> Tensor:
     and those without such a row as absent. Our own combination: Wainakh et al. 2021 correct the rows of W by an offset
     that comes from dummies.
 
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) labels, ascending, with duplicates.
-
     Raises:
         NotApplicable: the last layer has no bias.
     """
@@ -206,13 +179,6 @@ def signs(evidence: Evidence, num_examples: int) -> Tensor:
     there is no bias, the inner product of W's rows with the mean features of dummy images stands for it. Where that
     doesn't make up for all examples, rows of W tell, too: where the features aren't negative a class with a negative
     entry occurs (Yin et al. 2021). How often each class occurs nothing tells: equally often.
-
-    Args:
-        evidence: of the last layer.
-        num_examples: K.
-
-    Returns:
-        (K,) labels, ascending, with duplicates.
 
     Raises:
         NotApplicable: no class has a negative gradient.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -91,6 +90,7 @@ class LocalModelExact(_LocalModelAttack):
         "a linear model trained by squared loss on full batches",
         "as many rounds of one client as the model has parameters, and one",
     )
+    uses: ClassVar[tuple[Way, ...]] = ("local-model-exact",)
 
     rounds: Count | None = None
     truncate: bool = True
@@ -132,10 +132,6 @@ class LocalModelExact(_LocalModelAttack):
             raise NotApplicable(
                 f"{self.name} needs {p + 1} rounds of a client for {p} parameters, and has {n}; observe more rounds"
             )
-
-    def ways(self, *_: object) -> Sequence[Way]:
-        """Return this attack's own."""
-        return ("local-model-exact",)
 
     def _run(self, observation: Observation, *_: object) -> LocalModelFinding:
         seen = exchanged(observation)
@@ -215,6 +211,7 @@ class LocalModel(_LocalModelAttack):
     name: ClassVar[str] = "local-model"
     summary: ClassVar[str] = "a client's own model, by learning how it moves what it is sent"
     needs: ClassVar[tuple[str, ...]] = ("several rounds of one client; the more, the better",)
+    uses: ClassVar[tuple[Way, ...]] = ("local-model",)
 
     mapping: Mapping = "network"
     hidden: Annotated[Count, Field(le=100_000)] = 1000
@@ -249,10 +246,6 @@ class LocalModel(_LocalModelAttack):
             )
         if not bool(seen.moved.any()):
             raise NotApplicable("the client's updates are zero throughout: it trained nothing")
-
-    def ways(self, *_: object) -> Sequence[Way]:
-        """Return this attack's own."""
-        return ("local-model",)
 
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress

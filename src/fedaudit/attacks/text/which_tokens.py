@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -15,7 +14,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, TokenFinding
 from fedaudit.attacks.local_training import Way
-from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 
 _BY_CHANCE = 0.01  # probability that noise moves a row of the whole vocabulary so far that it counts
@@ -41,6 +40,7 @@ class WhichTokens(Attack):
     examples: ClassVar[tuple[str, ...]] = ("tokens",)
     recovers: ClassVar[str] = "the words of training sequences"
     finds: ClassVar[type[Finding]] = TokenFinding
+    uses: ClassVar[tuple[Way, ...]] = ("rows",)
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -54,10 +54,6 @@ class WhichTokens(Attack):
         """
         super().check(observation)
         self._embedding(observation)
-
-    def ways(self, _observation: Observation, _message: Message) -> Sequence[Way]:
-        """Return rows'."""
-        return ("rows",)
 
     def _embedding(self, observation: Observation) -> str:
         """Return the name of the parameter in which each token has a row."""
