@@ -14,6 +14,7 @@ import torch
 
 import fedaudit
 from fedaudit import ImageFinding, NotApplicable
+from fedaudit.attacks import InvG
 
 
 @fedaudit.register
@@ -57,7 +58,6 @@ SCENARIO: dict[str, Any] = {
     "data": {"name": "digits"},
     "model": {"name": "mlp"},
     "federations": [{"name": "single", "clients": 8, "examples": 8}, {"name": "pairs", "examples": 8, "batch_size": 2}],
-    "attacks": ["first-layer", {"name": "invg", "iterations": 300}],
 }
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("own-attack-audit"))
     out = parser.parse_args().out
     fedaudit.check_attack(FirstLayer())
-    finished = fedaudit.audit(SCENARIO, out=out)
+    finished = fedaudit.audit(SCENARIO, attacks=[FirstLayer(), InvG(iterations=300)], out=out)
     for row in finished.result.summaries:
         print(f"{row.federation:7} {row.attack:12} {row.verdict:15} {row.verdict_text}")
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
+from fedaudit.attacks import Attack
 from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
 from fedaudit.evaluation import Limits
@@ -42,7 +43,7 @@ def audit(
     batch_norm: Literal["eval", "train"] | None = None,
     dropout: bool | None = None,
     federations: Sequence[dict[str, Any]] | None = None,
-    attacks: Sequence[str | dict[str, Any]] | None = None,
+    attacks: Sequence[str | dict[str, Any] | Attack] | None = None,
     threat: dict[str, Any] | None = None,
     seed: int | None = None,
     data_dir: Path | str | None = None,
@@ -68,8 +69,9 @@ def audit(
         batch_norm: BatchNorm's mode in the clients' training; default: the scenario's, else that of your module.
         dropout: whether clients train with dropout; default: the scenario's, else as your module is.
         federations: instead of the scenario's, as in YAML.
-        attacks: instead of the scenario's: names, or mappings with settings. Where nobody names any, those that fit the
-            data, the updates and the threat model; ``result.attacks`` lists them.
+        attacks: instead of the scenario's: attacks, as ``InvG(iterations=300)`` of ``fedaudit.attacks``, or names, or
+            mappings with settings. A scenario's defences may be objects, too. Where nobody names any attack, those that
+            fit the data, the updates and the threat model; ``result.attacks`` lists them.
         threat: instead of the scenario's.
         seed: instead of the scenario's.
         data_dir: where data sets that aren't embedded lie (or FEDAUDIT_DATA).
@@ -188,7 +190,7 @@ def simulate(
 
 def attack(
     transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any]] | None = None,
+    attacks: Sequence[str | dict[str, Any] | Attack] | None = None,
     *,
     threat: dict[str, Any] | None = None,
     seed: int | None = None,
@@ -208,7 +210,7 @@ def attack(
 
     Args:
         transcript: what :func:`simulate` returned, a transcript alone, its folder, or that of a :class:`Recorder`.
-        attacks: names, or mappings with settings; None: those that fit.
+        attacks: attacks, names, or mappings with settings; None: those that fit.
         threat: fields of a :class:`fedaudit.ThreatModel`; default: an honest-but-curious server.
         seed: of the attacks; default: the simulation's, or 0 where there is no ground truth.
         device: cpu or cuda.
@@ -365,7 +367,7 @@ def _attack(
         check_folder(Path(out))
     return attack_transcript(
         source,
-        None if attacks is None else [{"name": spec} if isinstance(spec, str) else spec for spec in attacks],
+        None if attacks is None else [_named(one) for one in attacks],
         threat=threat or {},
         out=Path(out) if out else None,
         truth=known,
@@ -468,6 +470,13 @@ def _with_own(
     own = {"name": "custom", "image_size": None, "limit": None}
     values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
     return values, dataset_of(data, classes=values["model"].get("loss") == BCE), loss
+
+
+def _named(attack: str | dict[str, Any] | Attack) -> dict[str, Any]:
+    """Return an attack's name and settings."""
+    if isinstance(attack, Attack):
+        return attack.written()
+    return {"name": attack} if isinstance(attack, str) else attack
 
 
 def _values(scenario: Scenario | str | Path | dict[str, Any] | None) -> dict[str, Any]:

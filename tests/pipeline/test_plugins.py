@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fedaudit.attacks import ATTACKS
-from fedaudit.defences import AGGREGATORS, SANITISERS, Aggregator, Cohort
+from fedaudit.defences import AGGREGATORS, SANITISERS, Aggregate, Aggregator, Cohort
+from fedaudit.defences.spec import DefencesSpec
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Plugin, Registry, make, register
@@ -112,10 +113,38 @@ def _(finding: LengthFinding, observation, truth, *, seed):
     return Evaluation(done(finding, observation, metrics=[LENGTH.of(finding.length, 0.0)], leak=finding.length > 0))
 '''
 
+INVERSION = '''
+"""A gradient inversion with an objective of its own."""
+
+from fedaudit.attacks import GradientInversion, register
+
+
+@register
+class Doubled(GradientInversion):
+    name = "doubled"
+    summary = "minimises twice the distance"
+    paper = "Nobody 2002"
+    needs = ("an image model",)
+    distance = "squared-l2"
+    fedavg = "simulation"
+
+    times: float = 2.0
+
+    def objective(self, prepared):
+        plain = super().objective(prepared)
+
+        def doubled(*variables):
+            distance, gradients = plain(*variables)
+            return self.times * distance, [self.times * gradient for gradient in gradients]
+
+        return doubled
+'''
+
 POINTS = """\
 [fedaudit.attacks]
 length = length_attack.attack
 length-judging = length_attack.judging
+doubled = length_attack.inversion:Doubled
 
 [fedaudit.aggregators]
 half = length_attack.attack:Half
@@ -211,7 +240,7 @@ def command(site: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    install(folder, "length-attack", POINTS, attack=ATTACK, judging=JUDGING)
+    install(folder, "length-attack", POINTS, attack=ATTACK, judging=JUDGING, inversion=INVERSION)
     return folder
 
 
@@ -256,6 +285,41 @@ def test_it_goes_through_an_audit_into_the_report_with_findings_of_its_own(site:
         assert words in page, words
 
 
+AS_OBJECTS = """
+import sys
+import fedaudit
+from length_attack.attack import Twice
+from length_attack.inversion import Doubled
+
+scenario = {
+    "name": "inversion",
+    "data": {"name": "digits"},
+    "model": {"name": "logistic"},
+    "federations": [{"name": "f", "clients": 2, "examples": 2}],
+    "defences": {"sanitiser": Twice()},
+    "evaluation": {"updates": 1, "bootstrap": 100},
+}
+fedaudit.audit(scenario, attacks=[Doubled(iterations=5)], out=sys.argv[1], progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_an_objective_of_its_own_is_audited_from_python_and_from_yaml_alike(site: Path, tmp_path: Path) -> None:
+    told = python(site, "-c", AS_OBJECTS, tmp_path / "python")
+    assert told.returncode == 0, told.stderr
+    told = command(site, "audit", tmp_path / "python/scenario.yaml", "--out", tmp_path / "yaml", "--workers", "1")
+    assert told.returncode == 0, told.stderr
+    one, other = (json.loads((tmp_path / way / "results.json").read_text()) for way in ("python", "yaml"))
+    for same in ("scenario", "summaries", "federations", "attacks"):
+        assert one[same] == other[same]
+    assert one["findings"][0]["images"] == other["findings"][0]["images"]
+    assert one["attacks"][0]["settings"]["times"] == 2.0
+    assert one["scenario"]["defences"]["sanitiser"] == {"name": "twice"}
+    assert "minimises twice the distance" in (tmp_path / "python/report.html").read_text()
+    told = command(site, "verify", tmp_path / "python", "--workers", "1")
+    assert told.returncode == 0, told.stderr + told.stdout
+
+
 @pytest.mark.slow
 def test_its_settings_are_checked_as_ours_are(site: Path, tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
@@ -290,7 +354,7 @@ BROKEN = {
 def test_broken_packages_are_named_in_a_line_each_and_stop_nothing(tmp_path: Path) -> None:
     for package, (point, text, _) in BROKEN.items():
         install(tmp_path, package, f"[fedaudit.attacks]\nbad = {point}\n", attack=text)
-    install(tmp_path, "length-attack", POINTS, attack=ATTACK, judging=JUDGING)
+    install(tmp_path, "length-attack", POINTS, attack=ATTACK, judging=JUDGING, inversion=INVERSION)
     told = command(tmp_path, "list", "attacks", "--json")
     assert told.returncode == 0
     assert sorted(told.stderr.splitlines()) == sorted(
@@ -299,6 +363,34 @@ def test_broken_packages_are_named_in_a_line_each_and_stop_nothing(tmp_path: Pat
     )
     names = [entry["name"] for entry in json.loads(told.stdout)["attacks"]]
     assert names.count("agic") == names.count("length") == 1
+
+
+MISUSED = """
+from fedaudit.attacks import InvG
+from fedaudit.defences import Krum
+
+InvG(iterations=300, total_variation=1e-4)
+InvG(iterations="x")
+InvG(nonsense=3)
+Krum(f="many")
+"""
+
+
+@pytest.mark.slow
+def test_type_checkers_know_the_settings(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "misused.py").write_text(MISUSED)
+    told = python(tmp_path, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache", tmp_path / "misused.py")
+    assert [line.split(":")[1] for line in told.stdout.splitlines() if "misused.py" in line] == ["6", "7", "8"]
+
+
+def test_what_is_not_registered_cannot_be_in_a_scenario() -> None:
+    class Unknown(Aggregator):
+        def __call__(self, updates: torch.Tensor, cohort: Cohort | None = None) -> Aggregate:
+            raise NotImplementedError
+
+    with pytest.raises(BadInput, match="Unknown isn't registered"):
+        DefencesSpec(aggregator=Unknown())
 
 
 def test_help_looks_for_no_packages(tmp_path: Path) -> None:

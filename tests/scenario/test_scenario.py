@@ -16,6 +16,7 @@ from fedaudit.utils.errors import BadInput
 
 positive = st.floats(min_value=1e-12, max_value=1e12, allow_nan=False)
 counts = st.integers(1, 10**6)
+shapes = st.sampled_from(["linear", "logarithmic", "exponential"])
 names = st.text(string.ascii_letters + string.digits, min_size=1, max_size=12)
 # Words that YAML would take for something else than text, beside any printable text.
 titles = st.sampled_from(
@@ -72,7 +73,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             {
                 "name": "agic",
                 "beta": draw(positive),
-                "shape": draw(st.sampled_from(["linear", "logarithmic", "exponential"])),
+                "shape": draw(shapes),
             },
         ],
         "evaluation": {"updates": draw(st.none() | counts)},

@@ -20,12 +20,13 @@ from fedaudit.modalities import example_kind
 from fedaudit.results import MappingRecord
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import Scope
+from fedaudit.utils import seeds
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.machine import full_precision
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
 from fedaudit.utils.registry import register as register
 
-ATTACK_CONFIG = SETTINGS
+ATTACK_CONFIG = SETTINGS  # of base classes that aren't registered themselves
 
 Progress = Callable[[int, int], None]
 
@@ -141,7 +142,8 @@ class Attack(Plugin, ABC):
         self,
         observation: Observation,
         *,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
+        seed: int = 0,
         device: str = "cpu",
         progress: Progress | None = None,
     ) -> Finding:
@@ -149,7 +151,8 @@ class Attack(Plugin, ABC):
 
         Args:
             observation: what the adversary saw, cut down to this attack's scope.
-            generator: every random draw of the attack comes from it.
+            generator: every random draw of the attack comes from it; None: from one of its own.
+            seed: of that one.
             device: where to compute.
             progress: called with (done, total) iterations, now and then.
 
@@ -163,7 +166,7 @@ class Attack(Plugin, ABC):
         self.check(observation)
         started = time.perf_counter()
         with full_precision(device):
-            found = self._run(observation, generator, device, progress or silent)
+            found = self._run(observation, generator or seeds.generator(seed), device, progress or silent)
         if not isinstance(found, self.finds):
             raise TypeError(f"{self.name} returned a {type(found).__name__}, not a {self.finds.__name__}")
         seconds = time.perf_counter() - started

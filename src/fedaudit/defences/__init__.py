@@ -1,18 +1,43 @@
 """Defences: aggregators on the server's side, sanitisers on the client's."""
 
-# they fill the registries
-from fedaudit.defences import averaging, compressing, coordinatewise, fragmenting, privacy, selection  # noqa: F401
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
-from fedaudit.defences.sanitising import SANITISERS, ClientContext, Sanitiser
+from fedaudit.defences.averaging import AFA, FedAvg, FLTrust, Mean
+from fedaudit.defences.compressing import DeepGradientCompression, Sign, TopK
+from fedaudit.defences.coordinatewise import Median, TrimmedMean
+from fedaudit.defences.fragmenting import Fragmented, FragmentedAtRandom
+from fedaudit.defences.privacy import DifferentialPrivacy
+from fedaudit.defences.sanitising import SANITISERS, ClientContext, NoSanitiser, Sanitiser, changed
+from fedaudit.defences.selection import Bulyan, InferGuard, Krum, MultiKrum
+from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 
 __all__ = [
+    "AFA",
     "AGGREGATORS",
     "SANITISERS",
     "Aggregate",
     "Aggregator",
+    "Bulyan",
     "ClientContext",
     "Cohort",
+    "DeepGradientCompression",
+    "DifferentialPrivacy",
+    "FLTrust",
+    "FedAvg",
+    "Fragmented",
+    "FragmentedAtRandom",
+    "InferGuard",
+    "Krum",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "NoSanitiser",
     "Sanitiser",
+    "SanitiserInfo",
+    "Sign",
+    "TopK",
+    "TrimmedMean",
+    "Update",
+    "changed",
     "register",
 ]

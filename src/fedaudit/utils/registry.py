@@ -221,6 +221,8 @@ class _ByName:
     def __get_pydantic_core_schema__(self, kind: type[Plugin], handler: GetCoreSchemaHandler) -> CoreSchema:
         def made(value: Any, named: Callable[[Any], NamedSpec]) -> Plugin:
             if isinstance(value, kind):
+                if getattr(value, "name", None) not in kind.registry:
+                    raise BadInput(f"{type(value).__name__} isn't registered: decorate the class with @register")
                 return value
             spec = named(value)
             plugin: Plugin = make(kind.registry, spec.name, spec.settings())

@@ -10,10 +10,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import BeforeValidator
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, make_attack, register
+from fedaudit.attacks.base import Attack, Progress, make_attack, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.inversion.template import QUICK, GradientInversion
@@ -182,7 +181,6 @@ def altered(message: Message, name: str) -> Altered | None:
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Fishing(Attack):
     """Inverts what a last layer altered by ``fishing`` left of a batch: the gradient of a class's examples.
 

@@ -7,12 +7,11 @@ import math
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.active.bins import PREFIX, alternating, edges, in_their_bins, labels_of, measured, read
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
@@ -120,7 +119,6 @@ class ImprintServer(ServerBehaviour):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Imprint(Attack):
     """Reads the rows of an imprint module: one example's in every bin that only one example hit (Fowl et al. 2022).
 

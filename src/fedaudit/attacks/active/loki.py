@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.active.bins import PREFIX, Bins, alternating, edges, in_their_bins, labels_of, measured, read
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
@@ -134,7 +133,6 @@ class Owned(NamedTuple):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Loki(Attack):
     """Reads each client's images off its own columns of a layer of bins, in single updates and sums (Zhao et al. 2024).
 

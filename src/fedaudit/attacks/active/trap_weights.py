@@ -7,13 +7,12 @@ import dataclasses
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.first_layer import FirstLayer, first_layer, layer_product
 from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.recovered import Recovered, as_images
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
@@ -83,7 +82,6 @@ class TrapWeightsServer(ServerBehaviour):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class TrapWeights(Attack):
     """Reads examples off the neurons of a first layer that one example alone activated (Boenisch et al. 2023).
 

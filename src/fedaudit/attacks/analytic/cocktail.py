@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.first_layer import FirstLayer, comparable, own_labels
@@ -13,7 +12,7 @@ from fedaudit.attacks.analytic.recovered import Recovered
 from fedaudit.attacks.analytic.sparse_columns import Directions, LowRank, none_yet, refine
 from fedaudit.attacks.analytic.spear import SEARCHED, Opened, Spear
 from fedaudit.attacks.analytic.unmixing import unmix
-from fedaudit.attacks.base import ATTACK_CONFIG, register
+from fedaudit.attacks.base import register
 from fedaudit.attacks.case import Case
 from fedaudit.task.info import TaskInfo
 from fedaudit.utils.validation import Count
@@ -25,7 +24,6 @@ _OUTSIDE = 0.02  # share of an image's pixels that may lie outside of their rang
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Cocktail(Spear):
     """Cocktail party attack (Kariyappa et al., ICML 2023): images told apart in a sum as voices are in a room.
 

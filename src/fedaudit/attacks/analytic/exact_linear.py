@@ -7,7 +7,6 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.attention import attended, attends
@@ -15,7 +14,7 @@ from fedaudit.attacks.analytic.first_layer import comparable, first_layer, layer
 from fedaudit.attacks.analytic.patches import patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.local_training import Way
@@ -30,7 +29,6 @@ _DIVERGED = 1e6
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class ExactLinear(Attack):
     """Closed forms behind a first fully connected layer: no optimiser, and known to be right.
 
@@ -202,7 +200,6 @@ def _of_one_layer(product: Tensor, layer: nn.Linear, observation: Observation) -
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class ExactLinearRows(ExactLinear):
     """The closed forms on rows of a table; see :class:`ExactLinear`.
 

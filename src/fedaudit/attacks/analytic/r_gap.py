@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
-from pydantic.dataclasses import dataclass
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.chain import Block, chain, identity, refuse
 from fedaudit.attacks.analytic.constraints import check_size, gradient_constraints, solve, weight_constraints
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.victim import one_batch_gradient, unknown_training
@@ -32,7 +31,6 @@ _SCALES = 400  # points of the grid on which roots are looked for
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class RGap(Attack):
     """R-GAP (Zhu & Blaschko, ICLR 2021, Section 3 and Algorithm 1): closed form, layer by layer, for one example.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.alternating import alternate, on_a_line, possible
@@ -30,7 +29,7 @@ from fedaudit.attacks.analytic.sparse_columns import (
     search,
     search_beside,
 )
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.local_training import Way
@@ -69,7 +68,6 @@ class Opened(NamedTuple):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Spear(Attack):
     """SPEAR (Dimitrov et al., NeurIPS 2024) and SPEAR++ (Bakarsky et al. 2025): exact batches through Linear and ReLU.
 
@@ -314,7 +312,6 @@ def _placed(layer: FirstLayer, rank: int, found: Recovered, most: int) -> Recove
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class SpearRows(Spear):
     """SPEAR (Dimitrov et al., NeurIPS 2024) on rows of a table; see :class:`Spear`.
 

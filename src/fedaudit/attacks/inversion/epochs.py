@@ -9,12 +9,11 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
 from pydantic import BeforeValidator, Field
-from pydantic.dataclasses import dataclass
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack, register
+from fedaudit.attacks.base import ATTACKS, Attack, Progress, make_attack, register
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
 from fedaudit.attacks.inversion.objectives import Objective
@@ -31,7 +30,6 @@ _WHOLE_EPOCHS = "all updates of a client over two or more epochs"
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Epochs(Attack):
     """Any method that optimises images, over all updates of a client in several epochs (Xu et al. 2022, Section IV-B).
 
@@ -357,7 +355,7 @@ def _preset(name: str, method: type[GradientInversion], summary: str, paper: str
         "method": method,
     }
     made: type[Attack] = type(name, (_Preset,), content)
-    return register(dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)(made))  # type: ignore[return-value]
+    return register(made)
 
 
 AGICEpochs = _preset(

@@ -10,11 +10,10 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.func import functional_call
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
+from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten
 from fedaudit.attacks.inversion.reconstruct import reconstruct
@@ -28,7 +27,6 @@ from fedaudit.utils.validation import Fraction, NonNegative, Positive
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class GIAS(GradientInversion):
     """Gradient Inversion with Generative Image Prior (Jeon et al., NeurIPS 2021, Section 3 and Algorithm 1).
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, register
+from fedaudit.attacks.base import register
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import batch_norm_statistics, has_running_statistics, image_l2, registered_mean
 from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Schedule
@@ -17,7 +16,6 @@ from fedaudit.utils.validation import Count, NonNegative
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class GradInversion(GradientInversion):
     """See through Gradients (Yin et al. 2021): layer-wise L2, BatchNorm statistics, and a group that agrees.
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedaudit.attacks.adaptive import is_adaptive
-from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
+from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.denoiser import CHANNELS, looks_like_photographs
@@ -45,7 +44,6 @@ _ONE_STEP = "a gradient, or a FedAvg update of a single local step"
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class DLG(GradientInversion):
     """Deep Leakage from Gradients (Zhu et al. 2019, Eq. 4 and Algorithm 1).
 
@@ -99,7 +97,6 @@ class DLG(GradientInversion):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class DLGAdam(GradientInversion):
     """DLG with Adam instead of L-BFGS: the first baseline of AGIC (Xu et al. 2022, Section V-A).
 
@@ -116,7 +113,6 @@ class DLGAdam(GradientInversion):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class IDLG(GradientInversion):
     """Improved DLG (Zhao et al. 2020): the label from the gradient first, then DLG's distance over the image alone.
 
@@ -138,7 +134,6 @@ class IDLG(GradientInversion):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class CPL(GradientInversion):
     """Client Privacy Leakage (Wei et al. 2020, Algorithm 1): patterned first image, label regulariser, L-BFGS.
 
@@ -171,7 +166,6 @@ class CPL(GradientInversion):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class InvG(GradientInversion):
     """Inverting Gradients (Geiping et al. 2020, Eq. 4 and Section 6).
 
@@ -201,7 +195,6 @@ class InvG(GradientInversion):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Geng(GradientInversion):
     """Towards General Deep Leakage (Geng et al. 2021): label counts, clipping, scaling, full-batch FedAvg.
 
@@ -238,7 +231,6 @@ class Geng(GradientInversion):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class AGIC(InvG):
     """AGIC (Xu et al. 2022): layer-weighted cosine (Eq. 6-8) and, for FedAvg, the one-batch approximation (Eq. 4).
 
@@ -298,7 +290,6 @@ class AGIC(InvG):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class AGICPlus(AGIC):
     """AGIC with what gradients say of their layers' inputs, raced starts, moves, and a rate that falls to zero.
 

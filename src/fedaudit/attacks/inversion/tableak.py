@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register, silent
+from fedaudit.attacks.base import Attack, Progress, register, silent
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.attacks.inversion.engines.dense import dense
@@ -37,7 +36,6 @@ _CLEARLY = 0.7  # of the distance: a move must bring it below
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class TabLeak(Attack):
     """TabLeak (Vero et al. 2023): rows of a table whose gradient is the observed one.
 

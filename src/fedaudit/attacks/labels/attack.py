@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from fedaudit.attacks.adaptive import is_adaptive
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
+from fedaudit.attacks.base import Attack, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
@@ -36,7 +35,6 @@ class LabelFinding(Finding, kind="labels"):
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Labels(Attack):
     """Label inference alone: which classes an update was made from, and how often each occurs, without the images.
 

@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
@@ -38,7 +37,6 @@ class _LocalModelAttack(Attack):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class LastReturned(_LocalModelAttack):
     """The last model that the client returned: the paper's baseline (Section 4), which takes no reconstruction."""
 
@@ -63,7 +61,6 @@ class LastReturned(_LocalModelAttack):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class LocalModelExact(_LocalModelAttack):
     """Exact reconstruction for least squares with full batches (Xu & Neglia 2021, Observation 1).
 
@@ -182,7 +179,6 @@ class LocalModelExact(_LocalModelAttack):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class LocalModel(_LocalModelAttack):
     """The heuristic for any model and any federation (Xu & Neglia 2021, Algorithm 3).
 

@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
+from fedaudit.attacks.base import Attack, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
@@ -121,7 +120,6 @@ def turned(honest: dict[str, Tensor], towards: dict[str, Tensor], *, norm: float
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class AgrEvader(Attack):
     """Which records the federation repaired after a malicious client's pushes (Zhang et al. 2023).
 

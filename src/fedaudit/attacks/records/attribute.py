@@ -74,7 +74,6 @@ class AttributeAttack(RecordsAttack):
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class AttributeLoss(AttributeAttack):
     """The value with which the model fits the record best (Yeom et al. 2018, Adversary 4; Fredrikson et al. 2014).
 
@@ -134,7 +133,6 @@ def _log_prior(records: Records) -> Tensor:
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class AttributeFeatures(AttributeAttack):
     """What the model's features say of an attribute that it was not trained for (Song & Shmatikov 2020; Melis 2019).
 

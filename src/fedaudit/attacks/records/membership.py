@@ -90,7 +90,6 @@ class MembershipAttack(RecordsAttack):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class LossThreshold(MembershipAttack):
     """A record that the model fits well is taken for a member (Yeom et al. 2018, Adversary 2).
 
@@ -113,7 +112,6 @@ class LossThreshold(MembershipAttack):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class GradientNorm(MembershipAttack):
     """A record that would hardly move the model is taken for a member (Nasr et al. 2019, Section IV).
 
@@ -136,7 +134,6 @@ class GradientNorm(MembershipAttack):
 
 
 @register
-@dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class ShadowModels(MembershipAttack):
     """A classifier of the model's outputs, learnt on shadow models whose training data are known (Shokri et al. 2017).
 

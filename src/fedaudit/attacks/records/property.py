@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.stand_ins import Stock, flat, send, size_of, stock
@@ -41,7 +40,6 @@ class PropertyFinding(Finding, kind="property"):
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class PropertyInference(Attack):
     """A classifier of updates, learnt on those of stand-ins with the property and without (Melis et al. 2019).
 

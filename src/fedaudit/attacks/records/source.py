@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import Target, whole
@@ -37,7 +36,6 @@ class SourceFinding(Finding, kind="source"):
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class SourceInference(Attack):
     """The client whose returned model has the least loss on a record is named (Hu et al. 2021, Theorem 2).
 

@@ -9,10 +9,9 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, SequenceFinding
 from fedaudit.attacks.local_training import Way
@@ -28,7 +27,6 @@ from fedaudit.utils.errors import NotApplicable
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class Dager(Attack):
     """Span checks, layer by layer (Petrov et al. 2024).
 

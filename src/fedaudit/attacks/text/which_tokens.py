@@ -6,11 +6,10 @@ import math
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass as checked_dataclass
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, TokenFinding
 from fedaudit.attacks.local_training import Way
@@ -22,7 +21,6 @@ _FAR = 5.0  # times the median: how far a row stands out where all rows moved an
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class WhichTokens(Attack):
     """An embedding's gradient is zero in the rows of tokens that don't occur (Melis et al. 2019).
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, ImageFinding
 from fedaudit.models import VerticalModel, layer_groups
@@ -40,7 +39,6 @@ class _FirstLayer:
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class CAFE(Attack):
     """CAFE (Jin et al. 2021, Algorithms 1 to 3, one after the other): images of all parties from aggregated gradients.
 

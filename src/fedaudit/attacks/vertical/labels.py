@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, register
+from fedaudit.attacks.base import Attack, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
 from fedaudit.transcript.observation import Observation
@@ -83,7 +82,6 @@ def _record(observation: Observation) -> VerticalRecord:
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class DirectLabels(_FromGradients):
     """The direct label inference attack (Fu et al. 2022), on models without a network at the server.
 
@@ -173,7 +171,6 @@ class _Scoring(_FromGradients):
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class NormScoring(_Scoring):
     """Norm scoring (Li et al. 2022): an example of the rarer class has the longer gradient.
 
@@ -197,7 +194,6 @@ class NormScoring(_Scoring):
 
 
 @register
-@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
 class DirectionScoring(_Scoring):
     """Direction scoring (Li et al. 2022): gradients of one class point one way, those of the other the opposite way.
 
