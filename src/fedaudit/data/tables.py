@@ -72,7 +72,7 @@ def _adult(train: Columns, test: Columns, request: Request, paths: list[Path]) -
         targets = torch.tensor([_ADULT_CLASSES.index(value) for value in columns["income"]])
         splits.append(Split(torch.cat([part, *(block.float() for block in one_hot)], dim=1), targets))
     source = "UCI Adult (Becker and Kohavi, 1996), CC BY 4.0; incomes from the 1994 US census"
-    whole = table_dataset(request, *splits, source, num_classes=2, class_names=_ADULT_CLASSES)
+    whole = table_dataset(request, splits[0], splits[1], source, num_classes=2, class_names=_ADULT_CLASSES)
     first = len(_ADULT_NUMBERS)
     means, spreads = parts[0].mean(dim=0).tolist(), parts[0].std(dim=0, correction=0).tolist()
     known = [
