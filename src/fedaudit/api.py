@@ -16,7 +16,7 @@ from fedaudit.capture import CanaryClients, Recorder
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.own import dataset_of
 from fedaudit.defences.received import check_received as check_model
-from fedaudit.evaluation import Limits
+from fedaudit.evaluation import Limits as Limits
 from fedaudit.pipeline.contract import check_attack
 from fedaudit.pipeline.estimate import say_how_long, simulation_seconds
 from fedaudit.pipeline.offline import attack_transcript
@@ -24,7 +24,8 @@ from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
 from fedaudit.pipeline.run import Audit, record, run_audit
 from fedaudit.pipeline.verify import Verification, verify_audit
-from fedaudit.results import AuditResult, Verdict
+from fedaudit.results import AuditResult
+from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
