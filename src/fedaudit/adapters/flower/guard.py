@@ -6,16 +6,15 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedaudit.adapters.flower.messages import check_names, is_training, log, server_round, state_in
+from fedaudit.adapters.flower.messages import check_names, is_training, log, refusal, server_round, state_in
 from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard, in_words, let_in
 from fedaudit.capture.capture import Capture
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput
 
 STATE = "fedaudit-guard"  # the guard's record in the context's state
-_MOD_FAILED = 6  # Flower's code of an error for a mod's refusal
 
 
 class Guard(SiteGuard):
@@ -42,7 +41,7 @@ class Guard(SiteGuard):
         if not is_training(msg):
             return call_next(msg, context)
         if _quietly(self._let_in, msg, context) is False:
-            return Message(Error(_MOD_FAILED, NOT_LET_IN), reply_to=msg)
+            return refusal(NOT_LET_IN, msg)
         before = _quietly(self._count, context)
         if before is not None and before % self.every:
             return call_next(msg, context)
@@ -56,7 +55,7 @@ class Guard(SiteGuard):
         if refused is None:  # it couldn't be audited
             refused = self.unaudited == "refuse"
             log.warning("fedaudit guard: node %d: %s", context.node_id, "it doesn't leave" if refused else "it leaves")
-        return Message(Error(_MOD_FAILED, REFUSED), reply_to=msg) if refused else reply
+        return refusal(REFUSED, msg) if refused else reply
 
     def _let_in(self, msg: Message, context: Context) -> bool:
         records = msg.content.array_records
