@@ -6,7 +6,7 @@ import io
 import zipfile
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -48,8 +48,9 @@ def _look_through(path: Path, whole: bool) -> None:
     with opened(path, TORCH) as file:
         if not zipfile.is_zipfile(file):
             file.seek(0)
+            head = io.BytesIO(file.read(PROGRAM))
             for _ in range(_LEGACY):
-                check_program(_Limited(file, PROGRAM), TORCH.items)
+                check_program(head, TORCH.items)
             return
         with zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
@@ -61,25 +62,3 @@ def _look_through(path: Path, whole: bool) -> None:
                     check_program(io.BytesIO(archive.read(entry)), None if whole else TORCH.items)
             if whole and (damaged := archive.testzip()):
                 raise ValueError(f"'{damaged}' in it isn't what was written")
-
-
-class _Limited:
-    """A file of which only so many bytes are read, at once or one after the other."""
-
-    def __init__(self, file: IO[bytes], most: int) -> None:
-        self.file, self.left = file, most
-
-    def read(self, size: int) -> bytes:
-        return self._counted(self.file.read(min(size, self.left + 1)))
-
-    def readline(self) -> bytes:
-        return self._counted(self.file.readline(self.left + 1))
-
-    def tell(self) -> int:
-        return self.file.tell()
-
-    def _counted(self, data: bytes) -> bytes:
-        self.left -= len(data)
-        if self.left < 0:
-            raise UnpicklingError(f"a pickle of more than {PROGRAM:,} bytes")
-        return data
