@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 from fedaudit.defences.received import check_received
-from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.objects import load_object
 
@@ -27,11 +27,6 @@ Policy = Literal["warn", "refuse", "ignore"]
 
 NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
 REFUSED = "the site's guard didn't let this update leave"  # and not why: that would tell what was found
-
-
-def in_words(error: Exception) -> str:
-    """Return an error as one line."""
-    return str(error) if isinstance(error, FedAuditError) else f"{type(error).__name__}: {error}"
 
 
 class SiteGuard:

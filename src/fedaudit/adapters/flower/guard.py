@@ -8,8 +8,9 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedaudit.adapters import in_words
 from fedaudit.adapters.flower.messages import check_names, is_training, log, refusal, server_round, state_in
-from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard, in_words, let_in
+from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard, let_in
 from fedaudit.capture.capture import Capture
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput

@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
+from fedaudit.adapters import in_words
 from fedaudit.adapters.flower.messages import MODEL, check_names, has_model, is_training, log, num_examples, state_in
-from fedaudit.adapters.guard import in_words
 from fedaudit.task.training import TrainingConfig
 from fedaudit.utils.errors import BadInput, unknown_name
 

@@ -10,7 +10,8 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
-from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard, in_words, let_in
+from fedaudit.adapters import in_words
+from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard, let_in
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,

@@ -14,7 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from fedaudit.adapters.guard import in_words
+from fedaudit.adapters import in_words
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
