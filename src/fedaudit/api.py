@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from fedaudit.attacks import Attack
 from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
-from fedaudit.evaluation import Limits
+from fedaudit.evaluation import Limits as Limits
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
-from fedaudit.pipeline.run import Audit, record, run_audit
+from fedaudit.pipeline.run import Audit as Audit
+from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.verify import Verification, verify_audit
-from fedaudit.results import AuditResult, Verdict
+from fedaudit.results import AuditResult
+from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import BCE, LOSSES, Loss, loss_name
@@ -347,7 +349,7 @@ def audit_transcript(
 
 def _attack(
     transcript: Recording | Transcript | Path | str,
-    attacks: Sequence[str | dict[str, Any]] | None,
+    attacks: Sequence[str | dict[str, Any] | Attack] | None,
     *,
     threat: dict[str, Any] | None,
     truth: Path | str | None,

@@ -19,8 +19,9 @@ pytest.importorskip("flwr")
 pytestmark = pytest.mark.peers
 
 from fedaudit.adapters.flower import Guard  # noqa: E402 (it needs Flower)
-from fedaudit.adapters.flower.guard import REFUSED, STATE  # noqa: E402
+from fedaudit.adapters.flower.guard import STATE  # noqa: E402
 from fedaudit.adapters.flower.in_process import loaded, run_app  # noqa: E402
+from fedaudit.adapters.guard import REFUSED  # noqa: E402
 
 LABELS: Any = {"attacks": ["labels"], "mean": (0.5,), "std": (0.5,)}
 STRICT: Any = {**LABELS, "fail_on": None, "fail_above": {"label_accuracy": 0.01}}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedaudit.adapters.received import agreed_network, check_policy, let_in, own_examples
+from fedaudit.adapters.guard import agreed_network, check_policy, let_in, own_examples
 from fedaudit.utils.errors import BadInput
 
 LOG = logging.getLogger("fedaudit.test")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries, Directions
-from fedaudit.results.epsilon import Adjacency
 from fedaudit.transcript.recorded_canaries import save_canaries, save_coins
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
@@ -54,7 +53,7 @@ class CanaryClients:
         delta: float = 1e-5,
         where: Literal["local", "central"] = "central",
         share: float = 1.0,
-        adjacency: Adjacency = "add-remove",
+        adjacency: Literal["add-remove", "replace"] = "add-remove",
         strength: float = 10.0,
         seed: int | None = None,
     ) -> None:

@@ -5,7 +5,7 @@ from fedaudit.data import photos, embedded, synthetic, notes, local_images, tabl
 from fedaudit.data.catalogue import DATA_DIR_VARIABLE, DATASETS, find_dataset, how_to_get, load_dataset, reading_once
 from fedaudit.data.dataset import Attribute, Dataset, Split
 
-from fedaudit.data.frames import from_frame
+from fedaudit.data.own import from_frame
 
 __all__ = [
     "DATASETS",

@@ -1,40 +1,34 @@
-"""CIFAR's python batches, read by a machine of our own: a pickle is a program, and this one can only build numbers."""
+"""CIFAR's python batches: a pickle is a program, and here it can only build numbers, texts and lists of them."""
 
 from __future__ import annotations
 
+import io
 import math
-import struct
+import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedaudit.data.files import Numbers, reading
 from fedaudit.utils.bounds import PICKLE, read_bytes
+from fedaudit.utils.pickles import check_program
 
-_MAX_STEPS = PICKLE.items or 0  # of its program; CIFAR-100's train, the largest there is, takes 0.25e6
 _MAX_AXES = 8
 _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}  # bytes of the numbers of each kind
-
-
-class _Global(Enum):
-    """What a program may name: the five that rebuild numpy's arrays, here nothing but words."""
-
-    RECONSTRUCT = "_reconstruct"
-    NDARRAY = "ndarray"
-    DTYPE = "dtype"
-    ENCODE = "encode"
-
-
-_ADMITTED = {
-    ("numpy.core.multiarray", "_reconstruct"): _Global.RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _Global.RECONSTRUCT,
-    ("numpy", "ndarray"): _Global.NDARRAY,
-    ("numpy", "dtype"): _Global.DTYPE,
-    ("_codecs", "encode"): _Global.ENCODE,
-}
+_ADMITTED = (
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+    *("SHORT_BINSTRING", "BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    *("EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"),
+    *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
+    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
+)
+_NDARRAY = object()  # where a program names numpy's class
 
 
 @dataclass(eq=False)
@@ -55,18 +49,90 @@ def read_pickled_batch(path: Path) -> dict[str, Any]:
     """Return the dictionary in one of CIFAR's python batches, without running anything that the pickle asks for.
 
     The files (protocol 2, by Python 2) hold one dictionary of texts, numbers, lists of these, and an array of uint8
-    that ``numpy.core.multiarray._reconstruct`` and ``numpy.dtype`` rebuild. The machine here takes the instructions of
-    protocols 2 to 4 that such dictionaries need, makes arrays of booleans, integers and floats of whole size from the
-    file's own bytes, and refuses whatever else a file says. Nothing is imported or called.
+    that ``numpy.core.multiarray._reconstruct`` and ``numpy.dtype`` rebuild. Only instructions that such dictionaries
+    need are carried out, arrays of booleans, integers and floats of whole size are made from the file's own bytes, and
+    whatever else a file says is refused. Nothing is imported, and nothing called that isn't in this module.
 
     Raises:
         BadInput: damaged, not such a dictionary, too large, or it asks for anything else.
     """
     with reading(path):
-        content = _Machine(read_bytes(path, PICKLE)).run()
+        data = read_bytes(path, PICKLE)
+        check_program(data, PICKLE.items, _ADMITTED)
+        content = _Reader(data).load()
         if not isinstance(content, dict):
             raise ValueError(f"holds a {type(content).__name__}, not a dictionary")
-        return {key: _value(key, value) for key, value in content.items()}
+        return {_text(key): _value(_text(key), value) for key, value in content.items()}
+
+
+class _Reader(pickle._Unpickler):
+    """Runs a pickle's instructions, as far as they build a batch."""
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        code[0]: pickle._Unpickler.dispatch[code[0]] for code in (getattr(pickle, name) for name in _ADMITTED)
+    }
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="latin1")
+        self._left = len(data)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for one of the names that rebuild numpy's arrays."""
+        match module, name:
+            case "numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct":
+                return _reconstruct
+            case "numpy", "ndarray":
+                return _NDARRAY
+            case "numpy", "dtype":
+                return _dtype
+            case "_codecs", "encode":
+                return self._encode
+        raise ValueError(f"it asks for {f'{module}.{name}'[:80]!r}, which is refused")
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        match self.stack[-1], state:
+            case _Kind() as kind, (3, str() | bytes() as order, None, None, None, -1, -1, 0):
+                if _text(order) not in ("|", "<", ">", "="):
+                    raise ValueError("a byte order that is refused")
+                kind.dtype = kind.dtype.newbyteorder(_text(order))  # type: ignore[arg-type]
+            case _Array(values=None) as array, (1, tuple() as shape, _Kind() as kind, 0 | 1 as fortran, raw):
+                array.values = self._array(shape, kind.dtype, "F" if fortran else "C", raw)
+            case _:
+                raise ValueError("a state that is refused: only plain arrays of numbers are rebuilt")
+
+    dispatch[pickle.BUILD[0]] = _build
+
+    def _array(self, shape: tuple[Any, ...], dtype: np.dtype[Any], order: Any, raw: Any) -> Numbers:
+        if len(shape) > _MAX_AXES or not all(type(side) is int and side >= 0 for side in shape):
+            raise ValueError("an array of a shape that is refused")
+        held = raw if isinstance(raw, bytes) else self._encode(raw)
+        if len(held) != dtype.itemsize * math.prod(shape):
+            raise ValueError(f"{len(held)} bytes for an array of shape {shape}")
+        return np.frombuffer(held, dtype).reshape(shape, order=order)
+
+    def _encode(self, text: str, encoding: str = "latin1") -> bytes:
+        """Return an array's bytes, which were written as text; all of them together aren't more than the file has."""
+        if not isinstance(text, str) or encoding != "latin1":
+            raise ValueError("a call that is refused: only texts in Latin-1 are an array's bytes")
+        self._left -= len(text)
+        if self._left < 0:
+            raise ValueError("more bytes of arrays than the file has")
+        return text.encode("latin1")
+
+
+def _reconstruct(*given: Any) -> _Array:
+    if given not in ((_NDARRAY, (0,), "b"), (_NDARRAY, (0,), b"b")):
+        raise ValueError("a call that is refused: only plain arrays are rebuilt")
+    return _Array()
+
+
+def _dtype(code: str | bytes, align: Any = None, copy: Any = None) -> _Kind:
+    kind, size = _text(code)[:1], _text(code)[1:]
+    if (align, copy) != (0, 1) or size not in map(str, _SIZES.get(kind, ())):
+        raise ValueError("a dtype that is refused: only booleans, integers and floats are read")
+    return _Kind(np.dtype(f"{kind}{size}"))
 
 
 def _value(key: str, value: Any) -> Any:
@@ -74,159 +140,13 @@ def _value(key: str, value: Any) -> Any:
         return value.values
     if all(isinstance(one, int | float | str | bytes) for one in (value if isinstance(value, list) else [value])):
         return value
-    raise ValueError(f"{key[:40]!r} is no array, number or text, nor a list of these")
-
-
-class _Machine:
-    """Runs a pickle's instructions, as far as they build a batch.
-
-    Raises:
-        ValueError, LookupError, EOFError, TypeError, struct.error: it isn't such a program, or cut short.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.encoded = 0
-
-    def run(self) -> Any:
-        """Return what the program leaves when it stops."""
-        for _ in range(_MAX_STEPS):
-            code = self.take(1)
-            if code == b".":
-                return self.stack.pop()
-            self.step(code)
-        raise ValueError(f"a program of more than {_MAX_STEPS} steps")
-
-    def take(self, count: int) -> bytes:
-        if not 0 <= count <= len(self.data) - self.at:
-            raise EOFError(f"{count} bytes are announced, {len(self.data) - self.at} are left")
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def number(self, form: str) -> Any:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
-
-    def line(self) -> str:
-        return self.take(self.data.index(b"\n", self.at) + 1 - self.at)[:-1].decode("latin1")
-
-    def since_mark(self) -> list[Any]:
-        start = self.marks.pop()
-        taken = self.stack[start:]
-        del self.stack[start:]
-        return taken
-
-    def step(self, code: bytes) -> None:
-        stack = self.stack
-        match code:
-            case b"\x80":  # protocol
-                if self.number("<B") not in (2, 3, 4):
-                    raise ValueError("a protocol that is refused: only 2 to 4 are read")
-            case b"\x95":  # a frame's length, which only a reader of streams needs
-                self.number("<Q")
-            case b"N" | b"\x88" | b"\x89":
-                stack.append({b"N": None, b"\x88": True, b"\x89": False}[code])
-            case b"K" | b"M" | b"J" | b"G":
-                stack.append(self.number({b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}[code]))
-            case b"\x8a":  # a longer integer
-                size = self.number("<B")
-                if size > 8:
-                    raise ValueError(f"an integer of {size} bytes is refused")
-                stack.append(int.from_bytes(self.take(size), "little", signed=True))
-            case b"U":  # Python 2's short strings are texts; its long ones are an array's bytes
-                stack.append(self.take(self.number("<B")).decode("latin1"))
-            case b"X" | b"\x8c" | b"\x8d":
-                stack.append(self.take(self.number({b"X": "<I", b"\x8c": "<B", b"\x8d": "<Q"}[code])).decode())
-            case b"T" | b"C" | b"B" | b"\x8e":
-                stack.append(self.take(self.number({b"T": "<i", b"C": "<B", b"B": "<I", b"\x8e": "<Q"}[code])))
-            case b"(":
-                self.marks.append(len(stack))
-            case b")" | b"]" | b"}":
-                stack.append({b")": tuple, b"]": list, b"}": dict}[code]())
-            case b"t":
-                stack.append(tuple(self.since_mark()))
-            case b"\x85" | b"\x86" | b"\x87":
-                count = code[0] - 0x84
-                stack.append(tuple(reversed([stack.pop() for _ in range(count)])))
-            case b"a" | b"e":
-                items = [stack.pop()] if code == b"a" else self.since_mark()
-                _made(list, stack[-1]).extend(items)
-            case b"s" | b"u":
-                items = [stack.pop(), stack.pop()][::-1] if code == b"s" else self.since_mark()
-                keys = [_text(key) for key in items[::2]]  # never a tuple: the hash of a deep one ends the process
-                _made(dict, stack[-1]).update(zip(keys, items[1::2], strict=True))
-            case b"q" | b"r":
-                self.memo[self.number("<B" if code == b"q" else "<I")] = stack[-1]
-            case b"\x94":
-                self.memo[len(self.memo)] = stack[-1]
-            case b"h" | b"j":
-                stack.append(self.memo[self.number("<B" if code == b"h" else "<I")])
-            case b"c":
-                stack.append(_admitted(self.line(), self.line()))
-            case b"\x93":
-                name, module = stack.pop(), stack.pop()
-                stack.append(_admitted(_text(module), _text(name)))
-            case b"R":
-                arguments = stack.pop()
-                stack.append(self.call(stack.pop(), _made(tuple, arguments)))
-            case b"b":
-                state = stack.pop()
-                self.build(stack[-1], _made(tuple, state))
-            case _:
-                raise ValueError(f"the instruction {code!r} is refused")
-
-    def call(self, what: Any, given: tuple[Any, ...]) -> Any:
-        match what, given:
-            case _Global.RECONSTRUCT, (_Global.NDARRAY, (0,), "b" | b"b"):
-                return _Array()
-            case _Global.DTYPE, (str() | bytes() as code, 0, 1):
-                kind, size = _text(code)[:1], _text(code)[1:]
-                if size not in map(str, _SIZES.get(kind, ())):
-                    raise ValueError("a dtype that is refused: only booleans, integers and floats are read")
-                return _Kind(np.dtype(f"{kind}{size}"))
-            case _Global.ENCODE, (str() as text, "latin1"):
-                return self.encode(text)
-        raise ValueError("a call that is refused: only plain arrays are rebuilt")
-
-    def build(self, what: Any, state: tuple[Any, ...]) -> None:
-        match what, state:
-            case _Kind(), (3, str() | bytes() as order, None, None, None, -1, -1, 0) if _text(order) in tuple("|<>="):
-                what.dtype = what.dtype.newbyteorder(_text(order))  # type: ignore[arg-type]
-                return
-            case _Array(values=None), (1, tuple() as shape, _Kind() as kind, 0 | 1 as fortran, str() | bytes() as raw):
-                if len(shape) > _MAX_AXES or not all(type(side) is int and side >= 0 for side in shape):
-                    raise ValueError("an array of a shape that is refused")
-                held = self.encode(raw) if isinstance(raw, str) else raw
-                if len(held) != kind.dtype.itemsize * math.prod(shape):
-                    raise ValueError(f"{len(held)} bytes for an array of shape {shape}")
-                what.values = np.frombuffer(held, kind.dtype).reshape(shape, order="F" if fortran else "C")
-                return
-        raise ValueError("a state that is refused: only plain arrays of numbers are rebuilt")
-
-    def encode(self, text: str) -> bytes:
-        """Return an array's bytes, which were written as text; all of them together aren't more than the file has."""
-        self.encoded += len(text)
-        if self.encoded > len(self.data):
-            raise ValueError("more bytes of arrays than the file has")
-        return text.encode("latin1")
-
-
-def _admitted(module: str, name: str) -> _Global:
-    try:
-        return _ADMITTED[module, name]
-    except KeyError:
-        raise ValueError(f"it asks for {f'{module}.{name}'[:80]!r}, which is refused") from None
-
-
-def _made(kind: type[Any], value: Any) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} stands where a {kind.__name__} must")
-    return value
+    raise ValueError(f"{key!r} is no array, number or text, nor a list of these")
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str | bytes) or len(value) > 255:
         raise ValueError(f"a {type(value).__name__} stands where a short text must")
-    return value.decode("latin1") if isinstance(value, bytes) else value
+    text = value.decode("latin1") if isinstance(value, bytes) else value
+    if not text.isprintable():
+        raise ValueError(f"a text that can't be shown: {ascii(text)[:40]}")
+    return text

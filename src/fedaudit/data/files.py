@@ -45,7 +45,7 @@ def reading(path: Path) -> Iterator[None]:
     except (TooMuch, MemoryError) as error:
         raise BadInput(f"cannot read {shown(path)}: {error or 'more than there is memory for'}") from error
     except Exception as error:  # of a damaged file formats' readers raise whatever comes
-        why = " ".join(f"{type(error).__name__}: {error}"[:300].split()).removesuffix(":")
+        why = " ".join(f"{type(error).__name__}: {error}"[:200].split()).removesuffix(":")
         raise BadInput(
             f"cannot read {shown(path)}: truncated, damaged or another format ({why}); get it again"
         ) from error

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Generator
 
 _SWITCHES = 20  # tried for every edge: far more than such a graph takes to forget how it began
@@ -83,14 +86,8 @@ def _join(edges: list[tuple[int, int]], held: set[tuple[int, int]], labels: int,
 
 def _parts(edges: list[tuple[int, int]], labels: int, clients: int) -> list[int]:
     """Return for every label, and then for every client, the part of the graph that it is in."""
-    part = list(range(labels + clients))
-
-    def root(node: int) -> int:
-        while part[node] != node:
-            part[node] = part[part[node]]
-            node = part[node]
-        return node
-
-    for label, client in edges:
-        part[root(label)] = root(labels + client)
-    return [root(node) for node in range(labels + clients)]
+    nodes = labels + clients
+    own, held = zip(*edges, strict=True)
+    graph = coo_array((np.ones(len(edges)), (own, np.array(held) + labels)), shape=(nodes, nodes))
+    parts: list[int] = connected_components(graph, directed=False)[1].tolist()
+    return parts

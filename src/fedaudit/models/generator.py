@@ -51,7 +51,23 @@ class GeneratorSpec:
         return max(1, floor(log2(min(self.input_shape[1:]) / 4))) if min(self.input_shape[1:]) >= 8 else 0
 
 
-class Generator(nn.Module):
+class _Network(nn.Module):
+    """Codes (n, latent) to a small map, and that to pixels (n, C, H, W) in [0, 1]."""
+
+    spec: GeneratorSpec
+    smallest: tuple[int, ...]
+    start: nn.Linear
+    grow: nn.Sequential
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Return the images of ``codes``."""
+        height, width = self.spec.input_shape[1:]
+        images: Tensor = self.grow(self.start(codes).view(len(codes), *self.smallest))
+        top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
+        return images[..., top : top + height, left : left + width]
+
+
+class Generator(_Network):
     """Codes (n, latent) to pixels (n, C, H, W) in [0, 1].
 
     After DCGAN (Radford et al. 2016). Departures: doubling by repetition and a convolution instead of transposed
@@ -72,15 +88,8 @@ class Generator(nn.Module):
             layers += [nn.GroupNorm(4, outputs), nn.LeakyReLU(_SLOPE)]
         self.grow = nn.Sequential(*layers, nn.Conv2d(spec.width, channels, 3, padding=1), nn.Sigmoid())
 
-    def forward(self, codes: Tensor) -> Tensor:
-        """Return the images of ``codes``."""
-        height, width = self.spec.input_shape[1:]
-        images: Tensor = self.grow(self.start(codes).view(len(codes), *self.smallest))
-        top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
-        return images[..., top : top + height, left : left + width]
 
-
-class DCGenerator(nn.Module):
+class DCGenerator(_Network):
     """Codes (n, latent) to pixels (n, C, H, W) in [0, 1]: DCGAN's generator (Radford et al. 2016).
 
     Transposed convolutions of stride 2, batch normalisation and ReLU. Departures: channels at half the image's size are
@@ -100,13 +109,6 @@ class DCGenerator(nn.Module):
             inputs, outputs = spec.width << i, spec.width << (i - 1)
             layers += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
         self.grow = nn.Sequential(*layers, nn.ConvTranspose2d(spec.width, channels, 4, 2, 1), nn.Sigmoid())
-
-    def forward(self, codes: Tensor) -> Tensor:
-        """Return the images of ``codes``."""
-        height, width = self.spec.input_shape[1:]
-        images: Tensor = self.grow(self.start(codes).view(len(codes), *self.smallest))
-        top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
-        return images[..., top : top + height, left : left + width]
 
 
 def trunk(spec: GeneratorSpec, outputs: int) -> nn.Sequential:

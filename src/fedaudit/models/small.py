@@ -46,25 +46,9 @@ def lenet(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.M
 )
 def lenet_5(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
     """Return w and 8w/3 channels, 120 and 84 hidden units, with today's ReLU and max-pooling (as in Ma et al. 2023)."""
-    channels, height, breadth = input_shape
     w = 6 if width is None else width
-    after = [((side - 4) // 2 - 4) // 2 for side in (height, breadth)]
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(channels, w, 5),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(w, 8 * w // 3, 5),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(8 * w // 3 * prod(after), 120),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(120, 84),
-            relu4=nn.ReLU(),
-            fc=nn.Linear(84, outputs),
-        )
-    )
+    pixels = prod(((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
+    return _pooled(input_shape[0], (w, 8 * w // 3), pixels, (120, 84), outputs)
 
 
 @MODELS.register(
@@ -77,23 +61,36 @@ def lenet_5(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn
 )
 def cafe_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
     """Return w and 2w channels (padded, pooled by 2, rounded up), 256 and 64 hidden units."""
-    channels, height, breadth = input_shape
     w = 64 if width is None else width
-    pixels = prod(ceil(ceil(n / 2) / 2) for n in (height, breadth))
+    pixels = prod(ceil(ceil(n / 2) / 2) for n in input_shape[1:])
+    return _pooled(input_shape[0], (w, 2 * w), pixels, (256, 64), outputs, padding=2, up=True)
+
+
+def _pooled(
+    channels: int,
+    maps: tuple[int, int],
+    pixels: int,
+    hidden: tuple[int, int],
+    outputs: int,
+    *,
+    padding: int = 0,
+    up: bool = False,
+) -> nn.Module:
+    """Return two 5×5 convolutions, each with ReLU and max-pooling (rounded ``up``), and three linear layers."""
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(channels, w, 5, padding=2),
+            conv1=nn.Conv2d(channels, maps[0], 5, padding=padding),
             relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2, ceil_mode=True),
-            conv2=nn.Conv2d(w, 2 * w, 5, padding=2),
+            pool1=nn.MaxPool2d(2, ceil_mode=up),
+            conv2=nn.Conv2d(maps[0], maps[1], 5, padding=padding),
             relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2, ceil_mode=True),
+            pool2=nn.MaxPool2d(2, ceil_mode=up),
             flatten=nn.Flatten(),
-            fc1=nn.Linear(2 * w * pixels, 256),
+            fc1=nn.Linear(maps[1] * pixels, hidden[0]),
             relu3=nn.ReLU(),
-            fc2=nn.Linear(256, 64),
+            fc2=nn.Linear(hidden[0], hidden[1]),
             relu4=nn.ReLU(),
-            fc=nn.Linear(64, outputs),
+            fc=nn.Linear(hidden[1], outputs),
         )
     )
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import io
-import pickletools
 import zipfile
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from fedaudit.utils.bounds import PROGRAM, TORCH, opened
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.pickles import check_program
 
-_DEEPEST = TORCH.depth or 0  # tuples in tuples; a state has 3
 _LEGACY = 5  # pickles that a file of torch before 1.6 begins with
-_MARK = -1
-# What torch admits, but no tensor needs: memory that a few bytes ask for.
-_NEVER = {"builtins bytearray", "__builtin__ bytearray"}
 
 
 def read_torch_file(path: Path, whole: bool = False) -> Any:
@@ -52,8 +48,9 @@ def _look_through(path: Path, whole: bool) -> None:
     with opened(path, TORCH) as file:
         if not zipfile.is_zipfile(file):
             file.seek(0)
+            head = io.BytesIO(file.read(PROGRAM))
             for _ in range(_LEGACY):
-                _check_program(_Limited(file, PROGRAM), TORCH.items)
+                check_program(head, TORCH.items)
             return
         with zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
@@ -62,55 +59,6 @@ def _look_through(path: Path, whole: bool) -> None:
                 if entry.filename.endswith(".pkl"):
                     if entry.file_size > PROGRAM:
                         raise UnpicklingError(f"a pickle of more than {PROGRAM:,} bytes")
-                    _check_program(io.BytesIO(archive.read(entry)), None if whole else TORCH.items)
+                    check_program(io.BytesIO(archive.read(entry)), None if whole else TORCH.items)
             if whole and (damaged := archive.testzip()):
                 raise ValueError(f"'{damaged}' in it isn't what was written")
-
-
-class _Limited:
-    """A file of which only so many bytes are read, at once or one after the other."""
-
-    def __init__(self, file: IO[bytes], most: int) -> None:
-        self.file, self.left = file, most
-
-    def read(self, size: int) -> bytes:
-        return self._counted(self.file.read(min(size, self.left + 1)))
-
-    def readline(self) -> bytes:
-        return self._counted(self.file.readline(self.left + 1))
-
-    def tell(self) -> int:
-        return self.file.tell()
-
-    def _counted(self, data: bytes) -> bytes:
-        self.left -= len(data)
-        if self.left < 0:
-            raise UnpicklingError(f"a pickle of more than {PROGRAM:,} bytes")
-        return data
-
-
-def _check_program(program: Any, most: int | None) -> None:
-    stack: list[int] = []  # of every value, how deeply tuples are nested in it
-    memo: dict[Any, int] = {}
-    for steps, (code, argument, _) in enumerate(pickletools.genops(program)):
-        if most is not None and steps > most:
-            raise UnpicklingError(f"a pickle of more than {most:,} instructions")
-        if code.name == "GLOBAL" and argument in _NEVER:
-            raise UnpicklingError(f"it asks for {argument}")
-        if code.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = stack[-1]
-            continue
-        if code.name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-            continue
-        taken = 0
-        before = code.stack_before
-        if pickletools.markobject in before:
-            while (depth := stack.pop()) != _MARK:
-                taken = max(taken, depth)
-            before = before[: before.index(pickletools.markobject)]
-        taken = max([taken, *(stack.pop() for _ in before)])
-        depth = taken + 1 if code.name.startswith("TUPLE") else taken if code.name == "DUP" else 0
-        if depth > _DEEPEST:
-            raise UnpicklingError(f"tuples nested more than {_DEEPEST} deep")
-        stack += [_MARK] if code.name == "MARK" else [depth] * len(code.stack_after)

@@ -18,11 +18,7 @@ from fedaudit.utils.validation import LARGEST, SMALLEST
 
 # Beyond these a number in a file is an error or an attack on this machine's memory.
 _LARGEST_INPUT = 100_000_000
-
-
 _MOST_CLASSES = 1_000_000
-
-
 _WIDEST = 65_536
 
 
@@ -141,7 +137,8 @@ class TaskInfo:
     def _check_tokens(self) -> None:
         if self.example_kind.discrete != (self.tokens is not None):
             raise BadInput(f"a vocabulary belongs to {self.kind} data" if self.tokens else "tokens need a vocabulary")
-        if self.causal and (self.num_classes != self._vocabulary or self.spare_outputs or self.loss == BCE):
+        vocabulary = self.tokens.vocabulary if self.tokens else None
+        if self.causal and (self.num_classes != vocabulary or self.spare_outputs or self.loss == BCE):
             raise BadInput(
                 "a causal task has a class for each token of the vocabulary, and cross-entropy as its loss: set "
                 "spare_outputs to 0, and model.loss to auto"
@@ -151,10 +148,6 @@ class TaskInfo:
     def causal(self) -> bool:
         """Whether the model predicts at every position the token that follows."""
         return self.tokens is not None and self.tokens.causal
-
-    @property
-    def _vocabulary(self) -> int | None:
-        return self.tokens.vocabulary if self.tokens else None
 
     def _check_loss_options(self) -> None:
         if not (math.isfinite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):

@@ -33,8 +33,7 @@ from fedaudit.utils.machine import import_torchvision, one_thread
 from fedaudit.utils.progress import Report, live_display
 
 if TYPE_CHECKING:
-    from fedaudit.pipeline.run import Audit
-    from fedaudit.results import Verdict
+    from fedaudit.api import Audit, Verdict
 
 RECORDING = "recording"  # the folder in OUT
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flwr.app import ArrayRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
+from fedaudit.adapters.flower.messages import is_training, only_record, refusal
 from fedaudit.adapters.flower.tensors import torch_state
 from fedaudit.capture.canaries import CanaryClients
 from fedaudit.utils.errors import BadInput
 
 _CANARY = "canary"  # a node's config says its number under this name
-_MOD_FAILED_PRECONDITION = 6  # Flower's error code
 
 
 class CanaryMod:
@@ -48,14 +48,9 @@ class CanaryMod:
         number = self.number(context)
         if number is None:
             return call_next(message, context)
-        if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
-            return Message(
-                Error(_MOD_FAILED_PRECONDITION, "fedaudit: a canary answers training messages only"), reply_to=message
-            )
-        records = list(message.content.array_records.items())
-        if len(records) != 1:
-            raise BadInput(f"the message has {len(records)} ArrayRecords; a canary needs one, the model's state")
-        key, record = records[0]
+        if not is_training(message):
+            return refusal("fedaudit: a canary answers training messages only", message)
+        key, record = only_record(message, "message to a canary")
         content = RecordDict(
             {
                 key: ArrayRecord(self.canaries.update(number, torch_state(record))),

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from torch import Tensor
 
 from fedaudit.utils.errors import BadInput
@@ -15,12 +15,30 @@ log = logging.getLogger("flwr.fedaudit")  # its lines appear where Flower's own 
 log.setLevel(logging.INFO)
 
 MODEL = "arrays"  # Flower's usual name of the model's ArrayRecord
+_MOD_FAILED = 6  # Flower's code of an error for a mod's refusal
 EXAMPLES = ("num-examples", "num_examples")  # of the message API, and of clients written for the older one
 
 
 def is_training(message: Message) -> bool:
     """Whether the message asks for training, or answers such a one."""
     return str(message.metadata.message_type).split(".")[0] == "train"
+
+
+def refusal(reason: str, message: Message) -> Message:
+    """Return a mod's error in place of an answer."""
+    return Message(Error(_MOD_FAILED, reason), reply_to=message)
+
+
+def only_record(message: Message, what: str) -> tuple[str, ArrayRecord]:
+    """Return the key of a message's one ArrayRecord, and the record.
+
+    Raises:
+        BadInput: there is none, or more than one; ``what`` says whose message it is.
+    """
+    records: list[tuple[str, ArrayRecord]] = list(message.content.array_records.items())
+    if len(records) != 1:
+        raise BadInput(f"the {what} has {len(records)} ArrayRecords; it needs one, the model's state")
+    return records[0]
 
 
 def has_model(content: RecordDict, key: str | None = None) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Context, Error, Message, MessageType
+from flwr.app import ArrayRecord, Context, Message
 from torch import Tensor
 
+from fedaudit.adapters.flower.messages import is_training, only_record, refusal
 from fedaudit.adapters.flower.tensors import (
     Parameters,
     layers_in,
@@ -31,7 +32,6 @@ from fedaudit.utils.seeds import derive_seed
 
 log = logging.getLogger("flwr")
 
-_MOD_FAILED_PRECONDITION = 6  # Flower's error code
 _LOUD = 10  # noise so many times as long as the clip
 
 
@@ -100,20 +100,19 @@ class SanitiserMod:
         Raises:
             BadInput: the update can't be sanitised; Flower then sends an error in its place.
         """
-        kind = message.metadata.message_type
-        if kind.partition(".")[0] != MessageType.TRAIN:
+        if not is_training(message):
             return call_next(message, context)
         kept = load_state(context.state, self._key) or {"rounds": 0}
         rounds = int(kept["rounds"])
         if self.rounds is not None and rounds >= self.rounds:
             reason = f"fedaudit: the privacy budget is spent after {self.rounds} rounds; nothing was trained or sent"
             log.warning(reason)
-            return Message(Error(_MOD_FAILED_PRECONDITION, reason), reply_to=message)
-        before = torch_state(_only(message, "message")[1])  # a copy: training may change the arrays in place
+            return refusal(reason, message)
+        before = torch_state(only_record(message, "message")[1])  # a copy: training may change the arrays in place
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        key, record = _only(reply, "reply")
+        key, record = only_record(reply, "reply")
         after = torch_state(record)
         update, whole = self._update(before, after)
         sanitiser = make(SANITISERS, self.name, self.settings)
@@ -167,18 +166,6 @@ class SanitiserMod:
     def _generator(self, node: int, rounds: int) -> torch.Generator:
         secret = secrets.randbits(63) if self._seed is None else derive_seed(self._seed, "sanitiser", node, rounds)
         return torch.Generator().manual_seed(secret)
-
-
-def _only(message: Message, what: str) -> tuple[str, ArrayRecord]:
-    """Return the one ArrayRecord of a message, and its key.
-
-    Raises:
-        BadInput: there is none, or more than one.
-    """
-    records: list[tuple[str, ArrayRecord]] = list(message.content.array_records.items())
-    if len(records) != 1:
-        raise BadInput(f"the {what} has {len(records)} ArrayRecords; a sanitiser needs one, the model's state")
-    return records[0]
 
 
 def _rounds(dp: DifferentialPrivacy, given: Mapping[str, Any]) -> int | None:

@@ -11,9 +11,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
+from fedaudit.adapters import in_words
 from fedaudit.adapters.flower.messages import MODEL, check_names, has_model, is_training, log, num_examples, state_in
 from fedaudit.task.training import TrainingConfig
-from fedaudit.utils.errors import BadInput, FedAuditError, unknown_name
+from fedaudit.utils.errors import BadInput, unknown_name
 
 if TYPE_CHECKING:
     from fedaudit.capture.recorder import Recorder
@@ -198,7 +199,7 @@ class AuditStrategy(Strategy):  # type: ignore[misc]
         try:
             return work(*arguments)
         except Exception as error:
-            text = str(error) if isinstance(error, FedAuditError) else f"{type(error).__name__}: {error}"
+            text = in_words(error)
             if text not in self._logged:
                 self._logged.add(text)
                 log.warning("fedaudit doesn't record this; the federation goes on: %s", text)

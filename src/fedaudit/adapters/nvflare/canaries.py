@@ -21,7 +21,8 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from torch import Tensor
 
-from fedaudit.adapters.nvflare.site import FORMS, counted, job_of, log, model_in, round_of, site_of, state_of, words
+from fedaudit.adapters import in_words
+from fedaudit.adapters.nvflare.site import FORMS, counted, job_of, log, model_in, round_of, site_of, state_of
 from fedaudit.capture.canaries import CanaryClients
 from fedaudit.capture.recorder import Recorder
 from fedaudit.utils.errors import BadInput
@@ -66,7 +67,7 @@ class CanaryExecutor(Executor):  # type: ignore[misc]
             sent = state_of(dxo)
             answer: dict[str, Tensor] = self.canaries.update(self.sites.index(site), sent)
         except BadInput as error:
-            log.error("fedaudit canary: %s", words(error))
+            log.error("fedaudit canary: %s", in_words(error))
             return make_reply(ReturnCode.BAD_TASK_DATA)
         if self.form == "difference":
             answer = {name: tensor - sent[name] for name, tensor in answer.items()}
@@ -115,7 +116,7 @@ class CanaryRecorder(FLComponent):  # type: ignore[misc]
             with self._lock:  # results come in several threads
                 does(fl_ctx)
         except Exception as error:  # recording must never stop a federation
-            if (line := f"fedaudit canaries: not recorded: {words(error)}") not in self._told:
+            if (line := f"fedaudit canaries: not recorded: {in_words(error)}") not in self._told:
                 self._told.add(line)
                 log.warning(line)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DataKind, from_shareable
 from nvflare.apis.filter import ContentBlockedException, Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
-from torch import Tensor, nn
 
+from fedaudit.adapters import in_words
+from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard, let_in
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
@@ -27,32 +24,17 @@ from fedaudit.adapters.nvflare.site import (
     site_of,
     state_of,
     taken,
-    words,
 )
-from fedaudit.adapters.received import REFUSED as NOT_LET_IN
-from fedaudit.adapters.received import agreed_network, check_policy, let_in, own_examples
-from fedaudit.attacks import make_attack
 from fedaudit.capture.capture import Capture
-from fedaudit.capture.recorder import Recorder
-from fedaudit.evaluation import Limits
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.folders import temporary_folder
 
-if TYPE_CHECKING:
-    from fedaudit.pipeline.run import Audit
-    from fedaudit.results import Verdict
-
-REFUSED = "the site's guard didn't let this update leave"  # and not why: that would tell what was found
 _HARMLESS = (DataKind.METRICS, DataKind.ANALYTIC, DataKind.STATISTICS, DataKind.PSI)  # no model in them
-
-ATTACKS: tuple[str | dict[str, Any], ...] = ("labels", {"name": "invg", "iterations": 300})
-LIMITS = {"psnr": 20.0}
 
 _memory = Memory()
 
 
-class GuardFilter(Filter):  # type: ignore[misc]
+class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
     """Attacks each update on the site before it leaves: one filter for task data, one for task results.
 
     In the site's own ``local/privacy.json`` no job can leave it out; site filters run before a job's. It audits with
@@ -68,72 +50,12 @@ class GuardFilter(Filter):  # type: ignore[misc]
     It also inspects every model that comes in, as ``fedaudit check-model`` does, and logs what looks manipulated;
     where ``on_received`` is ``"refuse"`` such a model is blocked before anything is trained on it.
 
-    Args:
-        attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
-        fail_on: the verdict that an update must not reach, nor a worse one.
-        fail_above: metric to limit, as ``fedaudit audit --fail-above``; default: psnr 20, by which a single image
-            counts, too: among one candidate nothing is singled out.
-        on_fail: ``"warn"`` or ``"refuse"``.
-        unaudited: ``"pass"`` or ``"refuse"`` what can't be audited.
-        every: audit only every so many updates of a site in a job, the first of them first.
-        largest: most examples of an update that is audited, over all its steps.
-        mean, std: of the preprocessing, per channel.
-        loss: registered name, where the training's own isn't recognised.
-        out: folder on the site for a report on every update; None: none is kept.
-        on_received: ``"warn"``, ``"refuse"`` or ``"ignore"`` received models that look manipulated.
-        agreed: the network that the federation agreed on, or ``package.module:name`` of what makes it; default: of a
-            received model only the weights are looked at.
-        examples: the site's own, as the model sees them, and their classes, or ``package.module:name`` of what returns
-            them: received models are tried on them, too.
-
-    Raises:
-        BadInput: a setting can't be used.
+    Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. ``fail_above`` is by default psnr 20, by
+    which a single image counts, too: among one candidate nothing is singled out.
     """
 
-    def __init__(
-        self,
-        attacks: Sequence[str | dict[str, Any]] = ATTACKS,
-        fail_on: Verdict | None = "recovered",
-        fail_above: Mapping[str, float] | None = None,
-        on_fail: str = "warn",
-        unaudited: str = "pass",
-        every: int = 1,
-        largest: int = 32,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        loss: str | None = None,
-        out: str | None = None,
-        on_received: str = "warn",
-        agreed: nn.Module | str | None = None,
-        examples: tuple[Tensor, Tensor] | str | None = None,
-    ) -> None:
-        super().__init__()
-        check_policy(on_received)
-        if on_fail not in ("warn", "refuse"):
-            raise BadInput(f"on_fail is {on_fail!r}; give 'warn' or 'refuse'")
-        if unaudited not in ("pass", "refuse"):
-            raise BadInput(f"unaudited is {unaudited!r}; give 'pass' or 'refuse'")
-        if every < 1 or largest < 1:
-            raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
-        Limits(dict(fail_above or {}), fail_on).check()
-        for attack in attacks:  # now: a policy with a wrong word in it must not let all pass
-            spec = {"name": attack} if isinstance(attack, str) else dict(attack)
-            make_attack(spec.pop("name", ""), spec)
-        self.attacks = list(attacks)
-        self.fail_on = fail_on
-        self.fail_above = dict(LIMITS if fail_above is None else fail_above)
-        self.on_fail = on_fail
-        self.unaudited = unaudited
-        self.every = every
-        self.largest = largest
-        self.mean = None if mean is None else list(mean)  # JSON, in which a config is written, has no tuples
-        self.std = None if std is None else list(std)
-        self.loss = loss
-        self.out = None if out is None else str(out)
-        self.on_received = on_received
-        self.agreed, self.examples = agreed, examples  # as they stand in a job's configuration
-        self._own = agreed_network(agreed), own_examples(examples)
-        self._updates: dict[tuple[str, str], int] = {}
+    _log = log
+    _limits: ClassVar[dict[str, float]] = {"psnr": 20.0}
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return ``shareable`` as it is.
@@ -145,7 +67,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
             try:
                 _memory.keep(shareable, fl_ctx)
             except Exception as error:
-                log.warning("fedaudit guard: what came in can't be read: %s", words(error))
+                log.warning("fedaudit guard: what came in can't be read: %s", in_words(error))
             if not self._let_in(shareable, fl_ctx):
                 raise ContentBlockedException(NOT_LET_IN)
             return shareable
@@ -160,7 +82,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
         except Exception as error:
             refused = self.unaudited == "refuse"
             done = "doesn't leave" if refused else "leaves"
-            log.warning("fedaudit guard: %s: not audited, and %s: %s", site_of(fl_ctx), done, words(error))
+            log.warning("fedaudit guard: %s: not audited, and %s: %s", site_of(fl_ctx), done, in_words(error))
         if refused:
             raise ContentBlockedException(REFUSED)
         return shareable
@@ -176,7 +98,7 @@ class GuardFilter(Filter):  # type: ignore[misc]
                 examples = None
             return let_in(state_of(dxo), self.on_received, log, who, agreed=agreed, examples=examples)
         except Exception as error:
-            log.warning("fedaudit guard: what came in isn't checked: %s", words(error))
+            log.warning("fedaudit guard: what came in isn't checked: %s", in_words(error))
             return True
 
     def _count(self, context: FLContext) -> int:
@@ -198,57 +120,21 @@ class GuardFilter(Filter):  # type: ignore[misc]
         if seen is None or seen.module is None or not seen.inputs:
             raise BadInput("no training was seen: put `with watch():` around it, in the same process")
         index = round_of(shareable, context) if received is None or received.index is None else received.index
-        who, examples = f"{site_of(context)}, round {index}", sum(map(len, seen.inputs))
-        if examples > self.largest:
-            log.info("fedaudit guard: %s: not audited: %d examples, largest is %d", who, examples, self.largest)
+        site = site_of(context)
+        who = f"{site}, round {index}"
+        if self._too_large(seen, who):
             return False
-        began = time.perf_counter()
-        sent = seen.start if received is None else received.state
-        with temporary_folder() as folder:
-            audit = self._attack(folder / "recording", context, (sent, dxo, seen), index)
-        for row in audit.result.summaries:
-            psnr = f" ({row.psnr.mean:.1f} dB)" if row.psnr else ""
-            log.info("fedaudit guard: %s: %s: %s%s", who, row.attack, row.verdict, psnr)
-        seconds = time.perf_counter() - began
-        if audit.exceeded:
-            done = "it doesn't leave" if self.on_fail == "refuse" else "it leaves nevertheless"
-            log.warning("fedaudit guard: %s: the update gives away more than allowed; %s (%.1f s)", who, done, seconds)
-            return True
-        if all(row.verdict == "not applicable" for row in audit.result.summaries):
-            raise BadInput("none of the attacks can be run against it")
-        if any(f.recording is not None and f.recording.facts == "contradicted" for f in audit.result.federations):
-            raise BadInput("the update doesn't follow from the training that was watched")
-        untested = next((f"; {t.reason}" for t in audit.result.thresholds if t.outcome == "not tested"), "")
-        log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
-        return False
-
-    def _attack(
-        self, folder: Path, context: FLContext, what: tuple[dict[str, Tensor], DXO, Capture], index: int | None
-    ) -> Audit:
-        from fedaudit import api
-        from fedaudit.pipeline.offline import truth_beside
-
-        sent, dxo, seen = what
-        module = copy.deepcopy(seen.module)
-        assert module is not None
-        given: dict[str, Any] = {"mean": self.mean, "std": self.std, "loss": self.loss}
-        with Recorder(folder, name=site_of(context), module=module.cpu(), **given) as recorder:
-            recorder.begin_round(sent, index)
-            recorder.update(site_of(context), state_of(dxo), seen, form=FORMS[dxo.data_kind])
-            recorder.end_round()
-        report = None if self.out is None else Path(self.out) / job_of(context) / f"{site_of(context)}-round-{index}"
-        if truth_beside(folder) is None:
-            raise BadInput("what the site trained on couldn't be recorded")
-        return api.audit_transcript(
-            folder,
-            self.attacks,
-            module=module,
-            out=report,
-            fail_above=self.fail_above,
-            fail_on=self.fail_on,
-            controls=False,
-            overwrite=True,
-            progress=False,
+        return self._gives_away(
+            seen.start if received is None else received.state,
+            state_of(dxo),
+            seen,
+            index,
+            form=FORMS[dxo.data_kind],
+            name=site,
+            client=site,
+            who=who,
+            folder=f"{job_of(context)}/{site}-round-{index}",
+            follows=True,
         )
 
 

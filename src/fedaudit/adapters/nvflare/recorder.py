@@ -14,6 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
+from fedaudit.adapters import in_words
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
@@ -26,7 +27,6 @@ from fedaudit.adapters.nvflare.site import (
     site_of,
     state_of,
     taken,
-    words,
 )
 from fedaudit.capture.recorder import Recorder
 from fedaudit.utils.errors import BadInput
@@ -78,7 +78,7 @@ class RecorderFilter(Filter):  # type: ignore[misc]
             elif (dxo := model_in(shareable)) is not None:
                 self._record(dxo, shareable, fl_ctx)
         except Exception as error:  # recording must never stop a federation
-            self._tell(f"fedaudit recorder: not recorded: {words(error)}")
+            self._tell(f"fedaudit recorder: not recorded: {in_words(error)}")
         return shareable
 
     def _record(self, dxo: DXO, shareable: Shareable, context: FLContext) -> None:

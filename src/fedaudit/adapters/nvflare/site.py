@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedaudit.capture.capture import Capture
 from fedaudit.transcript.files import Form
-from fedaudit.utils.errors import BadInput, FedAuditError
+from fedaudit.utils.errors import BadInput
 
 log = logging.getLogger("fedaudit.nvflare")
 
@@ -153,11 +153,6 @@ def _tensor(name: str, value: Any) -> Tensor:
         return torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"'{name}' is {type(value).__name__}, no array (encrypted, or sent apart?)") from error
-
-
-def words(error: Exception) -> str:
-    """Return an error as one line."""
-    return str(error) if isinstance(error, FedAuditError) else f"{type(error).__name__}: {error}"
 
 
 def counted(dxo: DXO) -> int | None:

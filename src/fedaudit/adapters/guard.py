@@ -1,0 +1,269 @@
+"""What the guards of all frameworks do: they check the model that comes in, and attack the update before it leaves."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedaudit.capture.capture import Capture
+from fedaudit.capture.recorder import Recorder
+from fedaudit.defences.received import check_received
+from fedaudit.utils.errors import BadInput
+from fedaudit.utils.folders import temporary_folder
+from fedaudit.utils.objects import load_object
+
+if TYPE_CHECKING:
+    from fedaudit.api import Verdict
+    from fedaudit.transcript.files import Form
+
+Policy = Literal["warn", "refuse", "ignore"]
+
+NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
+REFUSED = "the site's guard didn't let this update leave"  # and not why: that would tell what was found
+
+
+class SiteGuard:
+    """The settings of a site's guard, and the attack on what is about to leave; a framework's own guard is one."""
+
+    _log: ClassVar[logging.Logger]
+    _limits: ClassVar[dict[str, float]] = {}  # where none are given
+    _early: ClassVar[bool] = True  # whether attacks are checked when the guard is made
+
+    def __init__(
+        self,
+        attacks: Sequence[str | dict[str, Any]] = ("labels", {"name": "invg", "iterations": 300}),
+        fail_on: Verdict | None = "recovered",
+        fail_above: Mapping[str, float] | None = None,
+        on_fail: str = "warn",
+        unaudited: str = "pass",
+        every: int = 1,
+        largest: int = 32,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        loss: str | None = None,
+        out: Path | str | None = None,
+        on_received: str = "warn",
+        agreed: nn.Module | str | None = None,
+        examples: tuple[Tensor, Tensor] | str | None = None,
+    ) -> None:
+        """Keep the settings, under their names and as they stand in a job's configuration.
+
+        Args:
+            attacks: names, or mappings with settings; default: the labels, and 300 iterations of invg.
+            fail_on: the verdict that an update must not reach, nor a worse one.
+            fail_above: metric to limit, as ``fedaudit audit --fail-above``.
+            on_fail: ``"warn"`` or ``"refuse"``.
+            unaudited: ``"pass"`` or ``"refuse"`` what can't be audited, for a site that wants to be sure.
+            every: audit only every so many updates of this site in a job, the first of them first.
+            largest: most examples of an update that is audited, over all its steps.
+            mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
+            loss: registered name, where the training's own isn't recognised.
+            out: folder on the site for a report on every update; default: none is kept.
+            on_received: ``"warn"``, ``"refuse"`` or ``"ignore"`` received models that look manipulated.
+            agreed: the network that the federation agreed on, or ``package.module:name`` of what makes it; default: of
+                a received model only the weights are looked at.
+            examples: the site's own, as the model sees them, and their classes, or ``package.module:name`` of what
+                returns them: received models are tried on them, too.
+
+        Raises:
+            BadInput: a setting can't be used.
+        """
+        super().__init__()
+        check_policy(on_received)
+        if on_fail not in ("warn", "refuse"):
+            raise BadInput(f"on_fail is {on_fail!r}; give 'warn' or 'refuse'")
+        if unaudited not in ("pass", "refuse"):
+            raise BadInput(f"unaudited is {unaudited!r}; give 'pass' or 'refuse'")
+        if every < 1 or largest < 1:
+            raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
+        self.attacks = list(attacks)
+        self.fail_on = fail_on
+        self.fail_above = dict(self._limits if fail_above is None else fail_above)
+        self.on_fail, self.unaudited = on_fail, unaudited
+        self.every, self.largest = every, largest
+        self.mean = None if mean is None else list(mean)  # JSON has no tuples
+        self.std = None if std is None else list(std)
+        self.loss = loss
+        self.out = None if out is None else str(out)
+        self.on_received = on_received
+        self.agreed, self.examples = agreed, examples
+        self._own = agreed_network(agreed), own_examples(examples)
+        self._updates: dict[tuple[str, str], int] = {}  # how many came, by job and site
+        self._checked = False
+        if self._early:
+            self._check()
+
+    def _check(self) -> None:
+        """Refuse attacks and limits that there aren't: a policy with a wrong word in it must not let all pass."""
+        from fedaudit import api, make_attack  # what attacks need takes seconds to import
+
+        if not self._checked:
+            api.Limits(self.fail_above, self.fail_on).check()
+            for attack in self.attacks:
+                spec = {"name": attack} if isinstance(attack, str) else dict(attack)
+                make_attack(spec.pop("name", ""), spec)
+            self._checked = True
+
+    def _too_large(self, seen: Capture, who: str) -> bool:
+        examples = sum(map(len, seen.inputs))
+        if examples > self.largest:
+            self._log.info("fedaudit guard: %s: not audited: %d examples, largest is %d", who, examples, self.largest)
+        return examples > self.largest
+
+    def _gives_away(
+        self,
+        sent: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        seen: Capture,
+        index: int | None,
+        *,
+        form: Form = "weights",
+        name: str,
+        client: str,
+        who: str,
+        folder: str,
+        follows: bool,
+    ) -> bool:
+        """Attack an update, log what is found, and return whether it gives away more than allowed.
+
+        Args:
+            sent: the model that the client was sent.
+            state: what is about to leave, in that ``form``.
+            seen: the training behind it.
+            index: of the round, from 0.
+            form: of ``state``.
+            name, client: of the recording, and of the client in it.
+            who: the site and the round, in words.
+            folder: of the report, in ``out``.
+            follows: whether nothing changes the update after the training that was watched.
+
+        Raises:
+            BadInput: that can't be told.
+        """
+        from fedaudit import api
+        from fedaudit.pipeline.offline import truth_beside
+
+        began, module = time.perf_counter(), copy.deepcopy(seen.module)
+        assert module is not None
+        with temporary_folder() as place:
+            known: dict[str, Any] = {"mean": self.mean, "std": self.std, "loss": self.loss}
+            with Recorder(place / "recording", name=name, module=module.cpu(), **known) as recorder:
+                recorder.begin_round(sent, index)
+                recorder.update(client, state, seen, form=form)
+                recorder.end_round()
+            if truth_beside(place / "recording") is None:
+                raise BadInput("what the site trained on couldn't be recorded")
+            audit = api.audit_transcript(
+                place / "recording",
+                self.attacks,
+                module=module,
+                out=None if self.out is None else Path(self.out) / folder,
+                fail_above=self.fail_above,
+                fail_on=self.fail_on,
+                controls=False,
+                overwrite=True,
+                progress=False,
+            )
+        seconds, result = time.perf_counter() - began, audit.result
+        for row in result.summaries:
+            psnr = f" ({row.psnr.mean:.1f} dB)" if row.psnr else ""
+            self._log.info("fedaudit guard: %s: %s: %s%s", who, row.attack, row.verdict, psnr)
+        if audit.exceeded:
+            done = "it doesn't leave" if self.on_fail == "refuse" else "it leaves nevertheless"
+            text = "fedaudit guard: %s: the update gives away more than allowed; %s (%.1f s)"
+            self._log.warning(text, who, done, seconds)
+            return True
+        if all(row.verdict == "not applicable" for row in result.summaries):
+            raise BadInput("none of the attacks can be run against it")
+        if follows and any(f.recording is not None and f.recording.facts == "contradicted" for f in result.federations):
+            raise BadInput("the update doesn't follow from the training that was watched")
+        untested = next((f"; {t.reason}" for t in result.thresholds if t.outcome == "not tested"), "")
+        self._log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
+        return False
+
+
+def check_policy(policy: str) -> None:
+    """Refuse a policy that isn't one.
+
+    Raises:
+        BadInput: it isn't.
+    """
+    if policy not in get_args(Policy):
+        raise BadInput(f"on_received is {policy!r}; give 'warn', 'refuse' or 'ignore'")
+
+
+def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
+    """Return the network that the federation agreed on: a module, or ``package.module:name`` of one or what makes it.
+
+    Raises:
+        BadInput: there is none.
+    """
+    made = _made(given, "agreed")
+    if made is not None and not isinstance(made, nn.Module):
+        raise BadInput(f"agreed is {type(made).__name__}; give a torch module, or package.module:name of what makes it")
+    return made
+
+
+def own_examples(given: tuple[Tensor, Tensor] | str | None) -> tuple[Tensor, Tensor] | None:
+    """Return a site's own examples and their classes: tensors, or ``package.module:name`` of them or what makes them.
+
+    Raises:
+        BadInput: there are none, or they don't fit together.
+    """
+    made = _made(given, "examples")
+    if made is None:
+        return None
+    pair = isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)
+    if not pair or not len(made[0]) or len(made[0]) != len(made[1]):
+        raise BadInput("examples must be two tensors of the same length, inputs and classes, or what returns them")
+    return made[0], made[1]
+
+
+def _made(given: Any, what: str) -> Any:
+    if not isinstance(given, str):
+        return given
+    found = load_object(given, what)
+    if isinstance(found, nn.Module | tuple | list) or not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise BadInput(f"{what} '{given}' can't be called without arguments: {type(error).__name__}: {error}") from None
+
+
+def let_in(
+    state: Mapping[str, Tensor],
+    policy: str,
+    log: logging.Logger,
+    who: str,
+    *,
+    agreed: nn.Module | None = None,
+    examples: tuple[Tensor, Tensor] | None = None,
+) -> bool:
+    """Check a model that a site received, log each alarm, and return whether the site may train on it.
+
+    Args:
+        state: as it was received.
+        policy: ``warn`` logs alarms, with ``refuse`` one is enough to keep the model out, ``ignore`` checks nothing.
+        log: of the adapter.
+        who: the site and the round, in words.
+        agreed: the network that the federation agreed on; None: only weights are looked at.
+        examples: the site's own, as the model sees them, and their classes.
+    """
+    if policy == "ignore":
+        return True
+    checks = check_received(state, agreed, loss=cross_entropy, examples=examples)
+    alarms = [check for check in checks if check.alarm]
+    done = "it isn't trained on" if policy == "refuse" else "it is trained on nevertheless"
+    for check in alarms:
+        log.warning(
+            "fedaudit guard: %s: the received model is suspicious: %s: %s; %s", who, check.name, check.text, done
+        )
+    return not alarms or policy != "refuse"
