@@ -9,8 +9,9 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from fedaudit.simulation.checkpoint import Checkpoint, State, pack, unpack
 from fedaudit.simulation.client import Client, Federation
 from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.server import Server
-from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep, sent
+from fedaudit.simulation.server_behaviour import ServerStep, sent
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.vertical import check_vertical, play
 from fedaudit.simulation.worker_pool import run_round
@@ -93,110 +94,127 @@ def simulate(
         return Recording(*play(federation, report))
     if federation.spec.arithmetic == "fast" and not runs_fast(federation.model, _sample(federation)):
         federation = dataclasses.replace(federation, spec=federation.spec.model_copy(update={"arithmetic": "torch"}))
-    spec, seed = federation.spec, federation.seed
-    client_data, drawn = federation.client_data, federation.drawn
-    model = copy.deepcopy(federation.model)
-    layers = _layers(federation)
-    aggregator = federation.aggregator.anew()  # they may remember
-    behaviour = federation.behaviour and federation.behaviour.anew()
-    dishonest = federation.server and federation.server.anew()
-    root = _root(federation)
-    history = History(federation.accuracy_every, federation.accuracy_examples)
-    history.at_end = behaviour is not None and behaviour.trained
-    per_round = spec.clients_per_round or spec.clients
-    budget = PrivacyBudget(federation, history)
-    canaries = CanaryPlay(federation, budget) if federation.canaries else None
-    own_canaries = canaries.records() if canaries else [None] * spec.clients
-    clients = [
-        Client(number, data, federation, layers, own_canaries[number], behaviour)
-        for number, data in enumerate(client_data)
-    ]
-    step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
-    server = Server(aggregator, step, budget.central_noise, generator(seed, spec.name, "central noise"))
-    sampler = _sampler(spec, seed)
-    rounds: list[Round] = []
-    rows: dict[tuple[int, int], Tensor] = {}
-    parts: dict[str, Client | Server | PrivacyBudget | Behaviour | ServerBehaviour | CanaryPlay] = {
-        f"client {c.number}": c for c in clients
-    }
-    parts |= {"server": server, "budget": budget}
-    if root:
-        parts["root"] = root
-    if behaviour:
-        parts["behaviour"] = behaviour
-    if dishonest:
-        parts["dishonest"] = dishonest
-    if canaries:
-        parts["canaries"] = canaries
+    spec, running = federation.spec, _Running(federation)
 
     @cache
     def key() -> str:
         code = [native_code()] if spec.arithmetic == "fast" else []  # it decides the bits
         return computation(federation, *code)
 
-    def state() -> State:
-        return {
-            "finished": index + 1,
-            "model": model.state_dict(),
-            "sampler": sampler.get_state(),
-            "parts": {name: part.state_dict() for name, part in parts.items()},
-            "course": vars(history),
-            "rounds": pack(rounds),
-            "rows": rows,
-        }
-
-    begin = 0
     on_disk = Checkpoint(checkpoint) if checkpoint else None
     if on_disk and (saved := on_disk.load(key)):
         try:
-            begin = saved["finished"]
-            model.load_state_dict(saved["model"])
-            sampler.set_state(saved["sampler"])
-            for name, part in parts.items():
-                part.load_state_dict(saved["parts"][name])
-            vars(history).update(saved["course"])
-            rounds, rows = unpack(saved["rounds"]), saved["rows"]
+            running.load_state_dict(saved)
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise BadInput(f"'{checkpoint}' isn't what fedaudit wrote there ({error}); delete it") from None
         if say:
-            say(f"resuming: {begin} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint}")
-    seconds = 0.0  # of the last round in this process
+            done = running.finished
+            say(f"resuming: {done} of {spec.rounds} rounds of federation {federation.name} kept in {checkpoint}")
+    while running.finished < spec.rounds and running.play_round(report, workers):
+        if on_disk:
+            on_disk.save(key, running.state_dict, running.finished == spec.rounds)
+    return running.recording()
 
-    def tell(before: int, steps: int) -> None:
-        if report:
-            report(before + steps)
 
-    for index in range(begin, spec.rounds):
+class _Running:
+    """A federation while it is simulated, round by round.
+
+    Args:
+        federation: with all of its parts.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation, spec = federation, federation.spec
+        self.model = copy.deepcopy(federation.model)
+        self.layers = _layers(federation)
+        self.aggregator = federation.aggregator.anew()  # they may remember
+        self.behaviour = federation.behaviour and federation.behaviour.anew()
+        self.dishonest = federation.server and federation.server.anew()
+        self.root = _root(federation)
+        self.history = History(federation.accuracy_every, federation.accuracy_examples)
+        self.history.at_end = self.behaviour is not None and self.behaviour.trained
+        self.budget = PrivacyBudget(federation, self.history)
+        self.canaries = CanaryPlay(federation, self.budget) if federation.canaries else None
+        own_canaries = self.canaries.records() if self.canaries else [None] * spec.clients
+        self.clients = [
+            Client(number, data, federation, self.layers, own_canaries[number], self.behaviour)
+            for number, data in enumerate(federation.client_data)
+        ]
+        step = -spec.learning_rate if spec.algorithm == "fedsgd" else 1.0
+        noise = generator(federation.seed, spec.name, "central noise")
+        self.server = Server(self.aggregator, step, self.budget.central_noise, noise)
+        self.sampler = _sampler(spec, federation.seed)
+        self.rounds: list[Round] = []
+        self.rows: dict[tuple[int, int], Tensor] = {}  # (round, client) to which of its examples it used
+        self.finished = 0
+        self.seconds = 0.0  # of the last round in this process
+
+    def _parts(self) -> dict[str, Any]:
+        """Return what remembers anything from round to round, by its name in a checkpoint."""
+        parts: dict[str, Any] = {f"client {client.number}": client for client in self.clients}
+        parts |= {"server": self.server, "budget": self.budget, "root": self.root, "behaviour": self.behaviour}
+        parts |= {"dishonest": self.dishonest, "canaries": self.canaries}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def state_dict(self) -> State:
+        """Return what changes from round to round, for a checkpoint."""
+        return {
+            "finished": self.finished,
+            "model": self.model.state_dict(),
+            "sampler": self.sampler.get_state(),
+            "parts": {name: part.state_dict() for name, part in self._parts().items()},
+            "course": vars(self.history),
+            "rounds": pack(self.rounds),
+            "rows": self.rows,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self.model.load_state_dict(state["model"])
+        self.sampler.set_state(state["sampler"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state["parts"][name])
+        vars(self.history).update(state["course"])
+        self.rounds, self.rows, self.finished = unpack(state["rounds"]), state["rows"], state["finished"]
+
+    def play_round(self, report: Callable[[float], None] | None, workers: int) -> bool:
+        """Play the next round, and return whether there was one: nobody may be left who may send.
+
+        Args:
+            report: called with the updates made so far.
+            workers: processes for the clients, where the rounds that are left are so long that it pays.
+        """
+        federation, spec, index, history = self.federation, self.federation.spec, self.finished, self.history
+        model, root, canaries = self.model, self.root, self.canaries
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        chosen, why = _choose(federation, budget, sampler)
+        chosen, why = _choose(federation, self.budget, self.sampler)
         if why:
             history.stopped, history.why = index, why
-            break
+            return False
         kept = spec.record is None or index in spec.record
-        apart = workers > 1 and len(chosen) > 1 and seconds * (spec.rounds - index) > _WORTH
-        began = time.perf_counter()
         received, own_weights = weights, dict[int, dict[str, Tensor]]()
-        if dishonest:
-            received, own_weights = sent(dishonest, _server_step(federation, index, chosen, weights))
+        apart = workers > 1 and len(chosen) > 1 and self.seconds * (spec.rounds - index) > _WORTH
+        before = index * (spec.clients_per_round or spec.clients)
+        began = time.perf_counter()
+        if self.dishonest:
+            received, own_weights = sent(self.dishonest, _server_step(federation, index, chosen, weights))
         results = run_round(
-            [clients[number] for number in chosen],
+            [self.clients[number] for number in chosen],
             model,
             index,
             received,
             history,
-            partial(tell, index * per_round),
+            lambda steps: report(before + steps) if report else None,
             own_weights=own_weights,
             workers=workers if apart else 1,
         )
-        seconds = seconds if apart else time.perf_counter() - began
+        self.seconds = self.seconds if apart else time.perf_counter() - began
         updates = [update for update, _ in results]
-        if kept:
-            rows |= {(index, number): used for number, (_, used) in zip(chosen, results, strict=True)}
         if root or canaries:
             model.load_state_dict(weights)
         own = root.train(model, index, weights)[0] if root else None
-        guests = canaries.join(weights, layers) if canaries else None
-        after, aggregate = server.apply(weights, updates, own, guests)
+        guests = canaries.join(weights, self.layers) if canaries else None
+        after, aggregate = self.server.apply(weights, updates, own, guests)
         model.load_state_dict(after)
         if canaries:
             canaries.look(updates, guests, weights, after)
@@ -204,51 +222,62 @@ def simulate(
         history.sent.append(chosen)
         history.rejected.append(sorted(rejected))
         if kept:
-            rounds.append(Round(index, received, updates, rejected, aggregate.fallback, own_weights))
-        budget.close(chosen)
-        last = index + 1 == spec.rounds
-        history.measure(model, federation.task_info, drawn.held_out, client_data, index + 1, last)
-        if on_disk:
-            on_disk.save(key, state, last)
-    if history.stopped is not None and history.rounds[-1:] != [history.stopped]:
-        history.measure(model, federation.task_info, drawn.held_out, client_data, history.stopped, True)
-    budget.end()
-    transcript = Transcript(
-        federation.name,
-        federation.task_info,
-        copy.deepcopy(federation.model),
-        federation.loss,
-        rounds,
-        behaviour.adversary_log() if behaviour else {},
-        drawn.records,
-        canaries=canaries.end() if canaries else None,
-    )
-    inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
-    labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
-    candidates = _candidates(federation, inputs, labels, rows)
-    owners = drawn.owned([client.used for client in clients])
-    if federation.together > 1:
-        weighted, alone = aggregator.averages == "by examples", federation.task_info.batch_norm == "train"
-        transcript.rounds, members = sums_only(
-            rounds, federation.together, weighted=weighted, batch_norm=alone and has_batch_norm(model)
+            self.rows |= {(index, number): used for number, (_, used) in zip(chosen, results, strict=True)}
+            self.rounds.append(Round(index, received, updates, rejected, aggregate.fallback, own_weights))
+        self.budget.close(chosen)
+        self.finished += 1
+        self._measure(self.finished, self.finished == spec.rounds)
+        return True
+
+    def _measure(self, finished: int, last: bool) -> None:
+        federation = self.federation
+        held_out = federation.drawn.held_out
+        self.history.measure(self.model, federation.task_info, held_out, federation.client_data, finished, last)
+
+    def recording(self) -> Recording:
+        """Return what travelled, the truth that belongs to it, and how it went."""
+        federation, history, rounds, rows = self.federation, self.history, self.rounds, self.rows
+        drawn, clients = federation.drawn, self.clients
+        if history.stopped is not None and history.rounds[-1:] != [history.stopped]:
+            self._measure(history.stopped, True)
+        self.budget.end()
+        transcript = Transcript(
+            federation.name,
+            federation.task_info,
+            copy.deepcopy(federation.model),
+            federation.loss,
+            rounds,
+            self.behaviour.adversary_log() if self.behaviour else {},
+            drawn.records,
+            canaries=self.canaries.end() if self.canaries else None,
         )
-        starts = list(itertools.accumulate(map(len, client_data), initial=0))  # so that no two clients share a row
-        rows = union({key: used + starts[key[1]] for key, used in rows.items()}, members)
-        inputs, labels = union(inputs, members), union(labels, members)
-    truth = Truth(
-        inputs,
-        labels,
-        candidates.inputs,
-        candidates.targets,
-        {},
-        rows,
-        owners,
-        drawn.matched,
-        drawn.values,
-        drawn.shares([client.data for client in clients], [client.used for client in clients]),
-        coins=canaries.coins if canaries else torch.zeros(0, dtype=torch.bool),
-    )
-    return Recording(transcript, truth, history)
+        inputs = {key: clients[key[1]].data.inputs[used] for key, used in rows.items()}
+        labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
+        candidates = _candidates(federation, inputs, labels, rows)
+        owners = drawn.owned([client.used for client in clients])
+        if federation.together > 1:
+            weighted, alone = self.aggregator.averages == "by examples", federation.task_info.batch_norm == "train"
+            transcript.rounds, members = sums_only(
+                rounds, federation.together, weighted=weighted, batch_norm=alone and has_batch_norm(self.model)
+            )
+            # so that no two clients share a row
+            starts = list(itertools.accumulate(map(len, federation.client_data), initial=0))
+            rows = union({key: used + starts[key[1]] for key, used in rows.items()}, members)
+            inputs, labels = union(inputs, members), union(labels, members)
+        truth = Truth(
+            inputs,
+            labels,
+            candidates.inputs,
+            candidates.targets,
+            {},
+            rows,
+            owners,
+            drawn.matched,
+            drawn.values,
+            drawn.shares([client.data for client in clients], [client.used for client in clients]),
+            coins=self.canaries.coins if self.canaries else torch.zeros(0, dtype=torch.bool),
+        )
+        return Recording(transcript, truth, history)
 
 
 def _choose(federation: Federation, budget: PrivacyBudget, sampler: torch.Generator) -> tuple[list[int], str]:
