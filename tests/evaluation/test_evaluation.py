@@ -55,7 +55,7 @@ def image(
 def finding(attack: str, images: list[ImageResult], client: int = 0, labels: float = 1.0) -> FindingResult:
     return FindingResult(
         attack=attack, federation="f", update_kind="gradient", round=0, client=client, num_examples=len(images),
-        status="done", images=images, label_accuracy=labels,
+        status="done", kind="images", images=images, label_accuracy=labels,
     )  # fmt: skip
 
 
@@ -388,7 +388,7 @@ def leaking(*attacks: str) -> list[AttackSummary]:
 def test_where_less_is_more_leakage_the_lower_attack_is_better():
     def measured(attack: str, client: int, value: float) -> FindingResult:
         row = MetricResult(name="error", value=value, higher_is_better=False)
-        return finding(attack, [], client).model_copy(update={"metrics": [row]})
+        return finding(attack, [], client).model_copy(update={"metrics": [row], "kind": "labels"})
 
     rows = [measured("x", i, 1.0 + 0.1 * i) for i in range(3)] + [measured("y", i, 0.5 + 0.12 * i) for i in range(3)]
     (row,) = compare(rows, leaking("x", "y"))
