@@ -131,6 +131,8 @@ def summary(verdict: str, federation: str = "f", attack: str = "a", kind: str = 
         ("identifiable", [summary("identifiable")], "fail"),
         ("inferred", [summary("inferred", kind="labels")], "fail"),
         ("identifiable", [summary("inferred", kind="labels")], "not tested"),  # labels say nothing about images
+        ("recovered", [summary("not demonstrated", kind="rows")], "pass"),  # rows come out visibly, too
+        ("recovered", [summary("recovered", kind="sequences")], "fail"),
         ("recovered", [summary("not demonstrated"), summary("inconclusive", attack="b")], "pass"),
         ("recovered", [summary("not demonstrated"), summary("inconclusive", federation="g")], "not tested"),
         ("recovered", [summary("not demonstrated"), summary("recovered", federation="g")], "fail"),

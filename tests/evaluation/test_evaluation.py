@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.ndimage import gaussian_filter
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 
 from fedaudit.attacks import ImageFinding, Trace
@@ -55,7 +56,7 @@ def image(
 def finding(attack: str, images: list[ImageResult], client: int = 0, labels: float = 1.0) -> FindingResult:
     return FindingResult(
         attack=attack, federation="f", update_kind="gradient", round=0, client=client, num_examples=len(images),
-        status="done", images=images, label_accuracy=labels,
+        status="done", kind="images", images=images, label_accuracy=labels,
     )  # fmt: skip
 
 
@@ -87,6 +88,22 @@ def test_mse_psnr_and_ssim_agree_with_scikit_image(seed, noise, channels):
             x, y, channel_axis=0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1.0
         )
         assert structure[i].item() == pytest.approx(other, abs=0.02)  # the two differ at the borders only
+
+
+def test_ssim_is_wangs_formula_over_a_window_around_every_pixel():
+    a, b = image_files(2, 3, 24), image_files(2, 3, 24, seed=1)
+
+    def blurred(x: np.ndarray) -> np.ndarray:
+        return np.asarray(gaussian_filter(x, 1.5, truncate=3.5, mode="mirror"))
+
+    for i in range(2):
+        likeness = []
+        for x, y in zip(a[i].double().numpy(), b[i].double().numpy(), strict=True):
+            mx, my = blurred(x), blurred(y)
+            vx, vy, both = blurred(x * x) - mx**2, blurred(y * y) - my**2, blurred(x * y) - mx * my
+            upper, lower = (2 * mx * my + 1e-4) * (2 * both + 9e-4), (mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4)
+            likeness.append((upper / lower).mean())
+        assert ssim(a, b)[i].item() == pytest.approx(np.mean(likeness), abs=1e-5)
 
 
 def test_ssim_of_two_shades_is_the_closed_form():
@@ -388,7 +405,7 @@ def leaking(*attacks: str) -> list[AttackSummary]:
 def test_where_less_is_more_leakage_the_lower_attack_is_better():
     def measured(attack: str, client: int, value: float) -> FindingResult:
         row = MetricResult(name="error", value=value, higher_is_better=False)
-        return finding(attack, [], client).model_copy(update={"metrics": [row]})
+        return finding(attack, [], client).model_copy(update={"metrics": [row], "kind": "labels"})
 
     rows = [measured("x", i, 1.0 + 0.1 * i) for i in range(3)] + [measured("y", i, 0.5 + 0.12 * i) for i in range(3)]
     (row,) = compare(rows, leaking("x", "y"))

@@ -34,7 +34,7 @@ def labels(attack: str, value: float, **rest: Any) -> FindingResult:
 
 
 def inverted(attack: str, value: float, source: str, **rest: Any) -> FindingResult:
-    return finding(attack, images=[image()], label_accuracy=value, label_source=source, **rest)
+    return finding(attack, kind="images", images=[image()], label_accuracy=value, label_source=source, **rest)
 
 
 @pytest.mark.parametrize(

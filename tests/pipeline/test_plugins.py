@@ -20,7 +20,7 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import Plugin, Registry, make, register
 
 ATTACK = '''
-"""An attack that tells how long an update is, and an aggregator that halves the mean."""
+"""An attack that tells how long an update is, how that is evaluated and shown; an aggregator that halves the mean."""
 
 from dataclasses import dataclass, field
 
@@ -28,14 +28,33 @@ import torch
 
 from fedaudit.attacks import Attack, Finding, register
 from fedaudit.defences import Aggregate, Aggregator, Sanitiser
+from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Metric, evaluate
+from fedaudit.evaluation.finding_types import by_leaks, done
+from fedaudit.report.panels import PANELS, Panel
 from fedaudit.simulation.behaviour import Behaviour
-from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthFinding(Finding, kind="length"):
     length: float
+
+
+LENGTH = Metric("length", "norm of the update", "units")
+FINDING_TYPES["length"] = FindingType(by_leaks("{} of {} were long"), ("'demonstrated': it was long.",), (LENGTH,))
+PANELS["length"] = Panel(
+    "Lengths",
+    "length.html.j2",
+    lambda result, images: [f for f in result.findings if f.kind == "length"],
+    package="length_attack",
+)
+
+
+@evaluate.register
+def _(finding: LengthFinding, observation, truth, *, seed):
+    metrics = [LENGTH.of(finding.length, 0.0)]
+    details = {"half": finding.length / 2}
+    return Evaluation(done(finding, observation, metrics=metrics, leak=finding.length > 0, details=details))
 
 
 @register
@@ -97,21 +116,16 @@ class Lazy(Behaviour):
         return {name: torch.zeros_like(tensor) for name, tensor in step.train(step.batches).items()}
 '''
 
-JUDGING = '''
-"""How long updates really were."""
-
-from fedaudit.evaluation import FINDING_TYPES, Evaluation, FindingType, Metric, evaluate
-from fedaudit.evaluation.finding_types import by_leaks, done
-from length_attack.attack import LengthFinding
-
-LENGTH = Metric("length", "norm of the update", "units")
-FINDING_TYPES["length"] = FindingType(by_leaks("{} of {} were long"), ("'demonstrated': it was long.",), (LENGTH,))
-
-
-@evaluate.register
-def _(finding: LengthFinding, observation, truth, *, seed):
-    return Evaluation(done(finding, observation, metrics=[LENGTH.of(finding.length, 0.0)], leak=finding.length > 0))
-'''
+PANEL = """\
+<section class="part" id="length" aria-labelledby="length-h">
+<header><h2 id="length-h">How long</h2></header>
+<ul>
+{% for one in panel %}
+<li>client {{ one.client }} of {{ "%.2f" % one.metrics[0].value }}: twice {{ "%.2f" % one.details.half }}</li>
+{% endfor %}
+</ul>
+</section>
+"""
 
 INVERSION = '''
 """A gradient inversion with an objective of its own."""
@@ -143,7 +157,6 @@ class Doubled(GradientInversion):
 POINTS = """\
 [fedaudit.attacks]
 length = length_attack.attack
-length-judging = length_attack.judging
 doubled = length_attack.inversion:Doubled
 
 [fedaudit.aggregators]
@@ -166,6 +179,17 @@ federations:
 defences: {aggregator: {name: half, lambda: 0.25}, sanitiser: twice}
 attacks: [{name: length, scale: 2.0}]
 evaluation: {accuracy_every: 1}
+"""
+
+
+DRAW = """
+import sys
+from pathlib import Path
+from fedaudit.report.page import render_report
+from fedaudit.results import AuditResult
+
+folder = Path(sys.argv[1])
+sys.stdout.write(render_report(AuditResult.load(folder / "results.json"), folder))
 """
 
 
@@ -213,12 +237,15 @@ def test_what_cannot_be_registered_is_refused(cls: type, error: type[Exception],
     assert AGGREGATORS.names() == before
 
 
-def install(folder: Path, package: str, points: str, **modules: str) -> None:
-    """Put a package and what an installer would write of it into ``folder``."""
+def install(folder: Path, package: str, points: str, panel: str = "", **modules: str) -> None:
+    """Put a package and what an installer would write of it into ``folder``; a panel is a template."""
     home = folder / package.replace("-", "_")
     home.mkdir(parents=True)
     for name, text in {"__init__": "", **modules}.items():
         (home / f"{name}.py").write_text(text)
+    if panel:
+        (home / "templates").mkdir()
+        (home / "templates/length.html.j2").write_text(panel)
     info = folder / f"{home.name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -240,7 +267,7 @@ def command(site: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    install(folder, "length-attack", POINTS, attack=ATTACK, judging=JUDGING, inversion=INVERSION)
+    install(folder, "length-attack", POINTS, PANEL, attack=ATTACK, inversion=INVERSION)
     return folder
 
 
@@ -283,6 +310,12 @@ def test_it_goes_through_an_audit_into_the_report_with_findings_of_its_own(site:
     page = (tmp_path / "out/report.html").read_text()
     for words in ("length", "Nobody 2000", "norm of the update", "half (half the mean", "lambda=0.25"):
         assert words in page, words
+    for update in result["findings"]:  # its own panel
+        length, half = update["metrics"][0]["value"], update["details"]["half"]
+        assert f"<li>client {update['client']} of {length:.2f}: twice {half:.2f}</li>" in page
+    assert '<a href="#length">Lengths</a>' in page
+    again = python(site, "-c", DRAW, tmp_path / "out")  # where no attack is loaded yet
+    assert again.stdout == page, again.stderr
 
 
 AS_OBJECTS = """
@@ -354,7 +387,7 @@ BROKEN = {
 def test_broken_packages_are_named_in_a_line_each_and_stop_nothing(tmp_path: Path) -> None:
     for package, (point, text, _) in BROKEN.items():
         install(tmp_path, package, f"[fedaudit.attacks]\nbad = {point}\n", attack=text)
-    install(tmp_path, "length-attack", POINTS, attack=ATTACK, judging=JUDGING, inversion=INVERSION)
+    install(tmp_path, "length-attack", POINTS, attack=ATTACK, inversion=INVERSION)
     told = command(tmp_path, "list", "attacks", "--json")
     assert told.returncode == 0
     assert sorted(told.stderr.splitlines()) == sorted(

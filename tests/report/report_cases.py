@@ -143,6 +143,7 @@ def sample(
                         client=u,
                         num_examples=len(found),
                         status="done",
+                        kind="images",
                         images=found,
                         label_source="idlg",
                         label_accuracy=1.0 if f == 0 else 0.75,
@@ -170,6 +171,7 @@ def sample(
                     update_kind=record.update_kind,
                     updates=updates[f],
                     images=len(images),
+                    kind="images",
                     verdict=verdict,
                     verdict_text=f"From what travelled, {attack} reconstructed images that a person can recognise."
                     if f == 0

@@ -10,7 +10,8 @@ from fedaudit.report import frontier
 from fedaudit.report.comparison import _guarantee
 from fedaudit.report.conclusion import headline
 from fedaudit.report.frontier import strongest
-from fedaudit.report.page import after_move, render_report
+from fedaudit.report.images import after_move
+from fedaudit.report.page import render_report
 from fedaudit.report.terminal import print_summary
 from fedaudit.results import (
     AttackSummary,

@@ -319,4 +319,5 @@ FINDING_TYPES["class-images"] = FindingType(
     ),
     question="draw what a class looks like",
     trained=True,
+    worst="recovered",
 )

@@ -163,6 +163,17 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
     return Judgement("not demonstrated", text, evidence)
 
 
+def _untold(findings: Sequence[FindingResult], name: str, limit: float) -> str | None:
+    """Return why these canaries can't tell whether a limit of ε is kept; empty where they could have shown more."""
+    shown = [f.epsilon for f in findings if f.epsilon]
+    if name != "epsilon" or not shown:
+        return None
+    best = max(shown, key=lambda result: result.attainable)
+    if best.attainable > limit:
+        return ""
+    return f"use more canaries: {best.canaries} could show an ε of {best.attainable:.3g} at most"
+
+
 FINDING_TYPES["epsilon"] = FindingType(
     _verdict,
     rules=(
@@ -173,4 +184,5 @@ FINDING_TYPES["epsilon"] = FindingType(
     metrics=(EPSILON, ESTIMATE, CLAIMED),
     question="show an ε above the claimed one",
     control="canaries",
+    untold=_untold,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any, NamedTuple
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from fedaudit.attacks import Finding
 from fedaudit.evaluation.statistics import DOUBT, SURE, combined, pooled, proportion
-from fedaudit.results import Evidence, FindingResult, MetricResult, Timing, Verdict
+from fedaudit.results import AttackSummary, Evidence, FindingResult, Interval, MetricResult, Timing, Verdict
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
+
+Over = Callable[[Sequence[float]], Interval | None]
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,30 @@ class Judgement(NamedTuple):
     advice: str = ""
 
 
+class Scores(NamedTuple):
+    """What one finding is compared by with another attack's on the same update, client or federation.
+
+    Attributes:
+        metric: its name.
+        unit: of it.
+        higher_is_better: whether a higher value means that the attack did better.
+        values: what is compared with what; the same keys are the same thing.
+    """
+
+    metric: str
+    unit: str
+    higher_is_better: bool
+    values: dict[Any, float]
+
+
+def by_first_metric(finding: FindingResult) -> Scores | None:
+    """Return the value of the finding's first metric; None where it has none."""
+    if not finding.metrics:
+        return None
+    first = finding.metrics[0]
+    return Scores(first.name, first.unit, first.higher_is_better, {(finding.round, finding.client): first.value})
+
+
 @dataclass(frozen=True)
 class FindingType:
     """How the findings of one type are evaluated together.
@@ -84,6 +110,12 @@ class FindingType:
             noise; ``vertical``, known examples of a vertical federation. None: there is none but the same federation
             without its defences.
         trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
+        worst: the worst verdict that it can end in.
+        scores: of one finding, by which attacks are compared.
+        columns: fields of the summary that are this type's own, from its findings that were done.
+        limits: what else a user may set a limit for, beside ``metrics``: the values of one attack on one federation.
+        untold: why the findings of one federation can't tell whether a limit (metric, value) is kept; empty where they
+            can; None leaves it to the verdicts.
     """
 
     verdict: Callable[[Sequence[FindingResult]], Judgement]
@@ -92,10 +124,26 @@ class FindingType:
     question: str = "learn what it was after"
     control: str | None = None
     trained: bool = False
+    worst: Verdict = "inferred"
+    scores: Callable[[FindingResult], Scores | None] = by_first_metric
+    columns: Callable[[Sequence[FindingResult], Over], dict[str, Any]] = lambda findings, over: {}  # noqa: ARG005
+    limits: Mapping[str, Callable[[Sequence[FindingResult]], list[float]]] = field(default_factory=dict)
+    untold: Callable[[Sequence[FindingResult], str, float], str | None] = lambda findings, name, limit: None  # noqa: ARG005
 
 
 # By the finding's ``kind``; filled by the modules of this package.
 FINDING_TYPES: dict[str, FindingType] = {}
+
+
+def type_of(finding: FindingResult | AttackSummary) -> FindingType:
+    """Return the type of a finding that was done, or of a summary of such.
+
+    Raises:
+        ValueError: it says no kind, or one that nothing is registered for.
+    """
+    if finding.kind not in FINDING_TYPES:
+        raise ValueError(f"no finding type is registered for the kind {finding.kind!r} of {finding.attack}")
+    return FINDING_TYPES[finding.kind]
 
 
 @dataclass(frozen=True)

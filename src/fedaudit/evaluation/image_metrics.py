@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedaudit.utils.machine import import_torchvision
-from fedaudit.utils.processes import run_tasks
 
 PSNR_CAP = 100.0  # dB; equal images would be infinitely many, which JSON can't hold
 _LPIPS_TRUNK = "alexnet-owt-7be5be79.pth"
-_SSIM_WINDOW = 11
+_SSIM_WINDOW, _SSIM_SIGMA = 11, 1.5
+_C1, _C2 = 0.01**2, 0.03**2  # of a range of 1
 
 
 def mse(a: Tensor, b: Tensor) -> Tensor:
@@ -30,23 +29,30 @@ def psnr(error: Tensor) -> Tensor:
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Return the (n,) structural similarities (Wang et al. 2004; 11×11 Gaussian window) of (n, C, H, W) images.
+    """Return the (n,) structural similarities (Wang et al. 2004, equation 13) of (n, C, H, W) images.
 
-    Images smaller than the window are compared with the largest odd window that fits them.
+    Means, variances and the covariance are over an 11×11 Gaussian window, σ = 1.5, around every pixel; beyond its
+    border an image goes on mirrored. Images smaller than the window are compared with the largest odd uniform window
+    that fits them.
     """
-    values: Tensor = _here_or_apart(_ssim, a, b)
-    return values
-
-
-def _ssim(a: Tensor, b: Tensor) -> Tensor:
-    from torchmetrics.functional.image import structural_similarity_index_measure
-
-    window = min(_SSIM_WINDOW, min(a.shape[-2:]) - (1 - min(a.shape[-2:]) % 2))
-    values = structural_similarity_index_measure(
-        a, b, gaussian_kernel=window == _SSIM_WINDOW, kernel_size=window, data_range=1.0, reduction="none"
-    )
-    assert isinstance(values, Tensor)
-    return values.reshape(-1).double()
+    channels, side = a.shape[1], min(a.shape[-2:])
+    if side >= _SSIM_WINDOW:
+        distance = torch.arange(-(_SSIM_WINDOW // 2), _SSIM_WINDOW // 2 + 1, dtype=a.dtype)
+        weights = torch.exp(-torch.pow(distance / _SSIM_SIGMA, 2) / 2)
+        weights = (weights / weights.sum())[None]
+        window = weights.T @ weights
+    else:
+        width = side - (1 - side % 2)
+        window = torch.ones(width, width, dtype=a.dtype) / width**2
+    a, b = (torch.nn.functional.pad(images, 4 * [len(window) // 2], mode="reflect") for images in (a, b))
+    moments = torch.cat((a, b, a * a, b * b, a * b))
+    means = torch.nn.functional.conv2d(moments, window.expand(channels, 1, *window.shape), groups=channels)
+    mean_a, mean_b, square_a, square_b, product = means.split(len(a))
+    spread = (square_a - mean_a**2).clamp_min(0) + (square_b - mean_b**2).clamp_min(0)
+    covariance = product - mean_a * mean_b
+    likeness = (2 * mean_a * mean_b + _C1) * (2 * covariance + _C2)
+    values: Tensor = likeness / ((mean_a**2 + mean_b**2 + _C1) * (spread + _C2))
+    return values.flatten(1).mean(dim=1).double()
 
 
 def lpips_missing() -> str | None:
@@ -56,46 +62,11 @@ def lpips_missing() -> str | None:
     path = Path(torch.hub.get_dir()) / "checkpoints" / _LPIPS_TRUNK
     if not path.is_file():
         return f"LPIPS needs AlexNet's weights at {path}; put torchvision's {_LPIPS_TRUNK} there"
-    reason: str | None = _here_or_apart(_import_error)
-    return reason
-
-
-def _import_error() -> str | None:
     try:
         import_torchvision()
     except Exception as error:  # a build that doesn't fit torch raises what it likes
         return f"LPIPS needs torchvision, which can't be imported: {error}; install the build that fits your torch"
     return None
-
-
-def _here_or_apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``function``, which imports torchmetrics, here; or in a worker, where torchvision doesn't fit torch.
-
-    torchmetrics takes torchvision with it, and making that one importable is nothing to do to a user's process.
-    """
-    if _torchvision_fits():
-        return function(*arguments)
-    ((_, result),) = run_tasks(_call, [(function, arguments)], workers=1)
-    if isinstance(result, BaseException):
-        raise result
-    return result
-
-
-def _call(task: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
-    function, arguments = task
-    _torchvision_fits()
-    return function(*arguments)
-
-
-@cache
-def _torchvision_fits() -> bool:
-    try:
-        import_torchvision()
-    except ImportError:  # none, which torchmetrics bears
-        return True
-    except Exception:
-        return False
-    return True
 
 
 def lpips(a: Tensor, b: Tensor) -> Tensor | None:
@@ -106,11 +77,6 @@ def lpips(a: Tensor, b: Tensor) -> Tensor | None:
     """
     if lpips_missing() is not None:
         return None
-    values: Tensor = _here_or_apart(_lpips, a, b)
-    return values
-
-
-def _lpips(a: Tensor, b: Tensor) -> Tensor:
     a, b = (_for_alexnet(x) for x in (a, b))
     with torch.no_grad():
         values: Tensor = _lpips_network()(a * 2 - 1, b * 2 - 1).reshape(-1).double()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +14,16 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Judgement, done, evaluate
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Judgement,
+    Over,
+    Scores,
+    done,
+    evaluate,
+)
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, overlapping, registered
@@ -27,6 +38,8 @@ from fedaudit.utils.seeds import derive_seed
 VISIBLE_SSIM = 0.5
 NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a quarter of the error is no luck
 CERTIFIED_MSE = (0.5 / 255) ** 2  # half a grey level: what a certified image may be off by
+# Scores of single images that a user may set a limit for; for each, higher means more leakage.
+SCORES = ("psnr", "ssim", "psnr_registered", "ssim_registered")
 ALONE_DB = 10.0  # the same above an even image, where there is no other candidate
 
 
@@ -446,6 +459,49 @@ def _with_certified(findings: Sequence[FindingResult]) -> Judgement:
     return judged._replace(text=text, headline=judged.headline + known if judged.headline else "")
 
 
+def _columns(done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
+    images = [image for finding in done for image in finding.images]
+    if not images:
+        return {}
+    labels = [f.label_accuracy for f in done if f.label_accuracy is not None]
+    moved = [i.registered for i in images if i.registered is not None]
+    same_class = [i.psnr_same_class for i in images if i.psnr_same_class is not None]
+    return {
+        "psnr": over([i.psnr for i in images]),
+        "mse": over([i.mse for i in images]),
+        "ssim": over([i.ssim for i in images]),
+        "lpips": over([i.lpips for i in images if i.lpips is not None]),
+        "psnr_registered": over([m.psnr for m in moved]),
+        "ssim_registered": over([m.ssim for m in moved]),
+        "psnr_mean_image_registered": float(np.mean([m.psnr_mean_image for m in moved])) if moved else None,
+        "identification_rate": _identified(done)[0],
+        "label_accuracy": sum(labels) / len(labels) if labels else None,
+        "psnr_mean_image": float(np.mean([i.psnr_mean_image for i in images])),
+        "psnr_same_class": float(np.mean(same_class)) if same_class else None,
+    }
+
+
+def _identified(findings: Sequence[FindingResult]) -> list[float]:
+    images = [image for finding in findings for image in finding.images]
+    return [sum(i.rank == 1 for i in images) / len(images)] if images else []
+
+
+def _labels_right(findings: Sequence[FindingResult]) -> list[float]:
+    """Return the share of labels that came out; labels that the adversary was given weren't recovered by anything."""
+    told = [f for f in findings if f.images and f.label_source != "given"]
+    right = [f.label_accuracy for f in told if f.label_accuracy is not None]
+    return [sum(right) / len(right)] if right else []
+
+
+def _of_each(name: str, findings: Sequence[FindingResult]) -> list[float]:
+    return [score for f in findings for i in f.images if (score := i.score(name)) is not None]
+
+
+def _scores(finding: FindingResult) -> Scores | None:
+    values = {(finding.round, finding.client, i): image.psnr for i, image in enumerate(finding.images)}
+    return Scores("psnr", "dB", True, values) if values else None
+
+
 FINDING_TYPES["images"] = FindingType(
     verdict=_with_certified,
     rules=(
@@ -470,4 +526,9 @@ FINDING_TYPES["images"] = FindingType(
     ),
     question="reconstruct training {things}",
     control="example",
+    worst="recovered",
+    scores=_scores,
+    columns=_columns,
+    limits={name: partial(_of_each, name) for name in SCORES}
+    | {"identification_rate": _identified, "label_accuracy": _labels_right},
 )

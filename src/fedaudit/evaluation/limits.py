@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.attacks import ATTACKS
-from fedaudit.evaluation.finding_types import FINDING_TYPES, metric
+from fedaudit.evaluation.finding_types import FINDING_TYPES, metric, type_of
+from fedaudit.evaluation.images import SCORES
 from fedaudit.evaluation.scores import grouped
-from fedaudit.results import LEAKS, AttackSummary, EpsilonResult, FindingResult, Threshold, Verdict, overall
+from fedaudit.results import LEAKS, AttackSummary, FindingResult, Threshold, Verdict, overall
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 
 POLICY_FILE = "fedaudit.yaml"
-
-# Scores of images that a user may set a limit for; for each, higher means more leakage.
-_SCORES = ("psnr", "ssim", "psnr_registered", "ssim_registered")
-_IMAGE_LIMITS = (*_SCORES, "identification_rate", "label_accuracy")
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,9 @@ def read_policy(path: Path) -> Limits:
 def limitable() -> list[str]:
     """Return the metrics that a user may set a limit for: those of which more is more leakage."""
     ATTACKS.names()  # other packages' kinds of findings come with their attacks
-    metrics = (m.name for kind in FINDING_TYPES.values() for m in kind.metrics if m.higher_is_better)
-    return list(dict.fromkeys([*_IMAGE_LIMITS, *metrics]))
+    kinds = FINDING_TYPES.values()
+    limits = [name for kind in kinds for name in kind.limits]
+    return list(dict.fromkeys([*limits, *(m.name for kind in kinds for m in kind.metrics if m.higher_is_better)]))
 
 
 def check_limits(
@@ -96,7 +94,8 @@ def check_limits(
 
 
 def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]) -> Threshold:
-    measured = _measured(name, findings, summaries)
+    done = [f for f in findings if f.status == "done"]
+    measured = _measured(name, done)
     worst, federation, attack = max(measured, default=(None, "", ""))
     row: dict[str, Any] = {
         "metric": name,
@@ -110,16 +109,16 @@ def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries
     by_federation = {f: {a for _, g, a in measured if g == f} for f in dict.fromkeys(s.federation for s in summaries)}
     for federation, attacks in by_federation.items():
         own = [s for s in summaries if s.federation == federation and s.attack in attacks]
-        shown = [f.epsilon for f in findings if f.federation == federation and f.epsilon] if name == "epsilon" else []
-        if shown:
-            reason = _too_few(shown, limit)
-        else:
-            reason = _untested(own) or (_too_little(own) if name in _SCORES else "")
+        here = [f for f in done if f.federation == federation]
+        told = (kind.untold([f for f in here if type_of(f) is kind], name, limit) for kind in FINDING_TYPES.values())
+        reason = next((reason for reason in told if reason is not None), None)
+        if reason is None:
+            reason = _untested(own) or (_too_little(own) if name in SCORES else "")
         if reason:
             return Threshold(**row, reason=f"{federation}: {reason}")
     if not by_federation:
         return Threshold(**row, reason="nothing was attacked")
-    visible = [s for s in summaries if s.verdict == "recovered" and name in _SCORES]
+    visible = [s for s in summaries if s.verdict == "recovered" and name in SCORES]
     note = f"kept, though {visible[0].attack} on {visible[0].federation} recovered visibly" if visible else None
     return Threshold(**row, outcome="pass", reason=note)
 
@@ -132,7 +131,7 @@ def _on(level: Verdict, summaries: Sequence[AttackSummary]) -> Threshold:
             if summary.verdict == verdict:
                 where = f"{verdict}: {summary.attack} on {summary.federation}"
                 return Threshold(**{**row, "where": where, "exceeded": True, "outcome": "fail"})
-    able = [s for s in summaries if level == "inferred" or s.kind in (None, "images", "class-images")]
+    able = [s for s in summaries if s.kind is None or type_of(s).worst in failing]
     for federation in dict.fromkeys(s.federation for s in summaries):
         own = [s for s in able if s.federation == federation]
         kinds = dict.fromkeys(s.kind for s in own if s.verdict != "not applicable") or [None]
@@ -157,14 +156,6 @@ def _untested(summaries: Sequence[AttackSummary]) -> str:
     return ""
 
 
-def _too_few(shown: Sequence[EpsilonResult], limit: float) -> str:
-    """Return why these canaries can't tell whether a limit of ε is kept; empty where they could have shown more."""
-    best = max(shown, key=lambda result: result.attainable)
-    if best.attainable > limit:
-        return ""
-    return f"use more canaries: {best.canaries} could show an ε of {best.attainable:.3g} at most"
-
-
 def _too_little(summaries: Sequence[AttackSummary]) -> str:
     """Return why images that came out only identifiable might come out better; empty where there is no such reason."""
     if overall(summaries) == "identifiable" and all(s.cautions for s in summaries):
@@ -172,23 +163,11 @@ def _too_little(summaries: Sequence[AttackSummary]) -> str:
     return ""
 
 
-def _measured(
-    name: str, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]
-) -> list[tuple[float, str, str]]:
-    """Return every value of the metric ``name`` with its federation and attack: of images, and of whatever else has it.
-
-    Labels that the adversary was given weren't recovered by anything.
-    """
-    values = [(m.value, f.federation, f.attack) for f in findings for m in f.metrics if m.name == name]
-    if name in _SCORES:
-        pairs = [(i, f) for f in findings for i in f.images]
-        values += [(score, f.federation, f.attack) for i, f in pairs if (score := i.score(name)) is not None]
-    elif name == "identification_rate":
-        rates = [(s.identification_rate, s.federation, s.attack) for s in summaries]
-        values += [(rate, federation, attack) for rate, federation, attack in rates if rate is not None]
-    elif name == "label_accuracy":
-        with_images = [f for f in findings if f.images and f.label_source != "given"]
-        for (federation, attack), group in grouped(with_images).items():
-            right = [f.label_accuracy for f in group if f.label_accuracy is not None]
-            values += [(sum(right) / len(right), federation, attack)] if right else []
+def _measured(name: str, findings: Sequence[FindingResult]) -> list[tuple[float, str, str]]:
+    """Return every value of the metric ``name`` with its federation and attack."""
+    values = []
+    for (federation, attack), group in grouped(findings).items():
+        own = type_of(group[0]).limits.get(name)
+        found = [m.value for f in group for m in f.metrics if m.name == name] + (own(group) if own else [])
+        values += [(value, federation, attack) for value in found]
     return values

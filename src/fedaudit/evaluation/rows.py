@@ -466,4 +466,5 @@ FINDING_TYPES["rows"] = FindingType(
     metrics=(ACCURACY, EXACT, NUMBERS, CATEGORIES, SUREST, SUREST_NUMBERS, SUREST_CATEGORIES, CERTIFIED, WRONGLY),
     question="reconstruct training {things}",
     control="example",
+    worst="recovered",
 )

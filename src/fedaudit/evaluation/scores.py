@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
-import numpy as np
-
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement, metric
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement, Over, Scores, metric, type_of
 from fedaudit.evaluation.statistics import interval, paired_interval, pooled
 from fedaudit.results import (
     LEAKS,
@@ -16,18 +14,15 @@ from fedaudit.results import (
     AttackSummary,
     Comparison,
     FindingResult,
-    ImageResult,
     Interval,
     MetricSummary,
     Timing,
 )
 
-Over = Callable[[Sequence[float]], Interval | None]
-
 
 def verdict_rules(findings: Sequence[FindingResult]) -> list[str]:
     """Return what the verdicts mean and the rules by which ``findings`` were evaluated, in words."""
-    kinds = dict.fromkeys(f.kind for f in findings if f.kind) or {"images": None}
+    kinds = dict.fromkeys(f.kind for f in findings if f.kind)
     common = [f"'{verdict}': {text}" for verdict, text in VERDICTS.items()]
     return [*common, *(rule for kind in kinds for rule in FINDING_TYPES[kind].rules)]
 
@@ -48,22 +43,21 @@ def summarise(
     """
     rows = []
     for (federation, attack), group in grouped(findings).items():
-        images = [image for finding in group for image in finding.images]
         done = [f for f in group if f.status == "done"]
-        kind = next((f.kind for f in done if f.kind), "images")
         common: dict[str, Any] = {
             "attack": attack,
             "federation": federation,
             "update_kind": group[0].update_kind,
             "updates": len(group),
-            "images": len(images),
+            "images": sum(len(f.images) for f in group),
         }
         if not done:
             text = f"{attack} could not be run: {group[0].reason}"
             rows.append(AttackSummary(verdict="not applicable", verdict_text=text, **common))
             continue
-        found = Judgement(*FINDING_TYPES[kind].verdict(done))
-        words = {"{who}": who, "{things}": things, "{question}": FINDING_TYPES[kind].question}
+        kind = type_of(done[0])
+        found = Judgement(*kind.verdict(done))
+        words = {"{who}": who, "{things}": things, "{question}": kind.question}
 
         def over(values: Sequence[float]) -> Interval | None:
             return interval(values, resamples=resamples, seed=seed) if values else None
@@ -75,11 +69,11 @@ def summarise(
                 headline=_filled(found.headline, words),
                 evidence=found.evidence,
                 advice=[found.advice] if found.advice else [],
-                kind=kind,
+                kind=done[0].kind,
                 metrics=_metric_summaries(done, over),
                 timing=Timing(seconds=sum(f.timing.seconds for f in done if f.timing)),
                 **common,
-                **(_over_images(images, done, over) if images else {}),
+                **kind.columns(done, over),
             )
         )
     return rows
@@ -90,25 +84,6 @@ def _filled(text: str, words: dict[str, str]) -> str:
         for key, value in words.items():
             text = text.replace(key, value)
     return text
-
-
-def _over_images(images: Sequence[ImageResult], done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
-    labels = [f.label_accuracy for f in done if f.label_accuracy is not None]
-    moved = [i.registered for i in images if i.registered is not None]
-    same_class = [i.psnr_same_class for i in images if i.psnr_same_class is not None]
-    return {
-        "psnr": over([i.psnr for i in images]),
-        "mse": over([i.mse for i in images]),
-        "ssim": over([i.ssim for i in images]),
-        "lpips": over([i.lpips for i in images if i.lpips is not None]),
-        "psnr_registered": over([m.psnr for m in moved]),
-        "ssim_registered": over([m.ssim for m in moved]),
-        "psnr_mean_image_registered": float(np.mean([m.psnr_mean_image for m in moved])) if moved else None,
-        "identification_rate": sum(i.rank == 1 for i in images) / len(images),
-        "label_accuracy": sum(labels) / len(labels) if labels else None,
-        "psnr_mean_image": float(np.mean([i.psnr_mean_image for i in images])),
-        "psnr_same_class": float(np.mean(same_class)) if same_class else None,
-    }
 
 
 def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricSummary]:
@@ -135,66 +110,55 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
 def compare(findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]) -> list[Comparison]:
     """Return the paired comparisons of all pairs of attacks that ran on the same images, updates or clients.
 
-    By PSNR for images, by the first metric of their kind for other findings. Undecided where the 95 % interval of the
+    By what their kind is compared by: PSNR for images, else the first metric. Undecided where the 95 % interval of the
     mean difference holds zero, or where there are fewer than two pairs; meaningless where neither attack found
     anything: then the difference is one between two ways to fail.
     """
-    verdicts = {(s.federation, s.attack): s.verdict for s in summaries}
     rows = []
+    by_place = {(s.federation, s.attack): s for s in summaries}
     for federation in dict.fromkeys(f.federation for f in findings):
-        scores: dict[str, dict[str, dict[Any, float]]] = {}
-        scales = {"psnr": (True, "dB")}  # metric to whether higher is better, and its unit
-        for f in findings:
-            if f.federation == federation and f.images:
-                own = scores.setdefault("psnr", {}).setdefault(f.attack, {})
-                own.update({(f.round, f.client, i): image.psnr for i, image in enumerate(f.images)})
-            elif f.federation == federation and f.metrics:
-                first = f.metrics[0]
-                scales[first.name] = (first.higher_is_better, first.unit)
-                scores.setdefault(first.name, {}).setdefault(f.attack, {})[f.round, f.client] = first.value
-        for name, by_attack in scores.items():
-            higher, unit = scales[name]
+        measured: dict[str, dict[str, dict[Any, float]]] = {}
+        scales: dict[str, Scores] = {}
+        for finding in (f for f in findings if f.federation == federation and f.status == "done"):
+            if scores := type_of(finding).scores(finding):
+                scales[scores.metric] = scores
+                measured.setdefault(scores.metric, {}).setdefault(finding.attack, {}).update(scores.values)
+        for name, by_attack in measured.items():
             for b, a in itertools.combinations(by_attack, 2):
                 shared = [key for key in by_attack[a] if key in by_attack[b]]
-                if not shared:
-                    continue
-                difference = paired_interval([by_attack[a][k] - by_attack[b][k] for k in shared])
-                decided = difference.n >= 2 and not difference.low <= 0 <= difference.high
-                a_wins = (difference.mean > 0) == higher
-                reason = None
-                winner = a if a_wins else b
-                if not {verdicts[federation, a], verdicts[federation, b]} & set(LEAKS):
-                    reason = "neither attack found anything"
-                elif not _above_baseline(summaries, federation, winner, name):
-                    reason = "even the better one is no better than no attack at all"
-                rows.append(
-                    Comparison(
-                        federation=federation,
-                        metric=name,
-                        a=a,
-                        b=b,
-                        difference=difference,
-                        unit=unit,
-                        outcome="meaningless here"
-                        if reason
-                        else "undecided"
-                        if not decided
-                        else "a is better"
-                        if a_wins
-                        else "b is better",
-                        reason=reason,
-                    )
-                )
+                if shared:
+                    difference = paired_interval([by_attack[a][k] - by_attack[b][k] for k in shared])
+                    pair = by_place[federation, a], by_place[federation, b]
+                    rows.append(_comparison(*pair, scales[name], difference))
     return rows
 
 
-def _above_baseline(summaries: Sequence[AttackSummary], federation: str, attack: str, name: str) -> bool:
+def _comparison(a: AttackSummary, b: AttackSummary, scale: Scores, difference: Interval) -> Comparison:
+    a_wins = (difference.mean > 0) == scale.higher_is_better
+    outcome: Literal["a is better", "b is better", "undecided", "meaningless here"]
+    outcome, reason = "a is better" if a_wins else "b is better", None
+    if difference.n < 2 or difference.low <= 0 <= difference.high:
+        outcome = "undecided"
+    if not {a.verdict, b.verdict} & set(LEAKS):
+        outcome, reason = "meaningless here", "neither attack found anything"
+    elif not _above_baseline(a if a_wins else b, scale.metric):
+        outcome, reason = "meaningless here", "even the better one is no better than no attack at all"
+    return Comparison(
+        federation=a.federation,
+        metric=scale.metric,
+        a=a.attack,
+        b=b.attack,
+        difference=difference,
+        unit=scale.unit,
+        outcome=outcome,
+        reason=reason,
+    )
+
+
+def _above_baseline(summary: AttackSummary, name: str) -> bool:
     """Return whether an attack's mean is better than what one has without it; True where that isn't known."""
-    summary = next(s for s in summaries if (s.federation, s.attack) == (federation, attack))
-    if name == "psnr":
-        return summary.psnr is None or summary.psnr_mean_image is None or summary.psnr.mean > summary.psnr_mean_image
-    found = next(m for m in summary.metrics if m.name == name)
-    if found.baseline is None:
+    found = next((m for m in summary.measured if m.name == name), None)
+    if found is None or found.baseline is None:
         return True
     return (found.value.mean > found.baseline.mean) == found.higher_is_better
 

@@ -192,6 +192,7 @@ FINDING_TYPES["sequences"] = FindingType(
     metrics=(ROUGE1, ROUGE2, EXACT),
     question="read training {things}",
     control="example",
+    worst="recovered",
 )
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from fedaudit.attacks import Attack, Finding
-from fedaudit.evaluation import FINDING_TYPES, evaluate
+from fedaudit.evaluation import evaluate
+from fedaudit.evaluation.finding_types import type_of
 from fedaudit.evaluation.images import visible
 from fedaudit.pipeline.control_cases import (
     Case,
@@ -198,7 +199,7 @@ def _trials(
     device: str,
 ) -> tuple[Case, list[Trial]] | str:
     """Return the control's case and the trials on it, or why there is none."""
-    recipe = FINDING_TYPES[summary.kind or "images"].control
+    recipe = type_of(summary).control
     if recording.transcript.vertical is not None:
         recipe = "vertical"
     if recipe is None or (model == "reference" and recipe != "example"):
@@ -244,7 +245,7 @@ def _result(attack: str, case: Case, trials: Sequence[Trial], seed: int) -> tupl
     if not done:
         reasons = [str(t.outcome) for t in trials if not isinstance(t.outcome, Finding)]
         return _none(attack, reasons[0] if reasons else "it found nothing to evaluate"), {}
-    judged = FINDING_TYPES[done[0].kind or "images"].verdict(done)
+    judged = type_of(done[0]).verdict(done)
     images = [image for result in done for image in result.images]
     won = judged.verdict == "recovered" if done[0].images else judged.verdict in LEAKS
     close = " (too little to exclude luck)" if not won and any(map(visible, images)) else ""
@@ -293,7 +294,7 @@ def _final(
 ) -> AttackSummary:
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
-    question = FINDING_TYPES[summary.kind or "images"].question.replace("{things}", things)
+    question = type_of(summary).question.replace("{things}", things)
     open_question = f"This audit can't tell whether {_inside(who)} can {question}."
     if error is not None:
         advice = (

@@ -308,9 +308,7 @@ def _independent(old: MetricSummary, new: MetricSummary, of: str) -> Difference:
 
 
 def _mean(summary: AttackSummary, metric: str | None) -> float | None:
-    if metric == "psnr":
-        return summary.psnr.mean if summary.psnr else None
-    return next((m.value.mean for m in summary.metrics if m.name == metric), None)
+    return next((m.value.mean for m in summary.measured if m.name == metric), None)
 
 
 def _judged(rows: Sequence[Row]) -> list[Row]:

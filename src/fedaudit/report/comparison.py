@@ -81,10 +81,11 @@ def _row(result: AuditResult, record: FederationRecord, price: Price, base: Pric
     best = strongest(result, summaries)
     leak = "not attacked"
     if best:
-        found = best.psnr or (best.metrics[0].value if best.metrics else None)
-        name = "PSNR" if best.psnr else best.metrics[0].name.replace("_", " ") if best.metrics else ""
-        unit = " dB" if best.psnr else ""
-        leak = f"{name} {short(found.mean)}{unit}{found.span(short)} by {best.attack}" if found else best.verdict_text
+        leak = best.verdict_text
+        for first in best.measured[:1]:
+            by = frontier.Scale(first.name, first.unit, first.higher_is_better)
+            unit = " dB" if by == frontier.PSNR else ""
+            leak = f"{by.words} {short(first.value.mean)}{unit}{first.value.span(short)} by {best.attack}"
     points, lost = None, "not measured"
     if record.rounds < _ROUNDS and price.accuracy is not None:
         lost = f"too few rounds to tell ({record.rounds})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedaudit.report import figures
+from fedaudit.report.panels import PANELS, Panel
 from fedaudit.report.wording import number
 from fedaudit.results import AuditResult, Chart, EpsilonBound, EpsilonResult, HistoryRecord, Line
 
@@ -26,7 +27,8 @@ class EpsilonChapter:
         federation: its name.
         found: the numbers.
         picture: SVG of claimed and demonstrated values, an observer a row.
-        rows: of the table: the observer, whether the claim is made against it, and a bound or an estimate of it.
+        rows: of the table: the observer, whether the claim is made against it, a bound or an estimate of it, and its
+            method in words.
         composition: title and SVG of how ε adds up over rounds; None where that isn't known.
         legend: name and swatch of its lines.
     """
@@ -34,7 +36,7 @@ class EpsilonChapter:
     federation: str
     found: EpsilonResult
     picture: str
-    rows: list[tuple[str, bool, EpsilonBound]]
+    rows: list[tuple[str, bool, EpsilonBound, str]]
     composition: tuple[str, str] | None
     legend: list[tuple[str, str]]
 
@@ -58,7 +60,9 @@ def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None
         federation=federation,
         found=found,
         picture=figures.to_svg(figures.draw_room(room(found), found.claimed), f"{prefix}r-", alt(federation, found)),
-        rows=[(o.observer, o.covered, bound) for o in found.observers for bound in (*o.bounds, *o.estimates)],
+        rows=[
+            (o.observer, o.covered, b, METHODS[b.method]) for o in found.observers for b in (*o.bounds, *o.estimates)
+        ],
         composition=(chart.title, drawn) if chart and drawn else None,
         legend=[(n, figures.to_svg(figures.draw_swatch(i), f"{prefix}l{i}-", None)) for i, n in enumerate(names)],
     )
@@ -103,3 +107,11 @@ def _composed(chart: Chart) -> str:
         for line in chart.lines
     ]
     return f"{chart.title}: {'; '.join(parts)}."
+
+
+PANELS["epsilon"] = Panel(
+    "Which ε is real",
+    "parts/epsilon.html.j2",
+    lambda result, images: epsilon_chapters(result),  # noqa: ARG005
+    after_results=True,
+)

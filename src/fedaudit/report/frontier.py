@@ -21,7 +21,7 @@ class Scale:
     """What leakage is measured by in one result.
 
     Attributes:
-        name: PSNR where images were recovered, otherwise the first metric of what was.
+        name: of the metric.
         unit: of it.
         higher_is_better: whether a higher value means that the attack did better.
     """
@@ -36,30 +36,32 @@ class Scale:
         return self.name.endswith("_accuracy") or self.name in {"recognised", "membership_auc", "membership_tpr"}
 
     @property
+    def words(self) -> str:
+        """The name as it is written in sentences."""
+        return "PSNR" if self.name == "psnr" else self.name.replace("_", " ")
+
+    @property
     def label(self) -> str:
         """Name and unit."""
-        name = self.name.replace("_", " ")
-        return f"{name}, {self.unit}" if self.unit else name
+        return f"{self.words}, {self.unit}" if self.unit else self.words
 
     def of(self, summary: AttackSummary) -> Interval | None:
         """Return what an attack reached."""
-        if self.name == PSNR.name:
-            return summary.psnr
-        return next((m.value for m in summary.metrics if m.name == self.name), None)
+        return next((m.value for m in summary.measured if m.name == self.name), None)
 
     def strength(self, value: Interval) -> float:
         """Return the mean, signed so that more is a stronger attack."""
         return value.mean if self.higher_is_better else -value.mean
 
 
-PSNR = Scale("PSNR", "dB", higher_is_better=True)
+PSNR = Scale("psnr", "dB", higher_is_better=True)
 
 
 def scales(result: AuditResult) -> list[Scale]:
     """Return what this result's attacks are compared by: PSNR where it has any, then the first metric of each kind."""
-    firsts = (s.metrics[0] for s in result.summaries if s.metrics)
-    others = dict.fromkeys(Scale(m.name, m.unit, m.higher_is_better) for m in firsts)
-    return [PSNR, *others] if any(s.psnr for s in result.summaries) else list(others)
+    firsts = [m for s in result.summaries for m in s.measured[:1]]
+    found = dict.fromkeys(Scale(m.name, m.unit, m.higher_is_better) for m in firsts)
+    return sorted(found, key=lambda one: one != PSNR)
 
 
 def scale(result: AuditResult) -> Scale:
@@ -185,7 +187,7 @@ def _without(summaries: Sequence[AttackSummary], by: Scale) -> str:
     if not summaries:
         return "not attacked"
     ran = any(s.verdict != "not applicable" for s in summaries)
-    return f"none is measured by {by.name.replace('_', ' ')}" if ran else "none could be run"
+    return f"none is measured by {by.words}" if ran else "none could be run"
 
 
 def draw(rows: list[Price], by: Scale) -> Figure | None:

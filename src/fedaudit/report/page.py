@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
-import math
 import shlex
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from PIL import Image
 
 from fedaudit.modalities import ExampleKind, example_kind, fitting_kind
-from fedaudit.report import figures, frontier, histories
+from fedaudit.report import epsilon, figures, frontier, histories, recovered_text  # noqa: F401
+from fedaudit.report import rows as _rows  # noqa: F401
 from fedaudit.report.advice import advice, command
 from fedaudit.report.comparison import defence_tables
 from fedaudit.report.conclusion import (
@@ -26,11 +22,10 @@ from fedaudit.report.conclusion import (
     headline,
     threshold_text,
 )
-from fedaudit.report.epsilon import METHODS, epsilon_chapters
 from fedaudit.report.frontier import strongest
+from fedaudit.report.images import Reconstruction, Victim, after_move, identified, label_of, victims_of
 from fedaudit.report.mapping import assessment
-from fedaudit.report.recovered_text import Sentences, sentences
-from fedaudit.report.rows import drawn_tables
+from fedaudit.report.panels import ImageReader, PageImage, sections
 from fedaudit.report.style import render
 from fedaudit.report.wording import client_of, count, number, rounds_of, short
 from fedaudit.results import (
@@ -41,82 +36,15 @@ from fedaudit.results import (
     FederationRecord,
     FindingResult,
     ImageResult,
-    RegisteredResult,
     Threshold,
     Verdict,
     overall,
     with_images,
 )
 from fedaudit.results.glossary import terms
-from fedaudit.utils.errors import BadInput, MissingData
-from fedaudit.utils.folders import inside
-from fedaudit.utils.image_bytes import decode, dimensions
+from fedaudit.utils.errors import BadInput
 
 CHARTS = 8  # figures about single findings, a federation
-SHOWN = 16  # victims whose images are shown, a federation
-_LARGE = 24 * 1024  # bytes of a PNG above which the page carries a JPEG of it: 224-pixel photographs, mostly
-
-
-@dataclass(frozen=True)
-class PageImage:
-    """An image embedded in the page."""
-
-    uri: str
-    width: int
-    height: int
-    digest: bytes
-
-    @property
-    def pixelated(self) -> bool:
-        """Whether it is so small that its pixels are to be shown as squares."""
-        return max(self.width, self.height) <= 96
-
-    @property
-    def shown_width(self) -> int:
-        """Greatest width on the page in CSS pixels: a whole multiple where the pixels are squares."""
-        return self.width * math.ceil(128 / self.width) if self.pixelated else min(self.width, 200)
-
-
-@dataclass
-class ImageReader:
-    """Reads the images below one folder, each once."""
-
-    folder: Path
-    _read: dict[str, PageImage] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> PageImage:
-        """Return the image at ``name``, relative to the folder.
-
-        Raises:
-            BadInput: the path leaves the folder, or the file is no PNG.
-            MissingData: there is no such file.
-        """
-        if name not in self._read:
-            self._read[name] = _read_image(self.folder, name)
-        return self._read[name]
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """One attack's reconstruction of one victim."""
-
-    attack: str
-    image: PageImage
-    scores: ImageResult
-    alt: str
-
-
-@dataclass
-class Victim:
-    """One row of images: the truth, then what each attack reconstructed (None: it was not run here)."""
-
-    number: int
-    round: str
-    client: str | None
-    label: str
-    image: PageImage
-    alt: str
-    reconstructions: dict[str, Reconstruction | None]
 
 
 @dataclass(frozen=True)
@@ -129,9 +57,6 @@ class Chapter:
     typical: tuple[Victim, Reconstruction] | None
     drawn: list[tuple[str, PageImage]]
     others: list[tuple[str, Verdict]]
-    columns: list[str]
-    victims: list[Victim]
-    hidden: int
     comparisons: list[tuple[Comparison, str]]
     candidates: int | None
     curves: dict[str, str]
@@ -143,7 +68,6 @@ class Chapter:
     chart_lines: list[tuple[str, str]]
     more_charts: int
     captions: list[str]
-    sentences: list[Sentences]
 
 
 @dataclass(frozen=True)
@@ -177,8 +101,10 @@ def render_report(result: AuditResult, folder: Path) -> str:
         if name not in {f.name for f in result.federations}:
             raise BadInput(f"results: federation '{name}' is not among the federations; repeat the audit")
     chapters = [_chapter(result, record, images, i) for i, record in enumerate(result.federations, start=1)]
+    shown = sections(result, images)
     return render(
         "report.html.j2",
+        *dict.fromkeys(section.about.package for section in shown),
         made_by=result.fedaudit_version,
         severity=SEVERITY,
         result=result,
@@ -187,7 +113,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         limits=[(t.outcome, threshold_text(t)) for t in result.thresholds],
         controls=[(c, control_text(c), [_control_images(i, images) for i in c.images[:1]]) for c in result.controls],
         kinds=UPDATES,
-        copies=any(v.image.uri.startswith("data:image/jpeg") for c in chapters for v in c.victims),
+        update_kinds={f.name: f.update_kind for f in result.federations},
         measured=any(s.psnr for s in result.summaries),
         identified=identified,
         after_move=after_move,
@@ -196,7 +122,7 @@ def render_report(result: AuditResult, folder: Path) -> str:
         with_images=with_images(result.summaries)[0],
         others=with_images(result.summaries)[1],
         given={(f.federation, f.attack) for f in result.findings if f.label_source == "given"},
-        label_of=lambda label: _label(result, label),
+        label_of=lambda label: label_of(result, label),
         who=result.adversary.who,
         glossary=terms(),
         **_frontier(result),
@@ -208,10 +134,8 @@ def render_report(result: AuditResult, folder: Path) -> str:
         repeat=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
         things=_kind(result).plural,
-        tables=drawn_tables(result),
+        sections=shown,
         assessment=assessment(result),
-        epsilons=epsilon_chapters(result),
-        methods=METHODS,
     )
 
 
@@ -253,9 +177,11 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
     summaries = [s for s in result.summaries if s.federation == record.name]
     findings = [f for f in result.findings if f.federation == record.name]
     best = strongest(result, summaries)
-    columns = [a for a in figures.attack_names(result) if any(f.images for f in findings if f.attack == a)]
-    victims = _victims(result, findings, columns, images)
-    reconstructions = [(v, c) for v in victims if best and (c := v.reconstructions.get(best.attack))]
+    reconstructions = [
+        (v, c)
+        for v in victims_of(result, record.name, images).all
+        if best and (c := v.reconstructions.get(best.attack))
+    ]
     reconstructions.sort(key=lambda pair: pair[1].scores.psnr)
     candidates = [i.candidates for f in findings for i in f.images]
     spread_rows = figures.spreads(result, record.name)
@@ -280,9 +206,6 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         drawn=_drawn(best, findings, images),
         others=_others(best, summaries),
         typical=reconstructions[(len(reconstructions) - 1) // 2] if reconstructions else None,
-        columns=columns,
-        victims=victims[:SHOWN],
-        hidden=max(0, len(victims) - SHOWN),
         comparisons=[(c, comparison_text(c)) for c in result.comparisons if c.federation == record.name],
         candidates=max(candidates, default=None),
         curves=curves,
@@ -296,7 +219,6 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         captions=list(dict.fromkeys(c.caption for c in charts[:CHARTS])),
         chart_lines=plots.legend,
         more_charts=max(0, len(charts) - CHARTS),
-        sentences=sentences(result, findings),
     )
 
 
@@ -321,56 +243,6 @@ def _chart_alt(chart: Chart) -> str:
         if line.x
     ]
     return f"{chart.title}: {chart.y_label}: {'; '.join(parts)}."
-
-
-def _victims(
-    result: AuditResult, findings: list[FindingResult], columns: list[str], images: ImageReader
-) -> list[Victim]:
-    # The same victim is known by its update and its pixels, whatever each attack's copy of the file is called; two
-    # equal images in one update are told apart by their order.
-    victims: dict[tuple[int | None, int | None, bytes, int], Victim] = {}
-    for finding in findings:
-        seen: Counter[bytes] = Counter()
-        for image in finding.images:
-            truth = images[image.true_image]
-            key = (finding.round, finding.client, truth.digest, seen[truth.digest])
-            seen[truth.digest] += 1
-            if key not in victims:
-                n, label = len(victims) + 1, _label(result, image.true_label)
-                alt = f"True image of victim {n}, {label}."
-                whose = client_of(finding, result)
-                victims[key] = Victim(
-                    n, rounds_of(finding), whose, label, truth, alt, reconstructions=dict.fromkeys(columns)
-                )
-            victim = victims[key]
-            alt = (
-                f"Reconstruction of victim {victim.number} by {finding.attack}: PSNR {number(image.psnr, 1)} dB, "
-                f"{identified(image)}{', certified exact' if image.certified else ''}."
-            )
-            victim.reconstructions[finding.attack] = Reconstruction(
-                finding.attack, images[image.reconstruction], image, alt
-            )
-    return list(victims.values())
-
-
-def after_move(image: RegisteredResult) -> str:
-    """Return what a reconstruction that stands elsewhere scores once it is put right, in words."""
-    ways = ((image.right, "sideways"), (image.down, "up or down"))
-    shifted = " and ".join(f"{abs(pixels)} px {way}" for pixels, way in ways if pixels)
-    how = " and ".join([*["mirrored"] * image.flipped, *([f"shifted {shifted}"] if shifted else [])])
-    hit = ", identified" if image.rank == 1 else ""
-    return f"{how}: {number(image.psnr, 1)} dB when put back{hit}"
-
-
-def identified(image: ImageResult) -> str:
-    """Return whether the true image was the nearest of all candidates, in words."""
-    verb = "identified" if image.rank == 1 else "not identified"
-    return f"{verb}: rank {count(image.rank)} of {count(image.candidates)}"
-
-
-def _label(result: AuditResult, label: int) -> str:
-    names = result.data.class_names
-    return f"“{names[label]}”" if names and 0 <= label < len(names) else f"class {label}"
 
 
 def _curve_alt(series: list[figures.Series], quantity: figures.Quantity, federation: str) -> str:
@@ -411,23 +283,3 @@ def _command(repeat: str, thresholds: list[Threshold]) -> str:
         for t in thresholds
     ]
     return repeat + "".join(limits)
-
-
-def _read_image(folder: Path, name: str) -> PageImage:
-    path = inside(folder, name)
-    if not path.is_file():
-        raise MissingData(f"image '{name}' is not in {folder}; keep the images beside results.json")
-    data = path.read_bytes()
-    try:
-        width, height = dimensions(data, str(path), formats=("PNG",))
-        kind, shown = "png", data
-        if len(data) > _LARGE:
-            pixels = decode(data, str(path), mode=None, formats=("PNG",))
-            buffer = io.BytesIO()
-            # Whole chroma: halving it would smooth coloured noise and flatter the attack.
-            Image.fromarray(pixels).save(buffer, "JPEG", quality=85, subsampling=0)
-            kind, shown = "jpeg", buffer.getvalue()
-    except BadInput:
-        raise BadInput(f"image '{path}' is no whole PNG; repeat the audit") from None
-    uri = f"data:image/{kind};base64,{base64.b64encode(shown).decode()}"
-    return PageImage(uri, width, height, hashlib.sha256(data).digest())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from fedaudit.report.panels import PANELS, Panel
 from fedaudit.report.wording import client_of, rounds_of
 from fedaudit.results import AuditResult, FindingResult, SequenceResult
 
@@ -41,21 +42,26 @@ class Sentence:
 class Sentences:
     """What one attack read in a federation: the first of all, in the order of the audit."""
 
+    federation: str
     attack: str
     shown: list[Sentence]
     hidden: int
 
 
-def sentences(result: AuditResult, findings: Sequence[FindingResult]) -> list[Sentences]:
-    """Return what each attack read of a federation's sequences; none where no attack is on sequences."""
+def sentences(result: AuditResult) -> list[Sentences]:
+    """Return what each attack read of each federation's sequences; none where no attack is on sequences."""
+    groups: dict[tuple[str, str], list[FindingResult]] = {}
+    for finding in result.findings:
+        if finding.sequences:
+            groups.setdefault((finding.federation, finding.attack), []).append(finding)
     read = []
-    for attack in dict.fromkeys(f.attack for f in findings if f.sequences):
-        own = [(f, s) for f in findings if f.attack == attack for s in f.sequences]
+    for (federation, attack), findings in groups.items():
+        own = [(f, s) for f in findings for s in f.sequences]
         shown = [
             _sentence(i, result.data.words, client_of(f, result), rounds_of(f), s)
             for i, (f, s) in enumerate(own[:SHOWN], start=1)
         ]
-        read.append(Sentences(attack, shown, max(0, len(own) - SHOWN)))
+        read.append(Sentences(federation, attack, shown, max(0, len(own) - SHOWN)))
     return read
 
 
@@ -75,3 +81,6 @@ def _words(tokens: Sequence[int], right: Sequence[bool], words: list[str] | None
         Word(words[token] if words and 0 <= token < len(words) else str(token), fits)
         for token, fits in zip(tokens, right, strict=True)
     ]
+
+
+PANELS["sequences"] = Panel("Sentences", "parts/sentences.html.j2", lambda result, images: sentences(result))  # noqa: ARG005

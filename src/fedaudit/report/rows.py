@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fedaudit.report.panels import PANELS, Panel
 from fedaudit.results import AuditResult, FindingResult, RowResult
 
 SHOWN = 8  # rows, of each attack on each federation
@@ -95,3 +96,6 @@ def _drawn(finding: FindingResult) -> Iterator[DrawnRow]:
             for i, (name, true) in enumerate(zip(finding.columns, scores.true, strict=True))
         ]
         yield DrawnRow(0, where, scores, cells)
+
+
+PANELS["rows"] = Panel("Rows", "parts/rows.html.j2", lambda result, images: drawn_tables(result))  # noqa: ARG005

@@ -23,21 +23,22 @@ _CELL = re.compile(r"<t([hd])\b([^>]*)>(.*?)</t\1>", re.DOTALL)
 _SPAN = re.compile(r'\b(col|row)span="(\d+)"')
 
 
-def render(template: str, package: str = "fedaudit.report", /, **values: Any) -> str:
+def render(template: str, /, *packages: str, **values: Any) -> str:
     """Return a page: ``template`` filled with ``values``, all of them escaped.
 
-    The template is one of ``package``, in its folder ``templates``; it may use those of ``fedaudit.report``. A page
-    extends ``base.html.j2``, so it needs no other file and no network. A value that it lacks is an error. Every cell
-    of its tables carries the heading of its column, for on a narrow screen a table becomes a list of labelled values.
+    The template is one of ``packages`` or ``fedaudit.report``, in a folder ``templates``, and may use all of theirs. A
+    page extends ``base.html.j2``, so it needs no other file and no network. A value that it lacks is an error. Every
+    cell of its tables carries the heading of its column, for on a narrow screen a table becomes a list of labelled
+    values.
     """
-    page = _environment(package).get_template(template).render({"made_by": __version__} | values)
+    page = _environment(packages).get_template(template).render({"made_by": __version__} | values)
     return _TABLE.sub(lambda table: _labelled(table[0]), page)
 
 
 @cache
-def _environment(package: str) -> jinja2.Environment:
-    """Return the templates of ``package`` and our own; each is compiled once."""
-    loaders = [jinja2.PackageLoader(name) for name in dict.fromkeys((package, "fedaudit.report"))]
+def _environment(packages: tuple[str, ...]) -> jinja2.Environment:
+    """Return the templates of ``packages`` and our own; each is compiled once."""
+    loaders = [jinja2.PackageLoader(name) for name in dict.fromkeys((*packages, "fedaudit.report"))]
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders),
         autoescape=True,

@@ -46,9 +46,10 @@ class Digests(Record):
 
 
 def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a result of schema version 1 as one of version 2: verdicts by their new names, without controls.
+    """Return a result of schema version 1 as one of version 2: verdicts by their new names, kinds, no controls.
 
-    "Not demonstrated" had no control then, so it is inconclusive now; what "partly recognisable" was, its images tell.
+    Images were the only kind at first, and their findings didn't say so. "Not demonstrated" had no control then, so it
+    is inconclusive now; what "partly recognisable" was, its images tell.
     """
     seen = {
         (f["federation"], f["attack"])
@@ -68,7 +69,10 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
         }.get(summary["verdict"], summary["verdict"])
         return {**summary, "verdict": verdict}
 
-    summaries = [renamed(s) for s in values["summaries"]]
+    def of_images(row: dict[str, Any], ran: bool) -> dict[str, Any]:
+        return {**row, "kind": "images"} if ran and row.get("kind") is None else row
+
+    summaries = [of_images(renamed(s), s["verdict"] != "not applicable") for s in values["summaries"]]
     undecided = any(s["verdict"] == "inconclusive" for s in summaries)
 
     def tested(limit: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +82,7 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
     return {
         **values,
         "schema_version": SCHEMA_VERSION,
+        "findings": [of_images(f, f["status"] == "done") for f in values["findings"]],
         "summaries": summaries,
         "thresholds": [tested(t) for t in values["thresholds"]],
     }

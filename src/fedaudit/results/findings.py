@@ -209,6 +209,9 @@ class FindingResult(Record):
     by_luck: list[float] = Field(
         default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )
+    details: dict[str, Any] = Field(
+        default={}, description="what a kind of another package has beside metrics, charts and sheets, for its panel"
+    )
     reason: str | None = Field(default=None, description="why the attack could not be run, and the remedy")
     images: list[ImageResult] = Field(default=[], description="of an attack on images, one a victim")
     certified: int | None = Field(
@@ -299,6 +302,23 @@ class AttackSummary(Record):
         default=None, description="baseline: mean PSNR of a random other image of the class"
     )
     timing: Timing | None = Field(default=None, description="of all runs together")
+
+    @property
+    def measured(self) -> list[MetricSummary]:
+        """The metrics, that by which attacks of its kind are compared first: the PSNR of images is one, too."""
+        if self.psnr is None:
+            return self.metrics
+        base = self.psnr_mean_image
+        without = None if base is None else Interval(mean=base, median=base, low=base, high=base, n=self.psnr.n)
+        psnr = MetricSummary(
+            name="psnr",
+            summary="of the images, in dB",
+            unit="dB",
+            higher_is_better=True,
+            value=self.psnr,
+            baseline=without,
+        )
+        return [psnr, *self.metrics]
 
 
 def overall(summaries: Sequence[AttackSummary]) -> Verdict:

@@ -1,0 +1,119 @@
+"""True and reconstructed images on the report page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fedaudit.report.figures import attack_names
+from fedaudit.report.panels import PANELS, ImageReader, PageImage, Panel
+from fedaudit.report.wording import client_of, count, number, rounds_of
+from fedaudit.results import AuditResult, ImageResult, RegisteredResult
+
+SHOWN = 16  # victims whose images are shown, a federation
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """One attack's reconstruction of one victim."""
+
+    attack: str
+    image: PageImage
+    scores: ImageResult
+    alt: str
+
+
+@dataclass
+class Victim:
+    """One row of images: the truth, then what each attack reconstructed (None: it was not run here)."""
+
+    number: int
+    round: str
+    client: str | None
+    label: str
+    image: PageImage
+    alt: str
+    reconstructions: dict[str, Reconstruction | None]
+
+
+@dataclass(frozen=True)
+class Victims:
+    """All victims of one federation, and the attacks that reconstructed any."""
+
+    federation: str
+    columns: list[str]
+    all: list[Victim]
+
+    @property
+    def shown(self) -> list[Victim]:
+        """Those whose images are on the page."""
+        return self.all[:SHOWN]
+
+    @property
+    def hidden(self) -> int:
+        """How many more there are."""
+        return max(0, len(self.all) - SHOWN)
+
+    @property
+    def copies(self) -> bool:
+        """Whether a true image was so large that the page has a JPEG of it."""
+        return any(victim.image.uri.startswith("data:image/jpeg") for victim in self.shown)
+
+
+def victims_of(result: AuditResult, federation: str, images: ImageReader) -> Victims:
+    """Return the victims of one federation, each with what every attack made of it."""
+    findings = [f for f in result.findings if f.federation == federation]
+    columns = [a for a in attack_names(result) if any(f.images for f in findings if f.attack == a)]
+    # The same victim is known by its update and its pixels, whatever each attack's copy of the file is called; two
+    # equal images in one update are told apart by their order.
+    victims: dict[tuple[int | None, int | None, bytes, int], Victim] = {}
+    for finding in findings:
+        seen: Counter[bytes] = Counter()
+        for image in finding.images:
+            truth = images[image.true_image]
+            key = (finding.round, finding.client, truth.digest, seen[truth.digest])
+            seen[truth.digest] += 1
+            if key not in victims:
+                n, label = len(victims) + 1, label_of(result, image.true_label)
+                alt = f"True image of victim {n}, {label}."
+                whose = client_of(finding, result)
+                victims[key] = Victim(
+                    n, rounds_of(finding), whose, label, truth, alt, reconstructions=dict.fromkeys(columns)
+                )
+            victim = victims[key]
+            alt = (
+                f"Reconstruction of victim {victim.number} by {finding.attack}: PSNR {number(image.psnr, 1)} dB, "
+                f"{identified(image)}{', certified exact' if image.certified else ''}."
+            )
+            victim.reconstructions[finding.attack] = Reconstruction(
+                finding.attack, images[image.reconstruction], image, alt
+            )
+    return Victims(federation, columns, list(victims.values()))
+
+
+def after_move(image: RegisteredResult) -> str:
+    """Return what a reconstruction that stands elsewhere scores once it is put right, in words."""
+    ways = ((image.right, "sideways"), (image.down, "up or down"))
+    shifted = " and ".join(f"{abs(pixels)} px {way}" for pixels, way in ways if pixels)
+    how = " and ".join([*["mirrored"] * image.flipped, *([f"shifted {shifted}"] if shifted else [])])
+    hit = ", identified" if image.rank == 1 else ""
+    return f"{how}: {number(image.psnr, 1)} dB when put back{hit}"
+
+
+def identified(image: ImageResult) -> str:
+    """Return whether the true image was the nearest of all candidates, in words."""
+    verb = "identified" if image.rank == 1 else "not identified"
+    return f"{verb}: rank {count(image.rank)} of {count(image.candidates)}"
+
+
+def label_of(result: AuditResult, label: int) -> str:
+    """Return a label's name as the page writes it."""
+    names = result.data.class_names
+    return f"“{names[label]}”" if names and 0 <= label < len(names) else f"class {label}"
+
+
+def _panel(result: AuditResult, images: ImageReader) -> list[Victims]:
+    return [victims_of(result, federation.name, images) for federation in result.federations]
+
+
+PANELS["images"] = Panel("Images", "parts/images.html.j2", _panel)
