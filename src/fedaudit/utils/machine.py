@@ -6,7 +6,6 @@ process of somebody who calls us as a library.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import sys
 from collections.abc import Iterator
@@ -73,6 +72,8 @@ def own_process() -> None:
     if sys.platform != "linux":
         return
     try:
+        import ctypes
+
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return
@@ -86,6 +87,8 @@ def start_measuring_memory() -> int | None:
     What was freed is given back beforehand, so that the last trial's memory doesn't count as this one's.
     """
     try:
+        import ctypes
+
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         return proc_field("VmRSS")
