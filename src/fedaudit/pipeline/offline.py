@@ -24,7 +24,7 @@ from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recordings import check_replay, recorded_truth, with_truth
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
-from fedaudit.pipeline.trials import Trial
+from fedaudit.pipeline.trials import Kept, Trial
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.scenario.threat import ThreatModel
@@ -60,6 +60,7 @@ def attack_transcript(
     rounds: Collection[int] | None = None,
     overwrite: bool = False,
     store: Path | None = None,
+    kept: Kept | None = None,
 ) -> Audit | list[Finding | NotApplicable]:
     """Run attacks on a transcript; where there is no ground truth, write what was recovered to ``out``.
 
@@ -138,7 +139,7 @@ def attack_transcript(
     if adversary.together > 1 and not _sums(transcript):
         seen, members = _summed(transcript, adversary.together)
     planned = plan([seen], attacks, adversary, seed=seed or 0, device=device)
-    trials = run_attacks(planned, workers=workers, store=store, display=display)
+    trials = run_attacks(planned, workers=workers, store=store, kept=kept, display=display)
     if truth is None:
         if out:
             _make_room(out, another, request)
@@ -193,6 +194,7 @@ def attack_transcript(
         workers=workers,
         started=started,
         store=store,
+        kept=kept,
         display=display,
         repeat=f"fedaudit attack TRANSCRIPT {' '.join(flags)}",
     )
