@@ -37,7 +37,7 @@ def summarise(
 ) -> list[AttackSummary]:
     """Return one summary for each attack on each federation, in the order of the findings.
 
-    A summary that is "not demonstrated" has no control yet: see :func:`fedaudit.evaluation.controls.with_controls`.
+    A summary that is "not demonstrated" has no control yet: see :func:`fedaudit.pipeline.controls.with_controls`.
 
     Args:
         findings: of the audit.

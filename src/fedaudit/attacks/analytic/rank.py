@@ -102,7 +102,7 @@ def rank_analysis(
 
     Args:
         module: in the mode (BatchNorm, dropout) of the client's training; it isn't changed. See
-            :func:`recursive.as_trained`.
+            :func:`.r_gap.as_trained`.
         input_shape: of one example, (C, H, W) or (d,).
         loss: of the client's training.
         num_classes: outputs of the network.
