@@ -461,3 +461,19 @@ def test_a_batch_larger_than_the_data_is_all_of_it(scenario_file: Path, tmp_path
     assert command("audit", scenario_file, *words).code == 0
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert "one batch of 1 example" in result["federations"][0]["description"]
+
+
+def test_what_nobody_foresaw_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr("fedaudit.cli.catalogue.catalogue", fail)
+    refused(command("list"), "unforeseen ZeroDivisionError: by nought; FEDAUDIT_DEBUG=1 shows where")
+    monkeypatch.setenv("FEDAUDIT_DEBUG", "1")
+    shown = command("list")
+    assert shown.code == 2
+    assert "Traceback (most recent call last)" in shown.err
+
+
+def test_a_setting_that_is_too_deep(command: Command) -> None:
+    refused(command("audit", "--set", "data" + ".x" * 5000 + "=1"), "levels deep")

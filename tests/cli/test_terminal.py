@@ -72,7 +72,7 @@ def test_the_time_left_is_that_of_the_pace_so_far() -> None:
         "10 attacks: 50 % done after 15 s",
         "10 attacks: 55 % done, about 9 min left",
         "10 attacks: 60 % done, about 8 min left",
-        "10 attacks: done; the next step is running",
+        "10 attacks: 100 % done; the next step is running",
     ]
 
 

@@ -295,7 +295,7 @@ def _commands(command: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 def _flag(line: list[str]) -> None:
     """Run the command as far as the work begins."""
     line = [word.replace("\0", "").encode(errors="replace").decode() for word in line]  # as command lines can be
-    stops = [".pipeline.run.run_audit", ".pipeline.run.record", ".pipeline.trials.run_trials", ".api.simulate"]
+    stops = [".api.run_audit", ".pipeline.run.record", ".pipeline.trials.run_trials", ".api.simulate"]
     stops += [".pipeline.transcripts.simulate_all", "_lab.cli.study_commands.run_study"]
     with contextlib.ExitStack() as stack:
         for stop in stops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 import warnings
 from enum import StrEnum
 from typing import Annotated, NoReturn
@@ -144,6 +145,9 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
 def main() -> None:
     """Run the command line; every error of ours, or in the use of a flag, is one line and exit code 2."""
     own_process()
+    if sys.argv[1:] == ["--version"]:  # at once: to make all commands takes longer
+        print(__version__)
+        sys.exit(0)
     if not sys.warnoptions:  # a library's warning isn't an answer to the user; -W shows them
         warnings.simplefilter("ignore")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -173,7 +177,12 @@ def main() -> None:
             _fail(" ".join(error.format_message().replace("Value error, ", "").split()))
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
             _fail("there isn't enough memory; use a smaller model, batch_size or image_size, or fewer --workers")
-        raise
+        if os.environ.get("FEDAUDIT_DEBUG"):
+            traceback.print_exc()
+        _fail(
+            f"unforeseen {type(error).__name__}: {error}; FEDAUDIT_DEBUG=1 shows where; please report it, for this is "
+            "a bug in fedaudit or in a plug-in"
+        )
     if code == INTERRUPTED:
         exec("")  # else Python, interrupted within some library's exec("..."), ends itself by the signal
         _fail("interrupted; findings that were finished are kept, and the same command goes on from there", code)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.flower import App, AppAttacks, Nodes, RunConfig, audit_app, check_alone
+from fedaudit.cli.flower import App, AppAttacks, Nodes, RunConfig, check_alone
 from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, Write, exit_code, formats_of, limits_of
 from fedaudit.cli.options import (
     DataDir,
@@ -17,7 +17,6 @@ from fedaudit.cli.options import (
     Settings,
     Workers,
     check_data_dir,
-    check_folder,
     folder,
     number_of_workers,
 )
@@ -80,54 +79,48 @@ def audit(
         asked: dict[str, Any] = {"attacks": [{"name": name} for name in attacks or []], "threat": {}}
         dotted = [text for text in settings or [] if parse_setting(text)[0].split(".")[0] in asked]
         short = [long for text in settings or [] if text not in dotted for long in _for_attacks(text, attacks or [])]
-        audited = audit_app(
-            flower,
-            _with_settings(asked, [*short, *dotted]),
-            nodes=nodes,
-            run_config=run_config,
-            task=task_of(mean, std, None, None),
-            seed=seed,
-            out=out,
-            overwrite=overwrite,
-            workers=number_of_workers(workers),
-            limits=limits_of(fail_above, fail_on, policy),
-            controls=not no_controls,
-        )
-        from fedaudit.report.write import write_outputs
+        from fedaudit.adapters import flower as adapter
 
-        write_outputs(audited.result, out, formats)
-        _conclude(audited, out / "report.html")
+        task, limits = task_of(mean, std, None, None), limits_of(fail_above, fail_on, policy)
+        asked = _with_settings(asked, [*short, *dotted])
+        finished = adapter.audit_flower(
+            flower,
+            nodes=nodes,
+            config=adapter.parse_config(run_config or []),
+            attacks=asked["attacks"] or None,
+            threat=asked["threat"],
+            mean=task.get("mean"),
+            std=task.get("std"),
+            seed=seed or 0,
+            out=out,
+            workers=number_of_workers(workers),
+            fail_above=dict(limits.fail_above),
+            fail_on=limits.fail_on,
+            controls=not no_controls,
+            overwrite=overwrite,
+        )
+        _conclude(finished, out, formats)
         return
-    settings = [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])]
+    from fedaudit import api
     from fedaudit.scenario.scenario import load_scenario
 
-    loaded = load_scenario(scenario, settings, seed)
+    loaded = load_scenario(scenario, [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])], seed)
     if what_if:
         from fedaudit.pipeline.what_if import with_what_if
 
         loaded = with_what_if(loaded)
     limits = limits_of(fail_above, fail_on, policy)
     check_data_dir(data_dir)
-    check_folder(out)
-    from fedaudit.pipeline.output import clear, holds_another  # after the checks: they take seconds to import
-    from fedaudit.pipeline.prepare import check_files
-    from fedaudit.pipeline.run import run_audit
-    from fedaudit.utils.progress import live_display
-
-    check_files(loaded)
-    another = holds_another(out, loaded, overwrite=overwrite, data_dir=data_dir)
-    with live_display() as display:
-        finished = run_audit(
-            loaded,
-            data_dir=data_dir,
-            workers=number_of_workers(workers),
-            store=out / "findings",
-            display=display,
-        )
-    finished = finished.held_to(limits)
-    if another:
-        clear(out)
-    _conclude(finished, finished.save(out, write=formats, scenario=_from_here(scenario)))
+    finished = api.audit(
+        loaded,
+        data_dir=data_dir,
+        out=out,
+        workers=number_of_workers(workers),
+        fail_above=dict(limits.fail_above),
+        fail_on=limits.fail_on,
+        overwrite=overwrite,
+    )
+    _conclude(finished, out, formats, scenario=_from_here(scenario))
 
 
 def simulate(
@@ -273,10 +266,7 @@ def attack(
         controls=not no_controls,
         **asked_of,
     )
-    from fedaudit.report.write import write_outputs
-
-    write_outputs(finished.result, out, formats)
-    _conclude(finished, out / "report.html")
+    _conclude(finished, out, formats)
 
 
 def _from_here(scenario: Path | None) -> str:
@@ -332,9 +322,13 @@ def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
     return [f"attacks.{name}.{text}" for name in having]
 
 
-def _conclude(finished: Audit, report: Path) -> None:
+def _conclude(finished: Audit, out: Path, formats: Sequence[str], *, scenario: str = "scenario.yaml") -> None:
+    """Write what is wanted beside the report, say what came of the audit, and end with its exit code."""
     from fedaudit.report.terminal import next_step, print_summary
+    from fedaudit.report.write import write_outputs
 
+    write_outputs(finished.result, out, formats, scenario=scenario)
+    report = out / "report.html"
     print_summary(finished.result)
     print(f"report: {report}")
     print(next_step(finished.result, report))

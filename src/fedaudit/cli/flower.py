@@ -1,18 +1,13 @@
-"""``fedaudit audit --flower APP``: its options, and the call; Flower is imported by the adapter, when it is used."""
+"""``fedaudit audit --flower APP``: its options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedaudit.utils.errors import BadInput
-
-if TYPE_CHECKING:
-    from fedaudit.evaluation import Limits
-    from fedaudit.pipeline.run import Audit
 
 App = Annotated[
     Path | None,
@@ -45,42 +40,3 @@ def check_alone(app: Path | None, others: dict[str, Any], own: dict[str, Any]) -
         if value:
             without = " needs --flower" if app is None else ": not with --flower"
             raise BadInput(f"{name}{without}; see fedaudit audit --help")
-
-
-def audit_app(
-    app: Path,
-    asked: dict[str, Any],
-    *,
-    nodes: int | None,
-    run_config: Sequence[str] | None,
-    task: dict[str, Any],
-    seed: int | None,
-    out: Path,
-    overwrite: bool,
-    workers: int,
-    limits: Limits,
-    controls: bool,
-) -> Audit:
-    """Audit the Flower app, with the attacks and the threat that are asked for.
-
-    Raises:
-        BadInput: Flower isn't installed, or something can't be used.
-    """
-    from fedaudit.adapters import flower
-
-    return flower.audit_flower(
-        app,
-        nodes=nodes,
-        config=flower.parse_config(run_config or []),
-        attacks=asked["attacks"] or None,
-        threat=asked["threat"],
-        mean=task.get("mean"),
-        std=task.get("std"),
-        seed=seed or 0,
-        out=out,
-        workers=workers,
-        fail_above=dict(limits.fail_above),
-        fail_on=limits.fail_on,
-        controls=controls,
-        overwrite=overwrite,
-    )

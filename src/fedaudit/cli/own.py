@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
@@ -55,6 +54,8 @@ def task_of(
     """
     told = {}
     if file is not None:
+        from fedaudit.utils import plain_yaml  # its library takes as long to import as the rest
+
         told = plain_yaml.read(file, f"the task '{file}'")
         if not isinstance(told, dict):
             raise BadInput(f"the task '{file}': expected a mapping of keys such as columns, tokens, input_shape")

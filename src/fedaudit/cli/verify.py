@@ -50,25 +50,22 @@ def verify(
     """Recompute an audit's numbers from its saved findings, and show differences; exit 2 if there are any."""
     task, chosen = task_of(mean, std, input_shape, batch_norm, task_file), rounds_of(rounds)
     check_data_dir(data_dir)
+    from fedaudit import api
     from fedaudit.pipeline.recordings import own_module
-    from fedaudit.pipeline.verify import verify_audit
-    from fedaudit.utils.progress import live_display
 
     own_loss, named = loss_of(loss)
     task |= {"loss": named} if named else {}
-    with live_display() as display:
-        found = verify_audit(
-            folder,
-            transcript=transcript,
-            truth=truth,
-            data_dir=data_dir,
-            model=own_module(model, checkpoint) if model else None,
-            loss=own_loss,
-            task=task,
-            rounds=chosen,
-            workers=number_of_workers(workers),
-            display=display,
-        )
+    found = api.verify(
+        folder,
+        transcript=transcript,
+        truth=truth,
+        data_dir=data_dir,
+        model=own_module(model, checkpoint) if model else None,
+        loss=own_loss,
+        task=task,
+        rounds=chosen,
+        workers=number_of_workers(workers),
+    )
     for note in found.notes:
         print(f"note: {note}")
     for line in found.differences[:_MOST]:

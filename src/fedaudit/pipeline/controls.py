@@ -29,7 +29,7 @@ from fedaudit.pipeline.control_cases import (
     with_and_without,
     without_noise,
 )
-from fedaudit.pipeline.trials import Trial, run_trials
+from fedaudit.pipeline.trials import Kept, Trial, run_trials
 from fedaudit.pipeline.vertical import easy_case
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.simulation.simulator import Recording
@@ -88,6 +88,7 @@ def run_controls(
     device: str = "cpu",
     workers: int = 1,
     store: Path | None = None,
+    kept: Kept | None = None,
     display: Display | None = None,
 ) -> Controls:
     """Run a control for every attack that found nothing, once for all federations.
@@ -108,6 +109,7 @@ def run_controls(
         device: where to compute.
         workers: processes.
         store: folder that keeps findings.
+        kept: see :func:`.run_trials`.
         display: shows progress.
     """
     found = Controls()
@@ -152,7 +154,7 @@ def run_controls(
             continue
         flat = [trial for _, own in trials.values() for trial in own]
         report = (display or Quiet()).stage(f"{len(trials)} positive controls", sum(trial.work for trial in flat))
-        finished = iter(run_trials(flat, workers=workers, store=store, report=report))
+        finished = iter(run_trials(flat, workers=workers, store=store, kept=kept, report=report))
         for name, (case, own) in trials.items():
             result, files = _result(name, case, [next(finished) for _ in own], seed)
             found.add(result, open_ones[name])

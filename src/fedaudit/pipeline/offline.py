@@ -23,7 +23,7 @@ from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recordings import check_replay, recorded_truth, with_truth
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
-from fedaudit.pipeline.trials import Trial
+from fedaudit.pipeline.trials import Kept, Trial
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.secure_sum import sums_only, union
@@ -144,6 +144,7 @@ def attack_transcript(
     overwrite: bool = False,
     store: Path | None = None,
     without_truth: str | None = None,
+    kept: Kept | None = None,
 ) -> Findings:
     """Run attacks on a transcript; of the ground truth they get nothing.
 
@@ -214,11 +215,17 @@ def attack_transcript(
     )
     if out:
         holds_another(out, found.request(), overwrite=overwrite)
-    return replace(found, trials=run_attacks(planned, workers=workers, store=store, display=display))
+    return replace(found, trials=run_attacks(planned, workers=workers, store=store, kept=kept, display=display))
 
 
 def evaluate_findings(
-    found: Findings, truth: Path | Truth | None = None, *, workers: int, controls: bool = True, display: Display
+    found: Findings,
+    truth: Path | Truth | None = None,
+    *,
+    workers: int,
+    controls: bool = True,
+    kept: Kept | None = None,
+    display: Display,
 ) -> Audit:
     """Evaluate what attacks made of a transcript.
 
@@ -227,6 +234,7 @@ def evaluate_findings(
         truth: the ground truth or its file; None: the one beside the transcript.
         workers: processes.
         controls: whether attacks that found nothing get a positive control.
+        kept: finds kept findings, where nothing may be run.
         display: shows progress.
 
     Raises:
@@ -275,6 +283,7 @@ def evaluate_findings(
         workers=workers,
         started=found.started,
         store=found.store,
+        kept=kept,
         display=display,
         repeat=f"fedaudit attack TRANSCRIPT {' '.join(_flags(found))}",
     )

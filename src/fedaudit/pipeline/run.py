@@ -26,7 +26,7 @@ from fedaudit.pipeline.describe import federation_record
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.replay import CONTRADICTED, replay_error
-from fedaudit.pipeline.trials import Trial, run_trials
+from fedaudit.pipeline.trials import Kept, Trial, run_trials
 from fedaudit.pipeline.utility_check import without_leaks, without_verdicts
 from fedaudit.pipeline.vertical import adversary_record
 from fedaudit.results import (
@@ -47,7 +47,7 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
 from fedaudit.utils.folders import inside
-from fedaudit.utils.machine import one_thread
+from fedaudit.utils.machine import one_thread, processor
 from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import keep_workers
 from fedaudit.utils.progress import Display, Quiet
@@ -138,6 +138,7 @@ def run_audit(
     loss: Loss | None = None,
     workers: int = 1,
     store: Path | None = None,
+    kept: Kept | None = None,
     checkpoints: bool = True,
     display: Display | None = None,
 ) -> Audit:
@@ -149,6 +150,7 @@ def run_audit(
         dataset, model, loss: a user's own parts, see :func:`fedaudit.pipeline.prepare.resolve`.
         workers: processes for the simulation and the attacks.
         store: folder that keeps finished findings, so that an interrupted audit goes on where it stopped.
+        kept: see :func:`.run_trials`.
         checkpoints: whether long simulations are kept there, too, until the audit is over.
         display: shows progress.
 
@@ -170,8 +172,10 @@ def run_audit(
         seed=resolved.scenario.seed,
         device=resolved.scenario.device,
     )
-    trials = run_attacks(planned, workers=workers, store=store, display=display)
-    audit = assess(resolved, recordings, trials, workers=workers, started=started, store=store, display=display)
+    trials = run_attacks(planned, workers=workers, store=store, kept=kept, display=display)
+    audit = assess(
+        resolved, recordings, trials, workers=workers, started=started, store=store, kept=kept, display=display
+    )
     if store and checkpoints:
         for federation in resolved.federations:
             simulation_checkpoint(store, federation.name).unlink(missing_ok=True)
@@ -276,13 +280,18 @@ def plan(
 
 
 def run_attacks(
-    trials: Sequence[Trial], *, workers: int = 1, store: Path | None = None, display: Display | None = None
+    trials: Sequence[Trial],
+    *,
+    workers: int = 1,
+    store: Path | None = None,
+    kept: Kept | None = None,
+    display: Display | None = None,
 ) -> list[Trial]:
     """Run those of ``trials`` that have no outcome yet, and show how far they are; return all in order."""
     todo = [trial for trial in trials if trial.outcome is None]
     display = display or Quiet()
     report = display.stage(f"{len(todo)} attacks", sum(trial.work for trial in todo))
-    return run_trials(trials, workers=workers, store=store, report=report, say=display.say)
+    return run_trials(trials, workers=workers, store=store, kept=kept, report=report, say=display.say)
 
 
 @one_thread()  # transforms by several threads end in other bits
@@ -295,6 +304,7 @@ def assess(
     started: float,
     repeat: str | None = None,
     store: Path | None = None,
+    kept: Kept | None = None,
     display: Display | None = None,
 ) -> Audit:
     """Open the truth, now that every attack has been run; evaluate, and run the positive controls."""
@@ -333,6 +343,7 @@ def assess(
             device=scenario.device,
             workers=workers,
             store=store,
+            kept=kept,
             display=display,
         )
         image_files |= controls.image_files
@@ -464,5 +475,6 @@ def environment(device: str) -> dict[str, str]:
         "processors": str(os.cpu_count()),
         "device": device_name(device),
         "threads per worker": "1",
+        "processor": processor(),
         "native code": native_code(),
     }

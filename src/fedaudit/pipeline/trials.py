@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,11 +41,15 @@ class Trial:
         """Expected cost in arbitrary units, for the progress display."""
         return float(self.attack.effort() * max(1, sum(m.update.num_examples for m in self.observation.messages)))
 
-    def key(self) -> str:
-        """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it."""
+    def key(self, native: str | None = None) -> str:
+        """Return a hash of everything that the finding depends on: the attack's input, not the scenario around it.
+
+        Args:
+            native: the native code that it was made with; this machine's if None.
+        """
         shapes = copy.deepcopy(self.observation.module).to("meta")  # its own weights mean nothing
         return computation(
-            native_code(),
+            native_code() if native is None else native,
             type(self.attack),
             self.attack.settings(),
             [file_digest(path) for path in self.attack.files()],
@@ -91,24 +93,8 @@ class Trial:
         return found
 
 
-# What a trial comes to whose finding isn't kept, where none may be run.
-Missing = Callable[[Trial, Path], NotApplicable]
-_missing: ContextVar[Missing | None] = ContextVar("missing", default=None)
-
-
-@contextmanager
-def only_kept(missing: Missing) -> Iterator[None]:
-    """Let :func:`run_trials` run nothing while the block runs: it takes what is kept, and ``missing`` for the rest."""
-    token = _missing.set(missing)
-    try:
-        yield
-    finally:
-        _missing.reset(token)
-
-
-def nothing_is_run() -> bool:
-    """Whether :func:`only_kept` holds."""
-    return _missing.get() is not None
+# Returns what a trial came to, from what is kept of it; then no attack is run.
+Kept = Callable[[Trial], Finding | NotApplicable]
 
 
 def run_trials(
@@ -116,6 +102,7 @@ def run_trials(
     *,
     workers: int = 1,
     store: Path | None = None,
+    kept: Kept | None = None,
     report: Callable[[float], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[Trial]:
@@ -125,6 +112,7 @@ def run_trials(
         trials: to run.
         workers: processes; 1 means this one.
         store: folder where findings are kept as soon as they are made; those that are there already are not made again.
+        kept: returns what a trial came to; with it no attack is run, and ``store`` isn't looked into.
         report: called with the work done so far, of the sum of these trials' ``work``.
         say: called with a line if findings that are kept in ``store`` are used.
 
@@ -133,19 +121,20 @@ def run_trials(
         BadInput: ``store`` can't be written, or what is kept there was changed or damaged.
     """
     outcomes = [trial.outcome for trial in trials]
+    if kept:
+        outcomes = [kept(trial) if trial.outcome is None else trial.outcome for trial in trials]
+        return [replace(trial, outcome=outcome) for trial, outcome in zip(trials, outcomes, strict=True)]
     paths = [store / f"{t.key()}.safetensors" if store and t.outcome is None else None for t in trials]
     done = 0.0
     for i, path in enumerate(paths):
         if path and path.is_file():
             outcomes[i] = trials[i].kept(path)
             done += trials[i].work
-        elif path and (missing := _missing.get()):
-            outcomes[i] = missing(trials[i], path)
     if report:
         report(done)
     todo = [i for i, outcome in enumerate(outcomes) if outcome is None]
     wanted = sum(trial.outcome is None for trial in trials)
-    if say and len(todo) < wanted and not _missing.get():
+    if say and len(todo) < wanted:
         say(f"resuming: {wanted - len(todo)} of {wanted} attacks kept in {store}")
     if store and todo:
         _make_folder(store)
@@ -171,8 +160,8 @@ def run_trials(
                 outcomes[todo[index]] = result
                 beat(index, trials[todo[index]].work)
         if died:
-            kept = f"; what was finished is kept in {store}" if store else ""
-            raise FedAuditError(f"{died}, perhaps for want of memory: run again with fewer --workers{kept}")
+            there = f"; what was finished is kept in {store}" if store else ""
+            raise FedAuditError(f"{died}, perhaps for want of memory: run again with fewer --workers{there}")
         done += sum(parts.values())
     if report:
         report(done)

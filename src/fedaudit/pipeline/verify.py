@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
+from fedaudit.attacks import Finding
 from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
 from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import REQUEST
 from fedaudit.pipeline.run import Audit, run_audit
-from fedaudit.pipeline.trials import Trial, only_kept
+from fedaudit.pipeline.trials import Kept, Trial
 from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.task.training import Loss
@@ -28,11 +32,16 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
 from fedaudit.utils.folders import inside, temporary_folder
+from fedaudit.utils.machine import processor
 from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
 
 # What depends on the clock or the machine, or is compared on its own; see fedaudit.results.
 _SKIPPED = {"timing", "environment", "digests", "fedaudit_version"}
+
+_RELATIVE = 1e-4  # how much a number may differ where another processor or torch computed it
+_GREYS = 1  # and a pixel, of 255
+_DECIMAL = re.compile(r"(\d+\.\d+)")
 
 
 @dataclass
@@ -87,69 +96,95 @@ def verify_audit(
     stored = AuditResult.load(inside(folder, "results.json"))
     _check_place(stored, folder)
     found = Verification()
+    exact = True
+    for what, there, here in _elsewhere(stored):
+        exact = False
+        found.notes.append(f"made with {what} '{there}', and here it is '{here}'")
+    if not exact:
+        found.notes.append(f"another processor's arithmetic: compared within {_RELATIVE:g} relative")
     if stored.digests:
         found.notes += stored.digests.notes
-    kept = _Kept(stored, found)
-    with only_kept(kept):
-        derived = _derive(
-            stored,
-            folder,
-            transcript=transcript,
-            truth=truth,
-            data_dir=data_dir,
-            own={"dataset": dataset, "model": model, "loss": loss},
-            task=task,
-            rounds=rounds,
-            workers=workers,
-            display=display,
-        )
+    derived = _derive(
+        stored,
+        folder,
+        transcript=transcript,
+        truth=truth,
+        data_dir=data_dir,
+        own={"dataset": dataset, "model": model, "loss": loss},
+        task=task,
+        rounds=rounds,
+        workers=workers,
+        kept=_KeptFindings(stored, folder / "findings", found, exact=exact),
+        display=display,
+    )
     found.findings = sum(finding.status == "done" for finding in derived.result.findings)
-    found.differences += _of_digests(stored, derived, folder)
+    found.differences += _of_digests(stored, derived, folder, exact=exact)
     before, after = stored.model_dump(mode="json"), derived.result.model_dump(mode="json")
     found.values = sum(1 for _ in _leaves(before))
-    found.differences += _of_files(stored, derived, folder)
-    found.differences += _differences(before, after, "")
+    found.differences += _of_files(stored, derived, folder, exact=exact)
+    found.differences += _differences(before, after, "", exact=exact)
     return found
 
 
-class _Kept:
-    """Says of a trial without a finding why: the results' own reason, or that its finding is gone."""
+class _KeptFindings:
+    """Returns the finding that is kept of a trial, or says why there is none.
 
-    def __init__(self, stored: AuditResult, found: Verification) -> None:
-        self.stored, self.found = stored, found
+    It lies under the trial's key. Where other arithmetic simulated the federation again, the trial's input has other
+    last bits, so another key: there a finding is known by the time that its attack took, which the results say.
+    """
 
-    def __call__(self, trial: Trial, path: Path) -> NotApplicable:
+    def __init__(self, stored: AuditResult, store: Path, found: Verification, *, exact: bool) -> None:
+        self.stored, self.store, self.found, self.exact = stored, store, found, exact
+        self.taken: set[Path] = set()
+
+    def __call__(self, trial: Trial) -> Finding | NotApplicable:
+        path = self.store / f"{trial.key(self.stored.environment.get('native code'))}.safetensors"
+        if path.is_file():
+            self.taken.add(path)
+            return trial.kept(path)
         name, seen = trial.attack.name, trial.observation
         places = {(m.round, m.client) for m in seen.messages}
-        reasons = [
-            f.reason
+        rows = [
+            f
             for f in self.stored.findings
             if (f.federation, f.attack) == (seen.federation, name)
-            and f.status == "not applicable"
-            and (len(places) > 1 or (f.round, f.client) in places)
+            and ((f.round, f.client) in places or (len(places) > 1 and f.client in {None, *(c for _, c in places)}))
         ]
+        reasons = [f.reason for f in rows if f.status == "not applicable"]
         reasons += [c.text for c in self.stored.controls if c.attack == name and c.won is None]
         if reasons and reasons[0]:
             self.found.notes.append(f"{name} has no finding, for it wasn't applicable: {reasons[0]}")
             return NotApplicable(reasons[0])
+        if not self.exact and (other := self._of_time(trial, {f.timing.seconds for f in rows if f.timing})):
+            return other
         where = ", ".join(f"round {r}, client {c}" for r, c in sorted(places)[:2])
         self.found.differences.append(f"{path} is missing: the finding of {name} on {seen.federation} ({where})")
         return NotApplicable("its finding isn't kept")
 
+    def _of_time(self, trial: Trial, seconds: set[float]) -> Finding | None:
+        """Return the finding that took so long; of a control, which no row names, the oldest that is left."""
+        for path in sorted(self.store.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns):
+            if path not in self.taken:
+                finding = Finding.load(path, path.stem)
+                if trial.fits(finding) and (not seconds or finding.seconds in seconds):
+                    self.taken.add(path)
+                    return finding
+        return None
+
+
+def _elsewhere(stored: AuditResult) -> Iterator[tuple[str, str, str]]:
+    """Yield what decides the last bits and differs: what it is, what it was, what it is here."""
+    device = device_name(str(stored.scenario.get("device", "cpu")))
+    here = {"torch": torch.__version__, "processor": processor(), "native code": native_code(), "device": device}
+    for what, value in here.items():
+        if stored.environment.get(what, value) != value:
+            yield what, stored.environment[what], value
+
 
 def _check_place(stored: AuditResult, folder: Path) -> None:
-    """Refuse what can't be derived here: other code or torch, or another processor's arithmetic, give other bits."""
+    """Refuse what can't be derived here: no findings are kept, or other code made them."""
     if not (folder / "findings").is_dir():
         raise BadInput(f"'{folder}' keeps no findings: there is no folder findings in it; repeat the audit")
-    there = stored.environment
-    device = str(stored.scenario.get("device", "cpu"))
-    here = {"torch": torch.__version__, "native code": native_code(), "device": device_name(device)}
-    for what, value in here.items():
-        if what in there and there[what] != value:
-            raise BadInput(
-                f"the results in '{folder}' were made with {what} '{there[what]}', and here it is '{value}': other "
-                "numbers would follow; verify them where they were made"
-            )
     if stored.digests and stored.digests.code != code_digest():
         raise BadInput(
             f"the results in '{folder}' were made by other code than this (fedaudit {stored.fedaudit_version}, digest "
@@ -168,16 +203,17 @@ def _derive(
     task: Mapping[str, Any] | None,
     rounds: list[int] | None,
     workers: int,
+    kept: Kept,
     display: Display,
 ) -> Audit:
     limits = Limits(
         {t.metric: t.limit for t in stored.thresholds if t.limit is not None},
         next((t.verdict for t in stored.thresholds if t.verdict is not None), None),
     )
-    scenario, store = scenario_from(stored.scenario, where=f"the scenario in '{folder}'"), folder / "findings"
+    scenario = scenario_from(stored.scenario, where=f"the scenario in '{folder}'")
     if not (folder / REQUEST).exists():
         audit = run_audit(
-            scenario, data_dir=data_dir, workers=workers, store=store, checkpoints=False, display=display, **own
+            scenario, data_dir=data_dir, workers=workers, kept=kept, checkpoints=False, display=display, **own
         )
         return audit.held_to(limits)
     request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
@@ -192,7 +228,7 @@ def _derive(
         threat=dict(request.get("threat") or {}),
         seed=request.get("seed"),
         device=str(request.get("device", "cpu")),
-        store=store,
+        kept=kept,
         workers=workers,
         truth=truth,
         without_truth="the transcript has no ground truth beside it; name it with --truth",
@@ -202,13 +238,15 @@ def _derive(
         task=task,
         rounds=rounds,
     )
-    audited = evaluate_findings(found, workers=workers, controls=scenario.evaluation.controls, display=display)
+    audited = evaluate_findings(
+        found, workers=workers, controls=scenario.evaluation.controls, kept=kept, display=display
+    )
     audited = audited.held_to(limits)
     repeat = stored.repeat  # the flags as they were written, of which not all can be told again
     return Audit(audited.result.model_copy(update={"repeat": repeat}), audited.image_files, audited.scenario)
 
 
-def _of_digests(stored: AuditResult, derived: Audit, folder: Path) -> Iterator[str]:
+def _of_digests(stored: AuditResult, derived: Audit, folder: Path, *, exact: bool) -> Iterator[str]:
     before, after = stored.digests, derived.result.digests
     if before is None or after is None:
         yield "results.json names no digests: an earlier fedaudit wrote it"
@@ -224,11 +262,11 @@ def _of_digests(stored: AuditResult, derived: Audit, folder: Path) -> Iterator[s
         yield f"scenario: results.json names the digest {before.scenario[:16]}…, its scenario {after.scenario[:16]}…"
     for name in sorted(before.transcripts.keys() | after.transcripts.keys()):
         one, two = before.transcripts.get(name, "none"), after.transcripts.get(name, "none")
-        if one != two:
+        if one != two and (exact or "none" in (one, two)):
             yield f"transcript of {name}: results.json names the digest {one[:16]}…, here it is {two[:16]}…"
 
 
-def _of_files(stored: AuditResult, derived: Audit, folder: Path) -> Iterator[str]:
+def _of_files(stored: AuditResult, derived: Audit, folder: Path, *, exact: bool) -> Iterator[str]:
     """Yield what differs in the images and in the page."""
     from fedaudit.report.page import render_report
 
@@ -239,7 +277,7 @@ def _of_files(stored: AuditResult, derived: Audit, folder: Path) -> Iterator[str
             path = inside(folder, name)
             if not path.is_file():
                 yield f"{name} is missing"
-            elif path.read_bytes() != made.read_bytes():
+            elif path.read_bytes() != made.read_bytes() and (exact or not _look_alike(path, made)):
                 yield f"{name} isn't the image that the finding and the truth give"
     page = folder / "report.html"
     if page.is_file():
@@ -252,17 +290,27 @@ def _of_files(stored: AuditResult, derived: Audit, folder: Path) -> Iterator[str
                 yield "report.html isn't the page that results.json and the images give"
 
 
-def _differences(before: Any, after: Any, where: str) -> Iterator[str]:
+def _look_alike(one: Path, other: Path) -> bool:
+    """Return whether two images differ by the rounding of a pixel at most."""
+    try:
+        with Image.open(one) as first, Image.open(other) as second:
+            before, after = np.asarray(first, np.int16), np.asarray(second, np.int16)
+    except (OSError, ValueError):
+        return False
+    return before.shape == after.shape and bool(np.abs(before - after).max(initial=0) <= _GREYS)
+
+
+def _differences(before: Any, after: Any, where: str, *, exact: bool) -> Iterator[str]:
     """Yield a line for every value of a JSON document that differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
             if key not in _SKIPPED:
                 own = f"{where}.{key}".lstrip(".")
-                yield from _differences(before.get(key, _NOTHING), after.get(key, _NOTHING), own)
+                yield from _differences(before.get(key, _NOTHING), after.get(key, _NOTHING), own, exact=exact)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for i, (one, two) in enumerate(zip(before, after, strict=True)):
-            yield from _differences(one, two, f"{where}[{i}]")
-    elif not _equal(before, after):
+            yield from _differences(one, two, f"{where}[{i}]", exact=exact)
+    elif not _equal(before, after) and (exact or not _close(before, after)):
         yield f"{where}: results.json says {_shown(before)}, the findings give {_shown(after)}"
 
 
@@ -270,6 +318,19 @@ def _equal(one: Any, two: Any) -> bool:
     if isinstance(one, float) and isinstance(two, float) and math.isnan(one):
         return math.isnan(two)
     return type(one) is type(two) and bool(one == two)
+
+
+def _close(one: Any, two: Any) -> bool:
+    """Return whether numbers, and the decimals in texts, differ by rounding only."""
+    if isinstance(one, float) and isinstance(two, float):
+        return math.isclose(one, two, rel_tol=_RELATIVE, abs_tol=_RELATIVE**2)
+    if not isinstance(one, str) or not isinstance(two, str):
+        return False
+    before, after = _DECIMAL.split(one), _DECIMAL.split(two)
+    if len(before) != len(after) or before[::2] != after[::2]:
+        return False
+    pairs = zip(before[1::2], after[1::2], strict=True)
+    return all(abs(float(a) - float(b)) <= 1.01 * 10.0 ** -len(a.partition(".")[2]) for a, b in pairs)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.utils import plain_yaml
+from fedaudit.utils.bounds import YAML
 from fedaudit.utils.errors import BadInput, unknown_name
 
 
@@ -48,6 +49,8 @@ def apply_override(values: dict[str, Any], text: str) -> dict[str, Any]:
         BadInput: the key leads nowhere.
     """
     key, value = parse_setting(text)
+    if key.count(".") >= (YAML.depth or 0):
+        raise BadInput(f"--set {key[:40]}…: more than {YAML.depth} levels deep")
     return dict(_set(values, key.split("."), value, key))
 
 

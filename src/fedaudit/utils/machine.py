@@ -6,8 +6,8 @@ process of somebody who calls us as a library.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,11 +73,23 @@ def own_process() -> None:
     if sys.platform != "linux":
         return
     try:
+        import ctypes
+
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return
     mallopt(_MMAP_THRESHOLD, _LARGEST)
     mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def processor() -> str:
+    """Return the name of this machine's processor, whose arithmetic decides the last bits."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def start_measuring_memory() -> int | None:
@@ -86,6 +98,8 @@ def start_measuring_memory() -> int | None:
     What was freed is given back beforehand, so that the last trial's memory doesn't count as this one's.
     """
     try:
+        import ctypes
+
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         return proc_field("VmRSS")

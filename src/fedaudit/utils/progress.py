@@ -129,7 +129,7 @@ def _lines_of(tasks: Callable[[], list[Task]]) -> Iterator[None]:
 def line(task: Task) -> str:
     """Return how far a task is, and about how much time is left once its pace is known."""
     if task.finished:
-        return f"{task.description}: done; the next step is running"
+        return f"{task.description}: 100 % done; the next step is running"
     if task.total is None:
         return f"{task.description}: running for {about(task.elapsed or 0.0)}"
     left = task.time_remaining
