@@ -29,9 +29,10 @@ from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.scenario.threat import ThreatModel
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import BCE, LOSSES, Loss, loss_name
+from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.rounds import check_new
-from fedaudit.transcript.transcript import INDEX, Transcript
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, NotApplicable, unknown_name
 from fedaudit.utils.folders import check_folder

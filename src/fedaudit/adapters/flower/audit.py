@@ -25,7 +25,7 @@ from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, n
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 from fedaudit.task.training import UNMODELLED
-from fedaudit.transcript.transcript import INDEX
+from fedaudit.transcript.files import INDEX
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.machine import import_torchvision, one_thread
