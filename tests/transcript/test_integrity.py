@@ -186,7 +186,7 @@ def halved(name: str) -> Callable[[Path], None]:
 
 ROUND = "round-00000.json"
 # What the fingerprint of its updates doesn't know, or not all of.
-SILENT: dict[str, Callable[[Path], None]] = {
+SILENT: dict[str, Callable[[Path], object]] = {
     "other weights": halved(GLOBAL),
     "other adversary log": lambda folder: (folder / LOG).write_bytes(flipped(folder / LOG, -5, 1)),
     "learning rate": edited(ROUND, ("messages", 0, "training"), {"learning_rate": 1e30, "local_steps": 1}),
