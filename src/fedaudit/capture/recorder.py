@@ -173,7 +173,7 @@ class Recorder:
         file = f"round-{index:05d}-global.safetensors"
         if self.canaries is not None:
             self.canaries.begin(self._weights)
-        entry = RoundEntry(index=index, weights=file, digest=blank())
+        entry = RoundEntry(index=index, weights=file, client_weights={}, messages=[], digest=blank())
         self._save(file, self._weights)
         self._open = entry
 
@@ -268,8 +268,10 @@ class Recorder:
             value is not (known := self._weights.get(key, value)) and not value.cpu().equal(known.to(value.dtype))
             for key, value in start.items()
         ):
-            message.sent = f"{stem}-sent.safetensors"
-            self._save(message.sent, {key: value for key, value in start.items() if key in self._weights})
+            entry.client_weights[number] = f"{stem}-sent.safetensors"
+            self._save(
+                entry.client_weights[number], {key: value for key, value in start.items() if key in self._weights}
+            )
             if sent is None:
                 notes.append("clients don't train from the global model that the round began with")
         message.num_examples = sum(config.batch_sizes) if config else num_examples

@@ -99,12 +99,11 @@ class SentEntry(BaseModel):
 
 
 class MessageEntry(SentEntry):
-    """One client's message; ``sent`` is the file with weights that it was sent in place of everybody's."""
+    """One client's message."""
 
     client: _Natural
     name: _Text | None = None
     seconds: Annotated[float, Field(ge=0)] | None = None
-    sent: str | None = None
     labels: list[_Natural] | list[Number] | None = None
     sanitised: SanitiserInfo | None = None
     members: tuple[_Natural, ...] = ()
@@ -125,6 +124,7 @@ class RoundEntry(BaseModel):
     index: _Natural
     time: str | None = None
     weights: str
+    client_weights: dict[_Natural, str] = Field(default={}, description="of clients who were sent other weights")
     messages: list[MessageEntry] = []
     total: TotalEntry | None = None
     rejected: dict[int, str] = {}

@@ -268,17 +268,20 @@ def _convert_captured(old: Path, index: dict[str, Any], new: Path) -> list[str]:
 
 def _captured_round(old: Path, values: dict[str, Any], writer: Writer) -> RoundEntry:
     files = values.get("files", {})
-    messages = [MessageEntry.model_validate_json(json.dumps(message)) for message in values.get("messages", [])]
+    known = values.get("messages", [])
+    client_weights = {message["client"]: file for message in known if (file := message.pop("sent", None))}
+    messages = [MessageEntry.model_validate_json(json.dumps(message)) for message in known]
     total = values.get("total")
     entry = RoundEntry(
         index=values["index"],
         time=values.get("time"),
         weights=values["weights"],
+        client_weights=client_weights,
         messages=messages,
         total=None if total is None else TotalEntry.model_validate_json(json.dumps(total)),
         digest=blank(),
     )
-    sent = [name for message in messages for name in (message.file, message.sent) if name is not None]
+    sent = [*(message.file for message in messages), *client_weights.values()]
     for name in (entry.weights, *sent, *([entry.total.file] if entry.total else [])):
         writer.write_tensors(name, read_file(old, name, files))
     return entry

@@ -66,14 +66,15 @@ class Reader:
         own_state = {} if self.exact else {name: value.detach().clone() for name, value in self.state.items()}
         weights = self._weights(entry.weights, own_state)
         updates: list[Update] = []
-        own_weights: dict[int, dict[str, Tensor]] = {}
+        own_weights = {client: self._weights(file, weights) for client, file in entry.client_weights.items()}
         for message in entry.messages:
-            start = weights if message.sent is None else self._weights(message.sent, weights)
+            start = own_weights.get(message.client, weights)
             what = f"round {entry.index}, client {message.name or message.client}"
             update = self._update(message, start, what, entry.index)
             if update is not None:
                 updates.append(update)
-                own_weights |= {} if message.sent is None else {message.client: start}
+            else:
+                own_weights.pop(message.client, None)
         if entry.total is not None and updates:
             self.notes.append(f"round {entry.index}: the sum is left aside, single updates are known")
         elif entry.total is not None:

@@ -48,6 +48,7 @@ from fedaudit.transcript.update import UpdateKind
 from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
+from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.integrity import blank
 from fedaudit.utils.validation import explain
 
@@ -177,6 +178,8 @@ class Transcript:
     def save(self, folder: Path | str) -> None:
         """Write the transcript to ``folder``, which must be empty or new, sealed (see :mod:`fedaudit.utils.integrity`).
 
+        All of it appears at once.
+
         Raises:
             BadInput: the folder is in use or can't be written.
         """
@@ -192,15 +195,18 @@ class Transcript:
         )
         try:
             check_new(folder)
-            writer = Writer(folder, header)
-            for part, (tensors, entry) in self._parts().items():
-                writer.write_part(part, tensors, entry)
-            for one in self.rounds:
-                self._write_round(writer, one)
-            writer.close_round(None)
-            writer.write_header()
-            if self.replay_errors:
-                write_replay(folder, header.id, self.replay_errors)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with temporary_folder(folder.parent, f".{folder.name}-temporary-") as draft:
+                writer = Writer(draft / "whole", header)
+                for part, (tensors, entry) in self._parts().items():
+                    writer.write_part(part, tensors, entry)
+                for one in self.rounds:
+                    self._write_round(writer, one)
+                writer.close_round(None)
+                writer.write_header()
+                if self.replay_errors:
+                    write_replay(writer.folder, header.id, self.replay_errors)
+                writer.folder.replace(folder)
         except (OSError, ValueError) as error:
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
 
@@ -211,6 +217,7 @@ class Transcript:
             index=one.index,
             time=one.time,
             weights=f"{stem}-global.safetensors",
+            client_weights={},
             rejected=one.rejected,
             fallback=one.fallback,
             digest=blank(),
@@ -230,11 +237,10 @@ class Transcript:
                 members=update.members,
             )
             writer.write_tensors(message.file, {**update.tensors, **update.buffers})
-            if update.client in one.own_weights:
-                message.sent = f"{stem}-client-{update.client:05d}-sent.safetensors"
-                sent = one.own_weights[update.client]
-                writer.write_tensors(message.sent, {k: v for k, v in sent.items() if not v.equal(one.weights[k])})
             entry.messages.append(message)
+        for client, sent in one.own_weights.items():
+            file = entry.client_weights[client] = f"{stem}-client-{client:05d}-sent.safetensors"
+            writer.write_tensors(file, {k: v for k, v in sent.items() if not v.equal(one.weights[k])})
         writer.close_round(entry)
 
     def _parts(self) -> dict[Part, tuple[dict[str, Tensor], BaseModel | None]]:
