@@ -26,8 +26,9 @@ from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import BCE, LOSSES, Loss, loss_name
+from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.rounds import check_new
-from fedaudit.transcript.transcript import INDEX, Transcript
+from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.folders import check_folder

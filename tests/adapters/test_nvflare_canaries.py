@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from nvflare.app_common.app_event_type import AppEventType  # noqa: E402
 import fedaudit  # noqa: E402
 from fedaudit import CanaryClients  # noqa: E402
 from fedaudit.adapters.nvflare import CanaryExecutor, CanaryRecorder  # noqa: E402
-from fedaudit.transcript.recorded_canaries import load_coins  # noqa: E402
+from fedaudit.transcript.truth import Truth  # noqa: E402
 from fedaudit.utils.errors import BadInput  # noqa: E402
 from tests.adapters.test_nvflare import context, python, write_job  # noqa: E402
 from tests.capture.recording_cases import Net, held, train  # noqa: E402
@@ -196,7 +195,7 @@ def test_the_page_s_canaries_in_the_simulator(tmp_path: Path, monkeypatch: pytes
 
     transcript = fedaudit.Transcript.load(folder, Its(), task={"input_shape": (1, 8, 8), "loss": "cross-entropy"})
     assert transcript.canaries is not None
-    coins = load_coins(folder / "truth", json.loads((folder / "index.json").read_text())["id"], 2)
+    coins = Truth.load(folder / "truth" / "canaries.safetensors").coins
     strength = 10.0  # nobody clips in this job
     for name, rows in (("updates", 2), ("models", 2)):
         readings = transcript.canaries.readings[name] * (1 if name == "updates" else 4)

@@ -12,7 +12,7 @@ import torch
 
 import fedaudit
 from fedaudit import CanaryClients, Recorder, Transcript
-from fedaudit.transcript.recorded_truth import has_truth
+from fedaudit.transcript.truth import truth_beside
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from tests.capture.recording_cases import Net, held, train
 
@@ -81,7 +81,7 @@ def test_a_canarys_update_is_read_and_not_kept(recorded: Path) -> None:
 
 
 def test_coins_stay_with_the_truth(recorded: Path, tmp_path: Path) -> None:
-    assert has_truth(recorded)
+    assert truth_beside(recorded) == recorded / "truth"
     (recorded / "canaries.safetensors").rename(tmp_path / "away")
     changed = bytearray((tmp_path / "away").read_bytes())
     changed[-1] ^= 1

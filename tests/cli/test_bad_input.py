@@ -365,15 +365,13 @@ def test_own_loss_must_be_a_number(loss: Any, fragment: str) -> None:
 
 
 def test_a_full_disk_is_one_line(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError
-
-    from fedaudit.transcript import round_files
+    from fedaudit.transcript import files
 
     def full(*_args: object, **_options: object) -> None:
-        raise SafetensorError("No space left on device")
+        raise OSError(28, "No space left on device")
 
     loaded = fedaudit.Transcript.load(recorded)
-    monkeypatch.setattr(round_files, "save_file", full)
+    monkeypatch.setattr(files, "write", full)
     with pytest.raises(BadInput, match=r"can't write the transcript .* No space left on device"):
         loaded.save(tmp_path / "new")
 

@@ -29,9 +29,8 @@ from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, parse_setting, scenario_from
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
-from fedaudit.transcript.recorded_truth import FOLDER, load_recorded_truth
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.truth import Truth, check_belongs, save_recording
+from fedaudit.transcript.truth import FILE, FOLDER, load_truth, save_recording
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.validation import LARGEST, SMALLEST
@@ -46,6 +45,7 @@ from tests.fuzz.formats import Format, formats, picture
 from tests.fuzz.kinds import of_canaries, of_frame, of_task, of_text, of_tokens
 from tests.fuzz.strategies import ODD, Draw, by_schema, by_settings, changed, mutated, odd
 from tests.lab.test_studies import TINY
+from tests.transcript.integrity_cases import seal_again
 
 ENDS = (0, 1, 2, 3)  # exit codes that commands have
 
@@ -325,22 +325,25 @@ def _of_transcripts(folder: Path) -> dict[str, Target]:
     (recording,) = record(resolve(scenario_from(small)))
     if not folder.exists():
         save_recording(recording.transcript, recording.truth, folder)
-    index = json.loads((folder / "index.json").read_text())
+    index = [json.loads((folder / name).read_text()) for name in ("index.json", "round-00000.json")]
     names = sorted(path.name for path in folder.iterdir())
     contents = {name: (folder / name).read_bytes() for name in names}
     words = [b"null", b"-1", b"1e999", b"[" * 300, b'"\\ud800"', b"{}", b'"F64"', b"[0,1]", b"99999999999"]
 
     def read(place: Path) -> None:
         transcript = Transcript.load(place)
-        if (place / "truth.safetensors").is_file():
-            check_belongs(Truth.load(place / "truth.safetensors"), transcript, place)
+        if (place / FILE).is_file():
+            load_truth(place / FILE, transcript)
 
     def with_index(values: Any) -> None:
         place = folder.with_name("transcript-index")
         place.mkdir(exist_ok=True)
         for name in names:
             (place / name).write_bytes(contents[name])
-        (place / "index.json").write_text(json.dumps(values))
+        for name, value in zip(("index.json", "round-00000.json"), values, strict=False):
+            (place / name).write_text(json.dumps(value))
+        with contextlib.suppress(Exception):  # where it is none
+            seal_again(place)
         read(place)
 
     def with_bytes(drawn: tuple[str, int]) -> None:
@@ -374,7 +377,7 @@ def _of_recordings(folder: Path) -> dict[str, Target]:
             (place / name).write_bytes(contents[name])
         (place / drawn[0]).write_bytes(mutated([contents[drawn[0]]], words, drawn[1]))
         read = Transcript.load(place, recording_cases.Net())
-        load_recorded_truth(place / FOLDER, read, {})
+        load_truth(place / FOLDER, read)
 
     return {"recording": Target(st.tuples(st.sampled_from(names), st.integers(0, 2**48)), run)}
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from tests.transcript.integrity_cases import unsealed
+from tests.transcript.integrity_cases import seal_again
 
 LEAK = (
     "recovered",
@@ -243,11 +243,12 @@ def _row(truth: str, name: str, what: tuple[dict[str, Any], dict[str, Any]], sou
         (folder / "scenario.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
         if wrong:
             _run(source, ["simulate", folder / "scenario.yaml", "--out", folder / "t"])
-            index = folder / "t" / "index.json"
-            text = json.loads(unsealed(index.parent).joinpath(index.name).read_text(encoding="utf-8"))
-            for update in (u for r in text["rounds"] for u in r["updates"]):
-                update["facts"] |= wrong
-            index.write_text(json.dumps(text), encoding="utf-8")
+            for index in (folder / "t").glob("round-*.json"):
+                entry = json.loads(index.read_text(encoding="utf-8"))
+                for message in entry["messages"]:
+                    message["training"] |= wrong
+                index.write_text(json.dumps(entry), encoding="utf-8")
+            seal_again(folder / "t")
             attack = scenario["attacks"][0]
             flags = ["--set", f"iterations={attack['iterations']}"]
             _run(source, ["attack", folder / "t", "--attack", attack["name"], *flags, "--out", folder / "a"])

@@ -27,6 +27,7 @@ from fedaudit.transcript.truth import Truth, check_belongs, save_recording
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.seeds import generator
 from tests.attacks.membership_cases import PUBLIC, recorded, scenario
+from tests.transcript.integrity_cases import put_part
 
 
 def split(rows: list[int], label: int = 3, group: int | None = None) -> Split:
@@ -143,15 +144,13 @@ def test_other_records_are_another_transcript(tmp_path):
 
 
 def test_damaged_records_are_refused(tmp_path):
-    from safetensors.torch import load_file, save_file
-
     transcript, truth = recorded(scenario())
     save_recording(transcript, truth, tmp_path / "t")
-    path = tmp_path / "t" / "records.safetensors"
+    assert transcript.records is not None
     for name, wrong in (("inputs", torch.full((60, 1, 8, 8), 2.0)), ("labels", torch.full((60,), 10))):
         shutil.copytree(tmp_path / "t", tmp_path / name)
-        save_file({**load_file(path), name: wrong}, tmp_path / name / "records.safetensors")
-        with pytest.raises(CorruptTranscript, match=r"records\.safetensors"):
+        put_part(tmp_path / name, "queries", {**transcript.records.stored(), name: wrong})
+        with pytest.raises(CorruptTranscript, match=r"queries\.safetensors"):
             Transcript.load(tmp_path / name)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
@@ -19,7 +18,7 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import fingerprint
 from fedaudit.utils.integrity import digest_text
 from tests.conftest import Command, refused
-from tests.transcript.integrity_cases import unsealed
+from tests.transcript.integrity_cases import put_part
 
 LONG = {
     "data": {"name": "digits"},
@@ -33,14 +32,14 @@ LONG = {
     "inputs", [torch.tensor(1.0), torch.zeros(0), torch.zeros(2, 3)], ids=["scalar", "none", "flat"]
 )
 def test_records_of_odd_shapes(inputs: torch.Tensor, recorded: Path, tmp_path: Path, command: Command) -> None:
-    unsealed(shutil.copytree(recorded, tmp_path / "t"))
+    shutil.copytree(recorded, tmp_path / "t")
     tensors = {field.name: inputs.clone() for field in dataclasses.fields(Records)}
-    save_file(tensors, tmp_path / "t/records.safetensors")
-    refused(command("attack", tmp_path / "t", "--attack", "invg", "--out", tmp_path / "out"), "records")
+    put_part(tmp_path / "t", "queries", tensors)
+    refused(command("attack", tmp_path / "t", "--attack", "invg", "--out", tmp_path / "out"), "queries")
 
 
 PICTURES = torch.rand(2, 1, 8, 8)
-JOURNALS = {
+LOGS = {
     "unequal pictures": {"gan/round-00000": PICTURES, "gan/round-00001": PICTURES[:1]},
     "pictures of another size": {"gan/round-00000": PICTURES[..., :4]},
     "a number": {"gan/round-00000": torch.tensor(3.0)},
@@ -54,12 +53,13 @@ JOURNALS = {
 }
 
 
-@pytest.mark.parametrize("journal", JOURNALS.values(), ids=JOURNALS)
-def test_journals(journal: dict[str, torch.Tensor], recorded: Path, tmp_path: Path, command: Command) -> None:
-    unsealed(shutil.copytree(recorded, tmp_path / "t"))
-    journal = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in journal.items()}
-    save_file({"gan/target": torch.tensor(3), **journal}, tmp_path / "t/journal.safetensors")
-    attack = "agrevader" if "agrevader/losses" in journal else "gan"
+@pytest.mark.parametrize("log", LOGS.values(), ids=LOGS)
+def test_logs(log: dict[str, torch.Tensor], recorded: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(recorded, tmp_path / "t")
+    (tmp_path / "t/truth.safetensors").unlink()
+    log = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in log.items()}
+    put_part(tmp_path / "t", "adversary-log", {"gan/target": torch.tensor(3), **log})
+    attack = "agrevader" if "agrevader/losses" in log else "gan"
     words = ["--attack", attack, "--set", "threat.adversary=client", "--out", tmp_path / "out"]
     done = command("attack", tmp_path / "t", *words)
     assert "Traceback" not in done.err

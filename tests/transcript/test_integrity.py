@@ -23,17 +23,21 @@ from fedaudit import Recorder, Transcript
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import scenario_from
+from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.files import REPLAY, write_replay
-from fedaudit.transcript.recorded_truth import load_recorded_truth
-from fedaudit.transcript.truth import FILE, Truth, check_belongs, save_recording
+from fedaudit.transcript.truth import FILE, Truth, load_truth, save_recording
 from fedaudit.utils import integrity
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from tests.capture.recording_cases import MEAN, STD, Net, federation
 from tests.conftest import Command, refused
 from tests.data.data_cases import one_line
-from tests.transcript.integrity_cases import unsealed, unsealed_tensors
+from tests.transcript.integrity_cases import changed_index, put_part
 
-GLOBAL, FIRST, JOURNAL = "round-00000-global.safetensors", "round-00000-client-00000.safetensors", "journal.safetensors"
+GLOBAL, FIRST, LOG = (
+    "round-00000-global.safetensors",
+    "round-00000-client-00000.safetensors",
+    "adversary-log.safetensors",
+)
 RECORDS = {"records": 2, "knows_public_data": True, "public_examples": 2}
 
 
@@ -42,8 +46,7 @@ def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDAUDIT_KEY", raising=False)
 
 
-def simulated(folder: Path) -> Path:
-    """Write a transcript with all kinds of files: global weights, updates, records, a journal, the truth."""
+def scenario_recording() -> Recording:
     values: dict[str, Any] = {
         "data": {"name": "digits"},
         "model": {"name": "logistic"},
@@ -53,6 +56,12 @@ def simulated(folder: Path) -> Path:
     }
     (made,) = record(resolve(scenario_from(values)))
     made.transcript.adversary_log["seen"] = torch.arange(3.0)
+    return made
+
+
+def simulated(folder: Path) -> Path:
+    """Write a transcript with all kinds of files: global weights, updates, queries, an adversary log, the truth."""
+    made = scenario_recording()
     save_recording(made.transcript, made.truth, folder)
     return folder
 
@@ -68,18 +77,15 @@ def loop(folder: Path, **options: Any) -> Path:
     return folder
 
 
-def read_simulated(folder: Path) -> tuple[str, ...]:
-    transcript, truth = Transcript.load(folder), Truth.load(folder / FILE)
-    check_belongs(truth, transcript, folder)
-    return (*transcript.notes, *truth.notes)
+def read_simulated(folder: Path) -> None:
+    load_truth(folder / FILE, Transcript.load(folder))
 
 
-def read_loop(folder: Path) -> tuple[str, ...]:
-    transcript = Transcript.load(folder, Net())
-    return (*transcript.notes, *load_recorded_truth(folder / "truth", transcript, {}).notes)
+def read_loop(folder: Path) -> None:
+    load_truth(folder / "truth", Transcript.load(folder, Net()))
 
 
-KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], tuple[str, ...]]]] = {
+KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None]]] = {
     "simulated": (simulated, read_simulated),
     "recorded": (loop, read_loop),
 }
@@ -107,6 +113,7 @@ def copy(made: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 def flipped(path: Path, place: int, change: int) -> bytes:
     data = path.read_bytes()
+    place %= len(data)
     return data[:place] + bytes([data[place] ^ change]) + data[place + 1 :]
 
 
@@ -114,7 +121,7 @@ def flipped(path: Path, place: int, change: int) -> bytes:
 def test_every_flipped_byte_in_every_file_is_refused(kind: str, made: Path) -> None:
     read = KINDS[kind][1]
     files = files_of(kind, made)
-    assert {p.name for p in files} >= ({GLOBAL, FIRST, JOURNAL, FILE} if kind == "simulated" else {GLOBAL, REPLAY})
+    assert {p.name for p in files} >= ({GLOBAL, FIRST, LOG, FILE} if kind == "simulated" else {GLOBAL, REPLAY})
     read(made / kind)
 
     @settings(max_examples=12 * len(files))
@@ -169,29 +176,22 @@ def test_a_file_that_is_cut_or_gone_is_refused(kind: str, made: Path) -> None:
         path.write_bytes(whole)
 
 
-def edited(place: tuple[str | int, ...], value: Any) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        node = values = json.loads((folder / "index.json").read_text())
-        for part in place[:-1]:
-            node = node[part]
-        node[place[-1]] = value
-        (folder / "index.json").write_text(json.dumps(values, indent=2))
-
-    return edit
+def edited(file: str, place: tuple[str | int, ...], value: Any) -> Callable[[Path], None]:
+    return lambda folder: changed_index(folder / file, place, value)
 
 
 def halved(name: str) -> Callable[[Path], None]:
     return lambda folder: save_file({k: v / 2 for k, v in load_file(folder / name).items()}, folder / name)
 
 
-# What was taken silently when a transcript knew its updates and records only.
-SILENT: dict[str, Callable[[Path], None]] = {
+ROUND = "round-00000.json"
+# What the fingerprint of its updates doesn't know, or not all of.
+SILENT: dict[str, Callable[[Path], object]] = {
     "other weights": halved(GLOBAL),
-    "other journal": halved(JOURNAL),
-    "journal put there": lambda folder: save_file({"x": torch.ones(1)}, folder / "journal.safetensors"),
-    "learning rate": edited(("rounds", 0, "updates", 0, "facts"), {"learning_rate": 1e30, "local_steps": 1}),
-    "std": edited(("setup", "std"), [1e308]),
-    "rejected": edited(("rounds", 0, "rejected"), {"1": "nothing"}),
+    "other adversary log": lambda folder: (folder / LOG).write_bytes(flipped(folder / LOG, -5, 1)),
+    "learning rate": edited(ROUND, ("messages", 0, "training"), {"learning_rate": 1e30, "local_steps": 1}),
+    "std": edited("index.json", ("task", "std"), [1e308]),
+    "rejected": edited(ROUND, ("rejected",), {"1": "nothing"}),
     "two files swapped": lambda folder: swap(folder / FIRST, folder / FIRST.replace("client-00000", "client-00001")),
 }
 
@@ -213,19 +213,17 @@ def test_what_the_fingerprint_does_not_know_is_sealed(
     assert "a disk could have done so, and whoever may write there; take it from where it was made" in outcome.err
 
 
-def test_a_journal_that_is_put_beside_is_refused(tmp_path: Path, recorded: Path) -> None:
+def test_an_adversary_log_that_is_put_beside_is_refused(tmp_path: Path, recorded: Path) -> None:
     folder = Path(shutil.copytree(recorded, tmp_path / "t"))
-    SILENT["journal put there"](folder)
-    with pytest.raises(CorruptTranscript, match="isn't among the files that the index lists"):
+    save_file({"x": torch.ones(1)}, folder / LOG)
+    with pytest.raises(CorruptTranscript, match="carries no digest"):
         Transcript.load(folder)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_an_earlier_version_wrote_is_read_with_a_note(kind: str, copy: Callable[[str], Path]) -> None:
-    folder = copy(kind)
-    assert not any("digest" in note for note in KINDS[kind][1](folder))
-    notes = [note for note in KINDS[kind][1](unsealed(folder)) if "carries no digest, as an earlier" in note]
-    assert len(notes) == 2  # of the transcript and of the truth
+    other = Path(shutil.copytree(recorded, tmp_path / "other"))
+    changed_index(other / "index.json", ("id",), "0" * 64)
+    put_part(other, "adversary-log", {"x": torch.ones(1)})
+    shutil.copy(other / LOG, folder)
+    with pytest.raises(CorruptTranscript, match="digest doesn't fit"):
+        Transcript.load(folder)
 
 
 def test_the_digests_are_those_of_the_standard_library(
@@ -233,12 +231,15 @@ def test_the_digests_are_those_of_the_standard_library(
 ) -> None:
     """The index, worked out again from the description alone; and every file's, as sha256sum gives it."""
     folder = copy("simulated")
-    index = json.loads((folder / "index.json").read_text())
-    others = {path.name for path in folder.iterdir()} - {"index.json", FILE}
-    assert index["files"] == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in others}
-    scheme, digest = index["digest"].split(":")
-    zeroed = (folder / "index.json").read_bytes().replace(digest.encode(), b"0" * 64)
-    assert (scheme, digest) == ("sha256", hashlib.sha256(b"0 " + zeroed).hexdigest())
+    entry = json.loads((folder / ROUND).read_text())
+    others = {path.name for path in folder.glob("round-*.safetensors")}
+    assert entry["files"] == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in others}
+    identifier = json.loads((folder / "index.json").read_text())["id"]
+    about = f"{identifier}/{ROUND}".encode()
+    for path, first in ((folder / "index.json", b"0 "), (folder / ROUND, b"%d %s" % (len(about), about))):
+        scheme, digest = json.loads(path.read_text())["digest"].split(":")
+        zeroed = path.read_bytes().replace(digest.encode(), b"0" * 64)
+        assert (scheme, digest) == ("sha256", hashlib.sha256(first + zeroed).hexdigest())
     read = Transcript.load(folder)
     monkeypatch.setenv("FEDAUDIT_KEY", "a secret")
     read.save(tmp_path / "keyed")
@@ -271,18 +272,15 @@ def test_a_key_must_be_the_one(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
     one_line(error, "was sealed with a key, and FEDAUDIT_KEY isn't set: set it to the same secret")
     monkeypatch.setenv("FEDAUDIT_KEY", "the secret")
     read(folder)
-    with pytest.raises(BadInput) as error:
-        read(unsealed(folder))
-    one_line(error, "carries no digest, and FEDAUDIT_KEY is set")
 
 
 def test_whoever_lacks_the_key_cannot_seal_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAUDIT_KEY", "the secret")
-    folder = simulated(tmp_path / "t")
+    made, folder = scenario_recording(), simulated(tmp_path / "t")
     monkeypatch.delenv("FEDAUDIT_KEY")
     truth = folder / FILE
-    unsealed_tensors(truth)
-    forged = Truth.load(truth)
+    save_recording(made.transcript, made.truth, tmp_path / "plain")
+    forged = Truth.load(tmp_path / "plain" / FILE)
     forged.save(truth)  # with a digest that fits, but without the key
     monkeypatch.setenv("FEDAUDIT_KEY", "the secret")
     with pytest.raises(BadInput, match="made without a key"):
@@ -318,12 +316,16 @@ def test_rounds_that_were_deleted_or_put_there_are_found_out(tmp_path: Path) -> 
         Transcript.load(folder, Net())
 
 
-def test_a_truth_of_another_update_is_refused(tmp_path: Path) -> None:
+def test_a_truth_knows_the_update_whatever_its_file_is_called(tmp_path: Path) -> None:
     folder = loop(tmp_path / "r")
-    truth = folder / "truth"
-    swap(truth / "round-00000-client-00000.safetensors", truth / "round-00000-client-00001.safetensors")
-    with pytest.raises(CorruptTranscript, match="digest doesn't fit"):
-        read_loop(folder)
+    transcript = Transcript.load(folder, Net())
+    before = load_truth(folder / "truth", transcript)
+    swap(folder / "truth" / FIRST, folder / "truth" / FIRST.replace("client-00000", "client-00001"))
+    after = load_truth(folder / "truth", transcript)
+    assert all(value.equal(after.inputs[key]) for key, value in before.inputs.items())
+    (folder / "truth" / FIRST).unlink()
+    with pytest.raises(CorruptTranscript, match="another transcript"):
+        load_truth(folder / "truth", Transcript.load(loop(tmp_path / "other"), Net()))
 
 
 def test_a_recorder_that_is_killed_between_any_two_writes_leaves_whole_rounds(
@@ -340,13 +342,13 @@ def test_a_recorder_that_is_killed_between_any_two_writes_leaves_whole_rounds(
                 raise KeyboardInterrupt
             write(path, data)
 
-        monkeypatch.setattr("fedaudit.capture.recorder.write_whole", killed)
+        monkeypatch.setattr("fedaudit.transcript.files.write_whole", killed)
         folder = tmp_path / str(last)
         try:
             federation(folder, rounds=3)
         except KeyboardInterrupt:
             assert last < writes
-        monkeypatch.setattr("fedaudit.capture.recorder.write_whole", write)
+        monkeypatch.setattr("fedaudit.transcript.files.write_whole", write)
         closed = last // 3
         if closed:
             assert [r.index for r in Transcript.load(folder, Net()).rounds] == list(range(closed))
@@ -354,13 +356,3 @@ def test_a_recorder_that_is_killed_between_any_two_writes_leaves_whole_rounds(
             recorder.update("late", Net().state_dict(), num_examples=1)
         given = {"input_shape": (1, 8, 8)}
         assert [r.index for r in Transcript.load(folder, Net(), task=given).rounds] == list(range(closed + 1))
-
-
-def test_a_recording_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
-    federation(tmp_path / "r")
-    unsealed(tmp_path / "r")
-    with Recorder(tmp_path / "r", append=True) as recorder, recorder.round(Net().state_dict()):
-        recorder.update("late", Net().state_dict(), num_examples=1)
-    transcript = Transcript.load(tmp_path / "r", Net())
-    assert [r.index for r in transcript.rounds] == [0, 1, 2]
-    assert any("carries no digest" in note for note in transcript.notes)

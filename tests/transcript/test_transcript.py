@@ -180,12 +180,13 @@ def test_no_victim_and_no_ungranted_label_is_in_the_transcript(granted: bool, tm
             forms = [image, task_info.normalise(image[None])[0], (image * 255).round().byte(), image.double()]
             assert not any(form.contiguous().numpy().tobytes() in content for form in forms)
             assert image.contiguous().numpy().tobytes() in truth  # so the search does find what is there
-    index = json.loads((tmp_path / "t" / "index.json").read_text())
-    sent = {u["client"]: u["labels"] for u in index["rounds"][0]["updates"]}
+    index = json.loads((tmp_path / "t" / "round-00000.json").read_text())
+    sent = {u["client"]: u["labels"] for u in index["messages"]}
     for (_, client), labels in made.truth.labels.items():
         assert labels.numpy().tobytes() not in content
         assert sent[client] == (labels.tolist() if granted else None)
-    assert "seed" not in json.dumps(index)  # nor what the clients' choices derive from
+    indices = "".join(path.read_text() for path in (tmp_path / "t").glob("*.json"))
+    assert "seed" not in indices  # nor what the clients' choices derive from
 
 
 def test_labels_that_were_recorded_are_still_withheld_from_who_does_not_know_them() -> None:
@@ -214,7 +215,7 @@ def test_a_pickle_is_refused_and_not_run(recorded: Path, tmp_path: Path) -> None
 
     payload = pickle.dumps(Payload(tmp_path / "hacked"))
     names = [path.name for path in recorded.iterdir()]
-    assert len(names) == 5  # index, truth, global weights, two updates
+    assert len(names) == 6  # index, a round's, truth, global weights, two updates
     for name in names:
         folder = tmp_path / name
         shutil.copytree(recorded, folder)

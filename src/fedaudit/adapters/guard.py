@@ -148,7 +148,7 @@ class SiteGuard:
             BadInput: that can't be told.
         """
         from fedaudit import api
-        from fedaudit.pipeline.offline import truth_beside
+        from fedaudit.transcript.truth import truth_beside
 
         began, module = time.perf_counter(), copy.deepcopy(seen.module)
         assert module is not None

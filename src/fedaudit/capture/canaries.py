@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries, Directions
-from fedaudit.transcript.recorded_canaries import save_canaries, save_coins
+from fedaudit.transcript.files import CanariesEntry, Writer
+from fedaudit.transcript.truth import COINS, FOLDER, save_part
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.seeds import generator
 
@@ -131,15 +131,16 @@ class CanaryClients:
             self._rows["sum"].append(self.directions.project(total) / self.clip)
         self._round = None
 
-    def save(self, folder: Path, recording: str) -> None:
-        """Write what was read beside the recording of that identifier, and the coins into its truth.
+    def save(self, writer: Writer) -> None:
+        """Write what was read beside the rounds, and the coins into the truth.
 
         Raises:
             OSError: a file can't be written.
         """
         if self._rows["models"]:
-            save_canaries(folder, recording, self._seen())
-            save_coins(folder, recording, self.coins)
+            seen = self._seen()
+            writer.write_part("canaries", seen.readings, CanariesEntry.of(seen))
+            save_part(writer.folder / FOLDER / COINS, writer.header.id, {"coins": self.coins})
 
     def _seen(self) -> Canaries:
         covered: Sequence[str] = tuple(OBSERVERS) if self.where == "local" else ("models", "final")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,24 +20,22 @@ from fedaudit.models import has_batch_norm
 from fedaudit.simulation.secure_sum import training_of_sum
 from fedaudit.task.training import LOSSES, TrainingConfig
 from fedaudit.transcript.files import (
-    VERSION,
+    INDEX,
     Form,
     Header,
     MessageEntry,
-    RecordedTask,
+    ObservedTask,
     RoundEntry,
     TotalEntry,
+    Writer,
     read_header,
     read_rounds,
-    round_file,
 )
-from fedaudit.transcript.recorded_task import outputs_of
-from fedaudit.transcript.recorded_truth import CANDIDATES, FOLDER, save_examples, truth_file
+from fedaudit.transcript.reading import outputs_of
 from fedaudit.transcript.rounds import check_new
-from fedaudit.transcript.transcript import FORMAT, INDEX
+from fedaudit.transcript.truth import CANDIDATES, FOLDER, save_part, seen_tensors, truth_file
 from fedaudit.utils.errors import BadInput
-from fedaudit.utils.integrity import blank, digest_in, sealed, write_whole
-from fedaudit.utils.tensor_files import pieces, write
+from fedaudit.utils.integrity import blank
 from fedaudit.utils.validation import explain
 
 if TYPE_CHECKING:
@@ -106,35 +102,28 @@ class Recorder:
         self.every = every
         self._clients: dict[str, int] = {}
         self._next = 0
-        self._before: str | None = None  # digest of the last closed round
         self._open: RoundEntry | None = None
-        self._beside: ThreadPoolExecutor | None = None  # computes digests while clients train
-        self._digests: dict[str, Future[str]] = {}  # of the open round's files
         self._weights: dict[str, Tensor] = {}
         given: dict[str, Any] = {"mean": mean, "std": std, "loss": loss, "tokens": tokens}
         given["columns"] = None if columns is None else tuple(columns)
+        before = None  # digest of the last closed round
         if append and (self.folder / INDEX).is_file():
-            self._header = read_header(self.folder, INDEX, [])
+            self._header = read_header(self.folder)
+            if self._header.source != "captured":
+                raise BadInput(f"'{self.folder}' holds a simulation's transcript; record to a new folder")
             for entry in read_rounds(self.folder, self._header):
-                self._before = entry.digest
+                before = entry.digest
                 self._next = entry.index + 1
-                self._clients |= {m.name: m.client for m in entry.messages}
+                self._clients |= {m.name: m.client for m in entry.messages if m.name is not None}
         else:
             with suppress(OSError):  # of a recorder that was killed before it had written anything else
-                self._draft(INDEX).unlink()
+                (self.folder / f".{INDEX}.draft").unlink()
             check_new(self.folder)
-            self._header = Header(
-                format=FORMAT,
-                version=VERSION,
-                name=_printable(name),
-                id=secrets.token_hex(16),
-                task=RecordedTask(),
-                digest=blank(),
-            )
+            known = Header(source="captured", name=_printable(name), id=secrets.token_hex(16), digest=blank())
+            self._header = known
         self._learn(**given)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._write_header()
+            self._writer = Writer(self.folder, self._header, before)
         except OSError as error:
             raise self._full(error) from None
 
@@ -184,29 +173,20 @@ class Recorder:
         file = f"round-{index:05d}-global.safetensors"
         if self.canaries is not None:
             self.canaries.begin(self._weights)
-        entry = RoundEntry(index=index, weights=file)
+        entry = RoundEntry(index=index, weights=file, client_weights={}, messages=[], digest=blank())
         self._save(file, self._weights)
         self._open = entry
 
     def end_round(self) -> None:
         """Close the round: from now on it is readable. Nothing happens where none is open."""
         entry, self._open, self._weights = self._open, None, {}
-        digests, self._digests = self._digests, {}
-        if self._beside is not None:
-            self._beside.shutdown()
-            self._beside = None
         if entry is None or not (entry.messages or entry.total):
+            self._writer.close_round(None)
             return
         entry.time = datetime.now(UTC).isoformat(timespec="seconds")
-        entry.before = self._before
         try:
-            entry.files = {file: digest.result() for file, digest in digests.items()}
-            self._write_header()  # what was learnt of the task
-            self._before = self._write(round_file(entry.index), entry, f"{self._header.id}/{round_file(entry.index)}")
-            self._header.last = self._before
-            self._write_header()
-            if self.canaries is not None:
-                self.canaries.save(self.folder, self._header.id)
+            self._writer.close_round(entry)
+            self._save_canaries()
         except OSError as error:
             raise self._full(error) from None
 
@@ -216,7 +196,7 @@ class Recorder:
         if self.canaries is not None and weights is not None:
             self.canaries.begin(tensors_of(weights))
             try:
-                self.canaries.save(self.folder, self._header.id)
+                self._save_canaries()
             except OSError as error:
                 raise self._full(error) from None
 
@@ -288,8 +268,10 @@ class Recorder:
             value is not (known := self._weights.get(key, value)) and not value.cpu().equal(known.to(value.dtype))
             for key, value in start.items()
         ):
-            message.sent = f"{stem}-sent.safetensors"
-            self._save(message.sent, {key: value for key, value in start.items() if key in self._weights})
+            entry.client_weights[number] = f"{stem}-sent.safetensors"
+            self._save(
+                entry.client_weights[number], {key: value for key, value in start.items() if key in self._weights}
+            )
             if sent is None:
                 notes.append("clients don't train from the global model that the round began with")
         message.num_examples = sum(config.batch_sizes) if config else num_examples
@@ -356,7 +338,8 @@ class Recorder:
         path = self.folder / FOLDER / CANDIDATES
         try:
             kept = inputs.detach().float() if inputs.is_floating_point() else inputs.detach().long()
-            save_examples(path, self._header.id, {"inputs": kept, "targets": labels.detach()})
+            tensors = {"seen/candidates/inputs": kept, "seen/candidates/targets": labels.detach()}
+            save_part(path, self._header.id, tensors)
         except (OSError, ValueError) as error:
             raise self._full(error) from None
 
@@ -396,22 +379,22 @@ class Recorder:
             return
         inputs = torch.cat([x.detach() for x in captured.inputs])
         inputs = inputs.float() if inputs.is_floating_point() else inputs.long()
-        known = self._header.task.input_shape
+        known = self._header.observed.input_shape
         if known is not None and known != tuple(inputs.shape[1:]):
             shapes = f"{tuple(inputs.shape[1:])}, others' {known}"
             notes.append(f"what a client trained on isn't recorded: its inputs have the shape {shapes}; use one shape")
             return
-        tensors = {"inputs": inputs, "targets": torch.cat([y.detach() for y in captured.targets])}
-        if captured.randomness:
-            tensors["randomness"] = torch.stack(list(captured.randomness))
+        targets = torch.cat([y.detach() for y in captured.targets])
+        randomness = torch.stack(list(captured.randomness)) if captured.randomness else None
+        tensors = seen_tensors(index, client, inputs, targets, randomness)
         self._learn_from(captured, inputs, notes)
         try:
-            save_examples(self.folder / FOLDER / truth_file(index, client), self._header.id, tensors)
+            save_part(self.folder / FOLDER / truth_file(index, client), self._header.id, tensors)
         except (OSError, ValueError) as error:
             raise self._full(error) from None
 
     def _learn_from(self, captured: Capture, inputs: Tensor, notes: list[str]) -> None:
-        task = self._header.task
+        task = self._header.observed
         shape = tuple(inputs.shape[1:])
         if not inputs.is_floating_point() and task.tokens is None:
             words = vocabulary_of(captured.module)
@@ -423,7 +406,7 @@ class Recorder:
             )
         if task.outputs is None and captured.module is not None:
             try:
-                self._learn(outputs=outputs_of(captured.module, shape, self._header.task.tokens))
+                self._learn(outputs=outputs_of(captured.module, shape, self._header.observed.tokens))
             except BadInput as error:
                 notes.append(str(error))
         kind = "image" if len(shape) == 3 else "table" if inputs.is_floating_point() else "tokens"
@@ -436,26 +419,26 @@ class Recorder:
         )
         options = {"label_smoothing": captured.label_smoothing, "class_weights": captured.class_weights}
         if task.input_shape is None:
-            self._header.task = self._header.task.model_copy(update=options)
-        elif any(getattr(self._header.task, key) != value for key, value in options.items()):
+            self._header.observed = self._header.observed.model_copy(update=options)
+        elif any(getattr(self._header.observed, key) != value for key, value in options.items()):
             notes.append("clients minimise the loss with different options")
         if len(shape) == 3:
             # in two steps: four times as fast
             low, high = inputs.amin(dim=(2, 3)).amin(0), inputs.amax(dim=(2, 3)).amax(0)
             least = torch.minimum(low, torch.tensor(task.least)) if task.least else low
             most = torch.maximum(high, torch.tensor(task.most)) if task.most else high
-            self._header.task = self._header.task.model_copy(
+            self._header.observed = self._header.observed.model_copy(
                 update={"least": tuple(least.tolist()), "most": tuple(most.tolist())}
             )
 
     def _learn(self, **values: Any) -> None:
         """Keep what isn't known yet."""
-        known = self._header.task.model_dump()
+        known = self._header.observed.model_dump()
         new = {key: value for key, value in values.items() if value is not None and known[key] is None}
         try:
-            self._header.task = RecordedTask.model_validate(known | new)
+            self._header.observed = ObservedTask.model_validate(known | new)
         except ValidationError as error:
-            raise BadInput(explain(error, RecordedTask)) from None
+            raise BadInput(explain(error, ObservedTask)) from None
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -463,35 +446,17 @@ class Recorder:
         if not tensors:
             raise BadInput("the state is empty: give the model's state_dict(), or the part of it that travels")
         try:
-            with (self.folder / file).open("wb") as opened:
-                write(opened, pieces(tensors))
-            if self._header.digest:  # it takes longer than writing
-                self._beside = self._beside or ThreadPoolExecutor(1)
-                self._digests[file] = self._beside.submit(_digest, self.folder / file)
+            self._writer.write_tensors(file, tensors)
         except (OSError, ValueError) as error:
             raise self._full(error) from None
 
-    def _write_header(self) -> None:
-        self._write(INDEX, self._header)
-
-    def _write(self, file: str, what: Header | RoundEntry, about: str = "") -> str | None:
-        """Write a file at once and return its digest; a recording that an earlier version began goes on without."""
-        what.digest = blank() if self._header.digest else None
-        text = what.model_dump_json(indent=2, exclude_defaults=False) + "\n"
-        data = sealed(text, about) if what.digest else text.encode()
-        write_whole(self.folder / file, data)
-        return digest_in(data)
-
-    def _draft(self, file: str) -> Path:
-        return self.folder / f".{file}.draft"
+    def _save_canaries(self) -> None:
+        if self.canaries is not None:
+            self.canaries.save(self._writer)
+            self._writer.write_header()
 
     def _full(self, error: Exception) -> BadInput:
         return BadInput(f"can't write the recording to '{self.folder}': {getattr(error, 'strerror', None) or error}")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _printable(name: str) -> str:

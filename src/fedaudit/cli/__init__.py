@@ -16,6 +16,7 @@ from fedaudit.cli.audit import attack, audit, simulate
 from fedaudit.cli.check_model import check_model
 from fedaudit.cli.commands import add_commands, check_listed
 from fedaudit.cli.compare import compare
+from fedaudit.cli.convert import convert
 from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.init import init
@@ -51,7 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, audit, simulate, attack, compare, verify, explain):
+for command in (init, audit, simulate, attack, convert, compare, verify, explain):
     app.command()(command)
 app.command("train-generator")(train_generator)
 app.command("check-model")(check_model)

@@ -230,9 +230,9 @@ def attack(
     dotted = [text for text in settings or [] if parse_setting(text)[0].split(".")[0] in asked]
     short = [text for text in settings or [] if text not in dotted]
     from fedaudit import api
-    from fedaudit.pipeline.offline import truth_beside
     from fedaudit.pipeline.recordings import own_module
     from fedaudit.pipeline.transcripts import check_single
+    from fedaudit.transcript.truth import truth_beside
 
     limits = limits_of(fail_above, fail_on, policy)
     check_single(transcript)

@@ -21,7 +21,7 @@ from fedaudit.models import has_batch_norm
 from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
-from fedaudit.pipeline.recordings import check_replay, recorded_truth, with_truth
+from fedaudit.pipeline.recordings import about, check_replay, with_truth
 from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
 from fedaudit.pipeline.trials import Kept, Trial
 from fedaudit.results import DataRecord, ModelRecord
@@ -29,10 +29,9 @@ from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.secure_sum import sums_only, union
 from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import Loss
-from fedaudit.transcript.recorded_truth import FOLDER, has_truth
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.truth import FILE, Truth, check_belongs
+from fedaudit.transcript.truth import Truth, check_belongs, load_truth, truth_beside
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
@@ -184,7 +183,7 @@ def attack_transcript(
     adversary = _granted(adversary, threat, transcript)
     if truth is None and folder is not None:
         truth = truth_beside(folder)
-    if transcript.recording and isinstance(truth, Path):
+    if transcript.recording and isinstance(truth, Path) and truth.is_dir():
         transcript = with_truth(transcript, truth)
     if truth is None and without_truth is not None:
         raise BadInput(without_truth)
@@ -350,13 +349,6 @@ def _attacks(specs: Sequence[Mapping[str, Any]]) -> tuple[list[Attack], list[dic
     return [make_attack(name, settings) for name, settings in zip(names, given, strict=True)], given
 
 
-def truth_beside(folder: Path) -> Path | None:
-    """Return where the truth of the transcript in ``folder`` lies, if it is there."""
-    if (folder / FILE).exists():
-        return folder / FILE
-    return folder / FOLDER if has_truth(folder) else None
-
-
 def _threat(values: dict[str, Any]) -> ThreatModel:
     try:
         return ThreatModel.model_validate(values)
@@ -413,10 +405,14 @@ def _write_images(finding: ImageFinding, out: Path, name: list[str], kind: Examp
 
 def _open_truth(given: Path | Truth, transcript: Transcript) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:
     """Return the truth, checked against the transcript, and the scenario and records it was recorded with."""
-    if transcript.recording and isinstance(given, Path):
-        return recorded_truth(transcript, given)
-    truth, path = (given, Path("the truth")) if isinstance(given, Truth) else (Truth.load(given), given)
-    check_belongs(truth, transcript, path)
+    path = given if isinstance(given, Path) else Path("the truth")
+    if isinstance(given, Truth):
+        truth = given
+        check_belongs(truth, transcript, path)
+    else:
+        truth = load_truth(given, transcript)
+    if transcript.recording:
+        return truth, *about(transcript)
     try:
         data = DataRecord.model_validate(truth.about["data"])
         model = ModelRecord.model_validate(truth.about["model"])

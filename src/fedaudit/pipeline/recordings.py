@@ -13,9 +13,8 @@ from fedaudit.pipeline.replay import replay_update
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.transcript.files import write_replay
-from fedaudit.transcript.recorded_truth import load_recorded_truth, truth_file
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.truth import Truth
+from fedaudit.transcript.truth import Truth, truth_file
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.objects import load_object
@@ -65,26 +64,6 @@ def with_truth(transcript: Transcript, folder: Path) -> Transcript:
         return transcript
     note = f"{lost} of {transcript.updates} updates weren't attacked: what they were trained on wasn't captured"
     return dataclasses.replace(kept, notes=(*kept.notes, note))
-
-
-def recorded_truth(transcript: Transcript, folder: Path) -> tuple[Truth, Scenario, DataRecord, ModelRecord]:
-    """Return the truth beside a recording, and the recording's scenario, data and model in words.
-
-    Args:
-        transcript: of the recording.
-        folder: ``truth`` in the recording's.
-
-    Raises:
-        BadInput: the recording has no truth.
-        CorruptTranscript: a file of it is damaged.
-    """
-    scenario, data, model = about(transcript)
-    dumped = {
-        "scenario": scenario.model_dump(mode="json"),
-        "data": data.model_dump(mode="json"),
-        "model": model.model_dump(mode="json"),
-    }
-    return load_recorded_truth(folder, transcript, dumped), scenario, data, model
 
 
 def about(transcript: Transcript) -> tuple[Scenario, DataRecord, ModelRecord]:

@@ -456,7 +456,7 @@ def _how_to_repeat(scenario: Scenario) -> str:
 
 
 def _digests(scenario: Scenario, recordings: Sequence[Recording]) -> Digests:
-    notes = [note for r in recordings for note in (*r.transcript.notes, *r.truth.notes) if "no digest" in note]
+    notes = [note for r in recordings for note in r.transcript.notes if "no digest" in note]
     return Digests(
         scenario=hashlib.sha256(scenario.to_yaml().encode()).hexdigest(),
         transcripts={r.transcript.name: r.transcript.digest() for r in recordings},

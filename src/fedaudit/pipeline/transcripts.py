@@ -9,8 +9,8 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.rounds import check_new
-from fedaudit.transcript.transcript import INDEX
 from fedaudit.transcript.truth import save_recording
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import check_folder

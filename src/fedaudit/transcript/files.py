@@ -1,54 +1,75 @@
-"""Recordings of real federations on disk: written round by round, readable whatever happens later; never a pickle.
+"""A transcript's folder: what lies in it, how it is written round by round, and its indices read back; never a pickle.
 
-A folder holds ``index.json`` (what is known of the task), of every closed round ``round-NNNNN.json`` with safetensors
-files of exactly what travelled, and apart from these the truth (:mod:`fedaudit.transcript.truth`). Updates ΔW are
-computed when the recording is read, with the module that says what is a parameter and what a buffer.
+``index.json`` says what is known of the federation, ``round-NNNNN.json`` of every closed round what travelled, in
+safetensors files beside it. What there is of the whole federation (:data:`PARTS`) lies in a sealed file each, the truth
+apart (:mod:`fedaudit.transcript.truth`). A round's index lists the digests of its files and the round's before; all are
+sealed (:mod:`fedaudit.utils.integrity`) with the transcript's identifier. :mod:`fedaudit.transcript.reading` makes
+updates of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor, nn
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from safetensors import SafetensorError
+from torch import Tensor
 
-from fedaudit.modalities import TokenInfo, example_kind
+from fedaudit.epsilon.canaries import OBSERVERS, Canaries
+from fedaudit.modalities import TokenInfo
 from fedaudit.modalities.columns import Column
+from fedaudit.results.epsilon import Adjacency, Unit
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.training import BCE, Loss, TrainingConfig, loss_function
-from fedaudit.transcript.recorded_task import outputs_of, preprocessing
-from fedaudit.transcript.rounds import REMEDY, Digest, Files, Round, expected, read_file
-from fedaudit.transcript.update import Update
-from fedaudit.utils.bounds import JSON, read_bytes
+from fedaudit.task.training import TrainingConfig
+from fedaudit.transcript.rounds import REMEDY, Digest, Files
+from fedaudit.transcript.update import SanitiserInfo
+from fedaudit.utils.bounds import JSON, TENSORS, check_file, read_bytes
 from fedaudit.utils.errors import BadInput, CorruptTranscript
-from fedaudit.utils.finite import all_finite
-from fedaudit.utils.integrity import blank, check, sealed, write_whole
-from fedaudit.utils.validation import explain
+from fedaudit.utils.integrity import (
+    blank,
+    check,
+    digest_in,
+    file_sha256,
+    load_sealed,
+    save_sealed,
+    sealed,
+    write_whole,
+)
+from fedaudit.utils.tensor_files import pieces, write
+from fedaudit.utils.validation import Number, explain, safe_name
 
-VERSION = 2
+FORMAT = "fedaudit-transcript"
+VERSION = 3
+INDEX = "index.json"
 REPLAY = "replay.json"
 
 # What a client sends: its weights after training, their difference to what it was sent, or a gradient.
 Form = Literal["weights", "difference", "gradient"]
+# Of the whole federation, in files of these names.
+Part = Literal["queries", "adversary-log", "canaries", "vertical"]
+PARTS: tuple[Part, ...] = ("queries", "adversary-log", "canaries", "vertical")
 
-_PREFIXES = ("module.", "_orig_mod.", "model.")  # of wrappers: data parallelism, torch.compile, Lightning
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
+_Examples = Annotated[int, Field(ge=1, le=10_000_000)]
 _Text = Annotated[str, Field(max_length=500)]
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+_Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_OURS = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class RecordedTask(BaseModel):
-    """What a recording knows of the task; fields as of :class:`~fedaudit.task.info.TaskInfo`, None if not recorded.
+class ObservedTask(BaseModel):
+    """What was observed of the task; fields as of :class:`~fedaudit.task.info.TaskInfo`, None if it wasn't seen.
 
     ``outputs`` is how many the model has, ``least`` and ``most`` the range of each channel's values as the model saw
     them, from which mean and standard deviation are estimated where nobody gave them.
     """
 
-    model_config = _STRICT
+    model_config = _OURS
 
     kind: str | None = None
     input_shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
@@ -66,76 +87,86 @@ class RecordedTask(BaseModel):
     tokens: TokenInfo | None = None
 
 
-class MessageEntry(BaseModel):
-    """One client's message in a round's index."""
+class SentEntry(BaseModel):
+    """A file with what was sent; the form ``update`` is ΔW, and buffers as they were after training."""
 
-    model_config = _STRICT
+    model_config = _OURS
+
+    form: Form | Literal["update"]
+    file: str
+    num_examples: _Examples | None = None
+    training: TrainingConfig | None = None
+
+
+class MessageEntry(SentEntry):
+    """One client's message."""
 
     client: _Natural
-    name: _Text
-    form: Form
-    file: str
-    num_examples: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    training: TrainingConfig | None = None
+    name: _Text | None = None
     seconds: Annotated[float, Field(ge=0)] | None = None
-    sent: str | None = None
+    labels: list[_Natural] | list[Number] | None = None
+    sanitised: SanitiserInfo | None = None
+    members: tuple[_Natural, ...] = ()
     notes: list[_Text] = []
 
 
-class TotalEntry(BaseModel):
-    """What several clients sent together."""
-
-    model_config = _STRICT
+class TotalEntry(SentEntry):
+    """What several clients, of whom nothing else is known, sent together."""
 
     clients: Annotated[int, Field(ge=1, le=1_000_000)]
-    form: Form
-    file: str
-    num_examples: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    training: TrainingConfig | None = None
 
 
 class RoundEntry(BaseModel):
     """The index of one closed round."""
 
-    model_config = _STRICT
+    model_config = _OURS
 
     index: _Natural
     time: str | None = None
     weights: str
+    client_weights: dict[_Natural, str] = Field(default={}, description="of clients who were sent other weights")
     messages: list[MessageEntry] = []
     total: TotalEntry | None = None
+    rejected: dict[int, str] = {}
+    fallback: str | None = None
     files: Files = {}
     before: Digest | None = Field(default=None, description="digest of the round before; null of the first")
-    digest: Digest | None = None
+    digest: Digest
 
 
 class Header(BaseModel):
-    """``index.json`` of a recording; ``last`` is the digest of a round up to which, at least, all were closed."""
+    """``index.json``; ``last`` is the digest of a round up to which, at least, all were closed.
 
-    model_config = _STRICT
+    Of a federation that really ran the task is only ``observed``, as far as it was seen, until it is read with the
+    module that clients trained.
+    """
+
+    model_config = _OURS
+
+    format: str = FORMAT
+    version: int = VERSION
+    source: Literal["simulated", "captured"]
+    name: str
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
+    task: TaskInfo | None = None
+    observed: ObservedTask = ObservedTask()
+    partial: bool = False
+    parts: list[Part] = []
+    notes: list[str] = []
+    last: Digest | None = None
+    digest: Digest
+
+    @field_validator("name")
+    @classmethod
+    def _safe(cls, name: str, info: ValidationInfo) -> str:
+        return safe_name(name) if info.data.get("source") == "simulated" else name
+
+
+class _Start(BaseModel):
+    """What every version's index begins with; what else another version's holds isn't known here."""
 
     format: str
     version: int
-    name: str
-    id: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
-    task: RecordedTask = RecordedTask()
-    last: Digest | None = None
-    digest: Digest | None = None
-
-
-@dataclass
-class Reading:
-    """What is read of a recording: the parts of a transcript, and what its reader should know."""
-
-    name: str
-    id: str
-    task_info: TaskInfo
-    loss: Loss
-    rounds: list[Round]
-    clients: dict[int, str]
-    partial: bool
-    replay_errors: dict[tuple[int, int], float]
-    notes: list[str] = field(default_factory=list)
 
 
 def round_file(index: int) -> str:
@@ -143,24 +174,117 @@ def round_file(index: int) -> str:
     return f"round-{index:05d}.json"
 
 
-def read_header(folder: Path, index: str, notes: list[str]) -> Header:
-    """Return what ``index.json`` says; where it carries no digest, that goes to ``notes``.
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """The only writer of transcripts: tensors first, then their round's index, then the folder's.
+
+    A round is readable as soon as it is closed, whatever happens later.
+
+    Args:
+        folder: where it is written.
+        header: of the transcript; what changes in it is written with the next round.
+        before: digest of the last closed round, where a transcript goes on.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+
+    def __init__(self, folder: Path, header: Header, before: str | None = None) -> None:
+        self.folder, self.header, self._before = folder, header, before
+        self._digests: dict[str, Future[str]] = {}  # of the open round's files
+        self._beside: ThreadPoolExecutor | None = None  # computes digests, which takes longer than writing
+        folder.mkdir(parents=True, exist_ok=True)
+        self.write_header()
+
+    def write_tensors(self, file: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write a file of the open round.
+
+        Raises:
+            OSError, ValueError: it can't be written.
+        """
+        with (self.folder / file).open("wb") as opened:
+            write(opened, pieces({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+        self._beside = self._beside or ThreadPoolExecutor(1)
+        self._digests[file] = self._beside.submit(file_sha256, self.folder / file)
+
+    def close_round(self, entry: RoundEntry | None) -> None:
+        """Write the index of the round to which the files belong that were written; None leaves it out.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        digests, self._digests = self._digests, {}
+        if self._beside is not None:
+            self._beside.shutdown()
+            self._beside = None
+        if entry is None:
+            return
+        entry.files = {file: digest.result() for file, digest in digests.items()}
+        entry.before = self._before
+        self.write_header()  # what was learnt of the task
+        file = round_file(entry.index)
+        self._before = self.header.last = self._write(file, entry, f"{self.header.id}/{file}")
+        self.write_header()
+
+    def write_part(self, part: Part, tensors: Mapping[str, Tensor], entry: BaseModel | None = None) -> None:
+        """Write what there is of the whole federation, or write it anew; the header names it from its next writing on.
+
+        Raises:
+            OSError, ValueError: it can't be written.
+        """
+        file = f"{part}.safetensors"
+        values = {} if entry is None else {"entry": entry.model_dump(mode="json")}
+        save_sealed(self.folder / file, tensors, values, f"{self.header.id}/{file}")
+        if part not in self.header.parts:
+            self.header.parts.append(part)
+
+    def write_header(self) -> None:
+        """Write ``index.json``.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        self._write(INDEX, self.header)
+
+    def _write(self, file: str, what: Header | RoundEntry, about: str = "") -> str | None:
+        what.digest = blank()
+        data = sealed(what.model_dump_json(indent=2) + "\n", about)
+        write_whole(self.folder / file, data)
+        return digest_in(data)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_header(folder: Path) -> Header:
+    """Return what ``index.json`` says.
 
     Raises:
         CorruptTranscript: it is damaged or was changed.
-        BadInput: its digest can't be checked with the key that there is.
+        BadInput: there is none, an earlier version wrote it, or its digest can't be checked with the key that there is.
     """
-    path = folder / index
+    path = folder / INDEX
+    if not path.is_file():
+        raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit simulate'")
     try:
         data = read_bytes(path, JSON)
-        header = Header.model_validate_json(data)
+        start = _Start.model_validate_json(data)
+        if start.format != FORMAT:
+            raise CorruptTranscript(f"{path}: format is '{start.format}', not '{FORMAT}'")
+        if 0 < start.version < VERSION:
+            raise BadInput(
+                f"an earlier fedaudit wrote the transcript in '{folder}': convert it with 'fedaudit convert OLD NEW'"
+            )
+        if start.version != VERSION:
+            raise CorruptTranscript(f"{path}: version {start.version} can't be read by this fedaudit, only {VERSION}")
+        _check_seal(path, data)
+        return Header.model_validate_json(data, strict=True)
     except ValidationError as error:
-        raise CorruptTranscript(f"{path} is not a recording's index: {explain(error, Header)}") from None
+        raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, Header)}") from None
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
-    if note := check(path, remedy=REMEDY, data=data):
-        notes.append(note)
-    return header
 
 
 def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
@@ -174,17 +298,14 @@ def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
     for path in sorted(folder.glob("round-*.json")):
         try:
             data = read_bytes(path, JSON)
-            entry = RoundEntry.model_validate_json(data)
+            _check_seal(path, data, f"{header.id}/{path.name}")
+            entry = RoundEntry.model_validate_json(data, strict=True)
         except ValidationError as error:
             raise CorruptTranscript(f"{path} is not a round's index: {explain(error, RoundEntry)}") from None
         except OSError as error:
             raise BadInput(f"can't read {path}: {error.strerror or error}") from None
-        except BadInput as error:  # from how a client trained
-            raise CorruptTranscript(f"{path}: {error}") from None
-        if header.digest:  # an earlier version wrote none
-            check(path, f"{header.id}/{path.name}", remedy=REMEDY, data=data)
-            if entry.digest is None or entry.before != (entries[-1].digest if entries else None):
-                raise CorruptTranscript(f"{path} doesn't go on from the round before: one is missing or was put there")
+        if entry.before != (entries[-1].digest if entries else None):
+            raise CorruptTranscript(f"{path} doesn't go on from the round before: one is missing or was put there")
         if path.name != round_file(entry.index):
             raise CorruptTranscript(f"{path} is the index of round {entry.index}")
         if len({m.client for m in entry.messages}) < len(entry.messages):
@@ -195,228 +316,91 @@ def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
     return entries
 
 
-def read_recording(
-    folder: Path,
-    index: str,
-    module: nn.Module | None,
-    loss: Loss | None,
-    given: Mapping[str, Any],
-    rounds: Collection[int] | None,
-) -> Reading:
-    """Read what :class:`fedaudit.Recorder` wrote.
-
-    Args:
-        folder: of the recording.
-        index: name of its index.
-        module: that the clients trained; what doesn't travel (a frozen part) is its own.
-        loss: theirs, where it isn't one of fedaudit's.
-        given: fields of :class:`RecordedTask` that count in place of what was recorded.
-        rounds: only these; None: all.
+def read_part(folder: Path, header: Header, part: Part) -> tuple[Any, dict[str, Tensor]] | None:
+    """Return what there is of the whole federation, an entry in plain values and tensors; None where there is nothing.
 
     Raises:
-        BadInput: something is needed that was neither recorded nor given; the message says how to give it.
-        CorruptTranscript: a file is damaged, or something doesn't fit the module.
+        CorruptTranscript: it is missing, damaged, was changed, or is another transcript's.
+        BadInput: its digest can't be checked with the key that there is.
     """
-    notes: list[str] = []
-    header = read_header(folder, index, notes)
-    entries = [e for e in read_rounds(folder, header) if rounds is None or e.index in rounds]
-    if not entries:
-        chosen = "" if rounds is None else " among those asked for"
-        raise CorruptTranscript(f"'{folder}' has no closed round{chosen}: the recording ended before one was over")
-    if module is None:
-        raise BadInput(
-            f"the recording in '{folder}' is of a model that fedaudit doesn't have; name it: "
-            "--model package.module:factory, or module=… from Python"
-        )
+    path = folder / f"{part}.safetensors"
+    if not path.is_file() or path.is_symlink():
+        if part in header.parts or path.is_symlink():
+            raise CorruptTranscript(f"{path} is missing; the transcript is incomplete")
+        return None
     try:
-        known = header.task.model_dump() | {key: value for key, value in given.items() if value is not None}
-        task = RecordedTask.model_validate(known)
-    except ValidationError as error:
-        raise BadInput(f"the task that was given: {explain(error, RecordedTask)}") from None
-    task_info, loss = _task(task, module, loss, notes)
-    reader = _Reader(folder, module, notes)
-    read = [reader.round(entry) for entry in entries]
-    if not any(r.updates for r in read):
-        raise CorruptTranscript(f"'{folder}' holds no update that can be read: {'; '.join(notes) or 'none was sent'}")
-    names = {m.client: m.name for entry in entries for m in entry.messages}
-    notes += dict.fromkeys(note for entry in entries for m in entry.messages for note in m.notes)
-    return Reading(
-        header.name, header.id, task_info, loss, read, names, reader.partial, read_replay(folder, header.id), notes
-    )
+        check_file(path, TENSORS)
+        _check_seal(path, None, f"{header.id}/{path.name}")
+        values, tensors, _ = load_sealed(path, f"{header.id}/{path.name}", own=["entry"], remedy=REMEDY)
+        return values.get("entry"), tensors
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError) as error:
+        raise CorruptTranscript(f"{path} is truncated or not a transcript's ({str(error)[:80]!r})") from None
 
 
-def _task(task: RecordedTask, module: nn.Module, loss: Loss | None, notes: list[str]) -> tuple[TaskInfo, Loss]:
-    """Return what everybody knows, and the loss; what was assumed goes to ``notes``."""
-    if task.input_shape is None:
-        raise BadInput(
-            "the recording doesn't say what an input looks like (no local training was captured); give --input-shape, "
-            "for example 3,32,32"
-        )
-    shape = tuple(task.input_shape)
-    kind = "tokens" if task.tokens else task.kind
-    kind = kind or ("image" if len(shape) == 3 else "table" if len(shape) == 1 else None)
-    if kind is None:
-        raise BadInput(
-            f"the inputs have the shape {shape}: neither images (C, H, W), rows of a table (d,) nor tokens (length,); "
-            "attacks on other inputs aren't there"
-        )
-    if not example_kind(kind).fits(shape):
-        raise BadInput(f"the inputs have the shape {shape}, which {example_kind(kind).plural} don't have")
-    if task.columns and (task.tokens or len(shape) != 1):
-        raise BadInput(f"only tables have columns; these examples are of the kind '{kind}'")
-    if task.tokens and task.kind not in (None, "tokens"):
-        raise BadInput(f"a vocabulary belongs to tokens; these examples are of the kind '{task.kind}'")
-    name = task.loss
-    if loss is not None:
-        name = "custom"
-    elif name is None:
-        name = "cross-entropy"
-        notes.append("the loss was not recorded: it is taken for cross-entropy")
-    elif name == "custom":
-        raise BadInput("clients minimise a loss of their own; give it: --loss package.module:function, or loss=…")
-    outputs = task.outputs or outputs_of(module, shape, task.tokens)
-    classes = None if name == "mse" or (name == "custom" and outputs == 1) else 2 if name == BCE else max(outputs, 2)
-    classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
-    channels = example_kind(kind).channels(shape)
-    mean, std = task.mean, task.std
-    if mean is None or std is None:
-        mean, std = preprocessing(task.least, task.most, kind, channels, notes)
-    info = TaskInfo(
-        model="custom",
-        width=None,
-        batch_norm=task.batch_norm or "train",
-        loss=name,
-        kind=kind,
-        input_shape=shape,
-        num_classes=classes,
-        mean=tuple(mean),
-        std=tuple(std),
-        dropout=True if task.dropout is None else task.dropout,
-        label_smoothing=task.label_smoothing if name == "cross-entropy" else 0.0,
-        class_weights=task.class_weights if name == "cross-entropy" else None,
-        columns=task.columns or (),
-        tokens=task.tokens,
-    )
-    return info, loss or loss_function(name, info.label_smoothing, info.class_weights)
+def _check_seal(path: Path, data: bytes | None, about: str = "") -> None:
+    if check(path, about, remedy=REMEDY, data=data):
+        raise CorruptTranscript(f"{path} carries no digest: it isn't whole, or not what fedaudit wrote; {REMEDY}")
 
 
-class _Reader:
-    """Reads messages of one recording and names what doesn't fit."""
-
-    def __init__(self, folder: Path, module: nn.Module, notes: list[str]) -> None:
-        self.folder, self.notes = folder, notes
-        self.state, self.parameters, self.buffers = expected(module)
-        self.partial = False
-        self.files: Files = {}
-
-    def round(self, entry: RoundEntry) -> Round:
-        self.files = entry.files
-        weights = self._whole(entry.weights)
-        updates, own = [], {}
-        for message in entry.messages:
-            start = weights
-            if message.sent is not None:
-                start = own[message.client] = self._whole(message.sent)
-            tensors, moved = self._update(message.file, message.form, start)
-            what = f"round {entry.index}, client {message.name}"
-            if not all_finite((*tensors.values(), *moved.values())):
-                self.notes.append(f"{what}: the update has NaN or infinite values and is left out")
-                own.pop(message.client, None)
-                continue
-            number = message.num_examples or (sum(message.training.batch_sizes) if message.training else None)
-            if number is None:
-                self.notes.append(f"{what}: over how many examples the update was made isn't recorded; taken for 1")
-            try:
-                update = Update(
-                    client=message.client,
-                    kind="gradient" if message.form == "gradient" else "weights",
-                    tensors=tensors,
-                    num_examples=number or 1,
-                    training=message.training,
-                    buffers=moved,
-                    seconds=message.seconds,
-                )
-            except BadInput as error:
-                raise CorruptTranscript(f"{self.folder / round_file(entry.index)}: {error}") from None
-            updates.append(update)
-        if entry.total is not None and updates:
-            self.notes.append(f"round {entry.index}: the sum is left aside, single updates are known")
-        elif entry.total is not None:
-            updates += self._sum(entry.total, weights, f"round {entry.index}")
-        updates.sort(key=lambda update: update.client)
-        return Round(entry.index, weights, updates, own_weights=own, time=entry.time)
-
-    def _sum(self, total: TotalEntry, weights: dict[str, Tensor], what: str) -> list[Update]:
-        """Return what several clients sent together as one update, if it can be read; who they are isn't told."""
-        tensors, moved = self._update(total.file, total.form, weights)
-        if not all_finite((*tensors.values(), *moved.values())):
-            self.notes.append(f"{what}: the sum has NaN or infinite values and is left out")
-            return []
-        number = total.num_examples or (sum(total.training.batch_sizes) if total.training else None)
-        if number is None:
-            self.notes.append(f"{what}: over how many examples the sum was made isn't recorded; taken for one a client")
-        try:
-            update = Update(
-                client=0,
-                kind="gradient" if total.form == "gradient" else "weights",
-                tensors=tensors,
-                num_examples=number or total.clients,
-                training=total.training,
-                buffers=moved,
-                members=tuple(range(total.clients)) if total.clients > 1 else (),
-            )
-        except BadInput as error:
-            raise CorruptTranscript(f"{self.folder}: {what}: {error}") from None
-        return [update]
-
-    def _read(self, file: str) -> dict[str, Tensor]:
-        """Return tensors by the module's own names; refuse what isn't the module's."""
-        tensors = read_file(self.folder, file, self.files)
-        for prefix in _PREFIXES:
-            if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(self.state):
-                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-        for name, value in tensors.items():
-            if name not in self.state:
-                raise BadInput(
-                    f"the recording has '{name}', the model given has no such tensor; give the module that the clients "
-                    "trained"
-                )
-            if value.shape != self.state[name].shape:
-                shapes = f"{tuple(value.shape)}, in the model given {tuple(self.state[name].shape)}"
-                raise BadInput(
-                    f"'{name}' has the shape {shapes}; give the module that the clients trained, in the same size"
-                )
-        return {name: value.to(self.state[name].dtype) for name, value in tensors.items()}
-
-    def _whole(self, file: str) -> dict[str, Tensor]:
-        """Return a whole state: what didn't travel is the module's own."""
-        sent = self._read(file)
-        if not all_finite(sent.values()):
-            raise CorruptTranscript(f"{self.folder / file}: the global weights have NaN or infinite values")
-        return {name: sent.get(name, value.detach().clone()) for name, value in self.state.items()}
-
-    def _update(self, file: str, form: Form, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return ΔW or the gradient of the parameters that were sent, and the buffers that changed."""
-        sent = self._read(file)
-        own = {name: sent[name] for name in self.parameters if name in sent}
-        if not own:
-            raise BadInput(
-                f"{self.folder / file} holds none of the model's trainable parameters: which module did clients train?"
-            )
-        if len(own) < len(self.parameters):
-            if not self.partial:
-                self.notes.append(f"updates hold {len(own)} of the model's {len(self.parameters)} trainable tensors")
-            self.partial = True
-        if form == "weights":
-            own = {name: value - start[name] for name, value in own.items()}
-        moved = {name: sent[name] for name in self.buffers if name in sent}
-        if form == "difference":
-            moved = {name: start[name] + value for name, value in moved.items()}
-        return own, {name: value for name, value in moved.items() if not value.equal(start[name])}
+# --- canaries -------------------------------------------------------------------------------------------------------
 
 
-def read_replay(folder: Path, recording: str) -> dict[tuple[int, int], float]:
-    """Return what an earlier replay check of the recording found: (round, client) to the relative error.
+class CanariesEntry(BaseModel):
+    """All of :class:`~fedaudit.epsilon.canaries.Canaries` but its readings."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    unit: Unit
+    adjacency: Adjacency
+    noise: dict[str, _Noise]
+    rates: dict[str, _Share]
+    steps: Annotated[int, Field(ge=1)]
+    covered: list[str]
+    claimed: Annotated[float, Field(ge=0)] | None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    joint: bool = False
+
+    @classmethod
+    def of(cls, canaries: Canaries) -> CanariesEntry:
+        """Return the entry of ``canaries``."""
+        known = {name: getattr(canaries, name) for name in cls.model_fields}
+        return cls(**{**known, "covered": list(canaries.covered)})
+
+    def canaries(self, readings: dict[str, Tensor], path: Path) -> Canaries:
+        """Return the canaries with ``readings``, read from ``path``.
+
+        Raises:
+            CorruptTranscript: these are no readings, or differ in how many canaries there are.
+        """
+        for name, values in readings.items():
+            whole = values.ndim == 2 and values.dtype == torch.float64 and not bool(values.isinf().any())
+            if name not in OBSERVERS or not whole or not values.numel():
+                raise CorruptTranscript(f"{path}: '{name[:40]}' are no readings of canaries")
+        if len({values.shape[1] for values in readings.values()}) != 1:
+            raise CorruptTranscript(f"{path}: the readings aren't of the same canaries")
+        if not {*self.noise, *self.rates, *self.covered} <= OBSERVERS.keys():
+            raise CorruptTranscript(f"{path}: an observer of the canaries isn't known")
+        return Canaries(readings=readings, **{**dict(self), "covered": tuple(self.covered)})
+
+
+# --- replay ---------------------------------------------------------------------------------------------------------
+
+
+class _ReplayEntry(BaseModel):
+    model_config = _OURS
+    round: _Natural
+    client: _Natural
+    error: Annotated[float, Field(ge=0)] | None = Field(description="null: the replayed training diverged")
+
+
+class _Replay(BaseModel):
+    model_config = _OURS
+    updates: list[_ReplayEntry]
+    digest: Digest
+
+
+def read_replay(folder: Path, identifier: str) -> dict[tuple[int, int], float]:
+    """Return what an earlier replay check of the transcript found: (round, client) to the relative error.
 
     Raises:
         CorruptTranscript: the file is damaged or was changed.
@@ -425,40 +409,25 @@ def read_replay(folder: Path, recording: str) -> dict[tuple[int, int], float]:
     path = folder / REPLAY
     if not path.is_file():
         return {}
-    remedy = "delete it, and it is made again"
     try:
         data = read_bytes(path, JSON)
         found = _Replay.model_validate_json(data)
+        check(path, f"{identifier}/{REPLAY}", remedy="delete it, and it is made again", data=data)
     except ValidationError as error:
-        raise CorruptTranscript(f"{path} is damaged: {explain(error)}; {remedy}") from None
+        raise CorruptTranscript(f"{path} is damaged: {explain(error)}; delete it, and it is made again") from None
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
-    if check(path, f"{recording}/{REPLAY}", remedy=remedy, data=data):
-        return {}  # an earlier version's: it is made again
     return {(e.round, e.client): math.inf if e.error is None else e.error for e in found.updates}
 
 
-class _ReplayEntry(BaseModel):
-    model_config = _STRICT
-    round: _Natural
-    client: _Natural
-    error: Annotated[float, Field(ge=0)] | None = Field(description="null: the replayed training diverged")
-
-
-class _Replay(BaseModel):
-    model_config = _STRICT
-    updates: list[_ReplayEntry]
-    digest: Digest | None = None
-
-
-def write_replay(folder: Path, recording: str, errors: Mapping[tuple[int, int], float]) -> None:
-    """Keep what a replay check found beside the recording; a folder that can't be written to stays as it is."""
+def write_replay(folder: Path, identifier: str, errors: Mapping[tuple[int, int], float]) -> None:
+    """Keep what a replay check found beside the transcript; a folder that can't be written to stays as it is."""
     entries = [
         _ReplayEntry(round=r, client=c, error=error if math.isfinite(error) else None)
         for (r, c), error in sorted(errors.items())
     ]
     try:
         text = _Replay(updates=entries, digest=blank()).model_dump_json(indent=2) + "\n"
-        write_whole(folder / REPLAY, sealed(text, f"{recording}/{REPLAY}"))
+        write_whole(folder / REPLAY, sealed(text, f"{identifier}/{REPLAY}"))
     except OSError:
         return

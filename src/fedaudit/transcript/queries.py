@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
+
+from fedaudit.task.info import TaskInfo
+from fedaudit.transcript.rounds import check_examples
+from fedaudit.utils.errors import CorruptTranscript
 
 NOBODY = -1  # owner of a record that no client holds
 UNUSED = -2  # owner of a record that a client holds, but that none of its updates used
@@ -46,3 +50,30 @@ class Records:
     def stored(self) -> dict[str, Tensor]:
         """Return what is written to a file; what later versions added only where there is any."""
         return {n: t for n, t in vars(self).items() if n != "public_property" or len(t)}
+
+
+def read_queries(tensors: dict[str, Tensor], task_info: TaskInfo, where: str) -> Records:
+    """Return what :meth:`Records.stored` gave, read from a file.
+
+    Raises:
+        CorruptTranscript: these are no queries of this task; ``where`` names them.
+    """
+    if set(tensors) | {"public_property"} != {field.name for field in fields(Records)}:
+        raise CorruptTranscript(f"{where}: {', '.join(sorted(tensors))[:80]} are no queries")
+    for part in ("", "public_"):
+        inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
+        if not inputs.ndim:
+            raise CorruptTranscript(f"{where}: {part}queries: the inputs are one number")
+        check_examples(inputs, labels, task_info, len(inputs), f"{where}: {part}queries")
+    queries = Records(**tensors)
+    k, c = queries.codes.shape if queries.codes.ndim == 2 else (-1, -1)
+    columns, values = queries.columns, queries.public_values
+    wrong = columns.shape != (c,) or columns.dtype != torch.int64 or not torch.isfinite(queries.codes).all()
+    wrong |= bool(((columns < 0) | (columns >= task_info.input_shape[0])).any())
+    wrong |= values.shape != (len(queries.public_inputs) if k else 0,) or values.dtype != torch.int64
+    if wrong or bool(((values < 0) | (values >= k)).any()):
+        raise CorruptTranscript(f"{where}: what it says of the hidden attribute is broken")
+    marks = queries.public_property
+    if marks.dtype != torch.bool or marks.shape not in ((0,), (len(queries.public_inputs),)):
+        raise CorruptTranscript(f"{where}: what it says of the property is broken")
+    return queries

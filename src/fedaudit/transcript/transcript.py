@@ -1,25 +1,16 @@
-"""The ordered record of what travelled: a folder of safetensors files and one JSON index; never a pickle."""
+"""The ordered record of what travelled, in memory and as it is written and read."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import json
 import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import Canaries
@@ -27,38 +18,39 @@ from fedaudit.models import build_model
 from fedaudit.models.front import with_front
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, loss_function
-from fedaudit.transcript import files as recorded
-from fedaudit.transcript.canary_files import CANARIES, CanariesEntry
-from fedaudit.transcript.queries import Records
-from fedaudit.transcript.recorded_canaries import load_canaries
-from fedaudit.transcript.round_files import RoundEntry, read_round, save_round
+from fedaudit.transcript.files import (
+    INDEX,
+    PARTS,
+    CanariesEntry,
+    Header,
+    MessageEntry,
+    Part,
+    RoundEntry,
+    Writer,
+    read_header,
+    read_part,
+    read_replay,
+    read_rounds,
+    write_replay,
+)
+from fedaudit.transcript.queries import Records, read_queries
+from fedaudit.transcript.reading import Reader, complete_task
 from fedaudit.transcript.rounds import (
-    REMEDY,
-    Digest,
-    Files,
     Round,
-    check_examples,
     check_labels,
     check_new,
     check_order,
     check_tensors,
     check_update,
     expected,
-    read_file,
 )
 from fedaudit.transcript.update import UpdateKind
-from fedaudit.transcript.vertical import VERTICAL, VerticalEntry, VerticalRecord
-from fedaudit.utils.bounds import JSON, read_bytes
+from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
-from fedaudit.utils.integrity import blank, check, file_sha256, sealed
-from fedaudit.utils.validation import Name, explain
-
-FORMAT = "fedaudit-transcript"
-VERSION = 1
-INDEX = "index.json"
-ADVERSARY_LOG = "journal.safetensors"
-RECORDS = "records.safetensors"
+from fedaudit.utils.folders import temporary_folder
+from fedaudit.utils.integrity import blank
+from fedaudit.utils.validation import explain
 
 
 @dataclass(eq=False)
@@ -125,6 +117,8 @@ class Transcript:
             return
         where = f"transcript '{self.name}'"
         if self.vertical is not None:
+            if self.rounds:
+                raise CorruptTranscript(f"{where}: a vertical federation has no rounds of updates")
             self.vertical.check(self.module, self.task_info, where)
             self._checked = True
             return
@@ -145,11 +139,15 @@ class Transcript:
                     check_labels(update.labels, self.task_info, own)
         self._checked = True
 
+    @property
+    def id(self) -> str:
+        """Identifier by which its files and its truth know it: of a recording a random one, else made of all of it."""
+        return self.recording or self.fingerprint()
+
     def fingerprint(self) -> str:
-        """Return a hash of all updates and records, by which a ground truth knows the transcript it belongs to.
+        """Return a hash of all updates and of what there is of the whole federation.
 
         Of a recording it is made from the recording's identifier, and which updates there are.
-        Its value stands in files: it stays as it was in version 1.
         """
         digest = hashlib.sha256()
         if self.recording:
@@ -161,11 +159,11 @@ class Transcript:
                 for name in sorted(update.tensors):
                     digest.update(name.encode())
                     digest.update(tensor_bytes(update.tensors[name]))
-        for tensor in self.records.stored().values() if self.records is not None else ():
-            digest.update(tensor_bytes(tensor))
-        for known in (self.canaries, self.vertical):
-            if known:
-                digest.update(fingerprint(known).encode())
+        for part, (tensors, entry) in self._parts().items():
+            digest.update(f"{part} {entry.model_dump_json() if entry else ''}".encode())
+            for name in sorted(tensors):
+                digest.update(name.encode())
+                digest.update(tensor_bytes(tensors[name]))
         return digest.hexdigest()
 
     def digest(self) -> str:
@@ -180,44 +178,83 @@ class Transcript:
     def save(self, folder: Path | str) -> None:
         """Write the transcript to ``folder``, which must be empty or new, sealed (see :mod:`fedaudit.utils.integrity`).
 
+        All of it appears at once.
+
         Raises:
             BadInput: the folder is in use or can't be written.
         """
         folder = Path(folder)
+        header = Header(
+            source="captured" if self.recording else "simulated",
+            name=self.name,
+            id=self.id,
+            task=self.task_info,
+            partial=self.partial,
+            notes=list(self.notes),
+            digest=blank(),
+        )
         try:
             check_new(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            rounds = [save_round(folder, r) for r in self.rounds]
-            if self.adversary_log:
-                save_file(
-                    {k: v.detach().cpu().contiguous() for k, v in self.adversary_log.items()}, folder / ADVERSARY_LOG
-                )
-            if self.records is not None:
-                save_file({k: v.contiguous() for k, v in self.records.stored().items()}, folder / RECORDS)
-            if self.canaries:
-                save_file({k: v.contiguous() for k, v in self.canaries.readings.items()}, folder / CANARIES)
-            if self.vertical:
-                save_file({k: v.contiguous() for k, v in self.vertical.tensors().items()}, folder / VERTICAL)
-            task_info = TypeAdapter(TaskInfo).dump_python(self.task_info, mode="json")
-            for later in ("columns", "front"):  # earlier versions read it, too
-                if not getattr(self.task_info, later):
-                    del task_info[later]
-            files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-            index = _Index(
-                format=FORMAT,
-                version=VERSION,
-                name=self.name,
-                setup=task_info,
-                rounds=rounds,
-                files=files,
-                canaries=CanariesEntry.of(self.canaries) if self.canaries else None,
-                vertical=VerticalEntry.of(self.vertical) if self.vertical else None,
-                digest=blank(),
-            )
-            without = {name for name in ("canaries", "vertical") if not getattr(self, name)}
-            (folder / INDEX).write_bytes(sealed(index.model_dump_json(indent=2, by_alias=True, exclude=without) + "\n"))
-        except (OSError, SafetensorError) as error:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with temporary_folder(folder.parent, f".{folder.name}-temporary-") as draft:
+                writer = Writer(draft / "whole", header)
+                for part, (tensors, entry) in self._parts().items():
+                    writer.write_part(part, tensors, entry)
+                for one in self.rounds:
+                    self._write_round(writer, one)
+                writer.close_round(None)
+                writer.write_header()
+                if self.replay_errors:
+                    write_replay(writer.folder, header.id, self.replay_errors)
+                writer.folder.replace(folder)
+        except (OSError, ValueError) as error:
             raise BadInput(f"can't write the transcript to '{folder}': {error}") from None
+
+    def _write_round(self, writer: Writer, one: Round) -> None:
+        """Write a round; of weights that a client was sent in place of everybody's, those tensors that differ."""
+        stem = f"round-{one.index:05d}"
+        entry = RoundEntry(
+            index=one.index,
+            time=one.time,
+            weights=f"{stem}-global.safetensors",
+            client_weights={},
+            rejected=one.rejected,
+            fallback=one.fallback,
+            digest=blank(),
+        )
+        writer.write_tensors(entry.weights, one.weights)
+        for update in one.updates:
+            message = MessageEntry(
+                client=update.client,
+                name=self.clients.get(update.client),
+                form="gradient" if update.kind == "gradient" else "update",
+                file=f"{stem}-client-{update.client:05d}.safetensors",
+                num_examples=update.num_examples,
+                training=update.training,
+                seconds=update.seconds,
+                labels=None if update.labels is None else update.labels.flatten().tolist(),
+                sanitised=update.sanitised,
+                members=update.members,
+            )
+            writer.write_tensors(message.file, {**update.tensors, **update.buffers})
+            entry.messages.append(message)
+        for client, sent in one.own_weights.items():
+            file = entry.client_weights[client] = f"{stem}-client-{client:05d}-sent.safetensors"
+            writer.write_tensors(file, {k: v for k, v in sent.items() if not v.equal(one.weights[k])})
+        writer.close_round(entry)
+
+    def _parts(self) -> dict[Part, tuple[dict[str, Tensor], BaseModel | None]]:
+        """Return what there is of the whole federation, as it is written."""
+        parts: dict[Part, tuple[dict[str, Tensor], BaseModel | None]] = {}
+        if self.records is not None:
+            parts["queries"] = self.records.stored(), None
+        if self.adversary_log:
+            parts["adversary-log"] = self.adversary_log, None
+        if self.canaries:
+            parts["canaries"] = self.canaries.readings, CanariesEntry.of(self.canaries)
+        if self.vertical:
+            parts["vertical"] = self.vertical.tensors(), VerticalEntry.of(self.vertical)
+        return parts
 
     @classmethod
     def load(
@@ -245,155 +282,91 @@ class Transcript:
             BadInput: a file's digest doesn't fit, or can't be checked with the key that there is.
         """
         folder = Path(folder)
-        if _version(folder) == recorded.VERSION:
-            read = recorded.read_recording(folder, INDEX, module, loss, task or {}, rounds)
-            assert module is not None
-            made = cls(
-                read.name,
-                read.task_info,
-                module,
-                read.loss,
-                read.rounds,
-                clients=read.clients,
-                partial=read.partial,
-                replay_errors=read.replay_errors,
-                notes=tuple(read.notes),
-                recording=read.id,
-                canaries=load_canaries(folder, read.id),
+        header = read_header(folder)
+        captured = header.source == "captured"
+        entries = [e for e in read_rounds(folder, header) if rounds is None or not captured or e.index in rounds]
+        if captured and not entries:
+            chosen = "" if rounds is None else " among those asked for"
+            raise CorruptTranscript(f"'{folder}' has no closed round{chosen}: the recording ended before one was over")
+        parts = {part: found for part in PARTS if (found := read_part(folder, header, part)) is not None}
+        notes = list(header.notes)
+        vertical = _vertical_entry(parts["vertical"][0], folder) if "vertical" in parts else None
+        if module is None and (header.task is None or header.task.model == "custom"):
+            raise BadInput(
+                f"the transcript in '{folder}' is of a user's own model; name it: --model package.module:factory, or "
+                "module=… from Python"
             )
-            made.check()
-            return made
-        index, note = _read_index(folder)
-        task_info = _read_setup(folder / INDEX, index.task_info)
-        if (module is None and task_info.model == "custom") or (loss is None and task_info.loss == "custom"):
-            own = "model" if task_info.model == "custom" else "loss"
-            raise BadInput(f"the transcript in '{folder}' is of a user's own {own}; load it from Python and pass that")
-        try:
-            loss = loss or loss_function(task_info.loss, task_info.label_smoothing, task_info.class_weights)
-            if module is None and index.vertical is not None:
-                module = index.vertical.module(task_info)
-            if module is None:
-                module = build_model(
-                    task_info.model,
-                    input_shape=task_info.input_shape,
-                    outputs=task_info.outputs,
-                    width=task_info.width,
-                    tokens=task_info.tokens,
-                )
-            module = with_front(module, task_info)
-        except BadInput as error:
-            raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
-        filed = [read_round(folder, entry, index.files, expected(module), task_info) for entry in index.rounds]
-        there = {name for name in (ADVERSARY_LOG, RECORDS) if name in index.files or (folder / name).is_file()}
-        adversary_log = read_file(folder, ADVERSARY_LOG, index.files) if ADVERSARY_LOG in there else {}
-        records = _read_records(folder, index.files, task_info) if RECORDS in there else None
-        canaries: Canaries | None = None
-        if index.canaries is not None:
-            canaries = index.canaries.canaries(read_file(folder, CANARIES, index.files), folder / CANARIES)
-        vertical: VerticalRecord | None = None
-        if index.vertical is not None:
-            sent = read_file(folder, VERTICAL, index.files)
-            vertical = index.vertical.record(sent, module, task_info, folder / VERTICAL)
-        known: dict[str, Any] = {"notes": (note,) if note else (), "canaries": canaries, "vertical": vertical}
-        loaded = cls(index.name, task_info, module, loss, filed, adversary_log, records, **known)
-        loaded._checked = True
-        return loaded
-
-
-class _Index(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    format: str
-    version: int
-    name: Name
-    task_info: dict[str, Any] = Field(alias="setup")  # its name in version 1
-    rounds: list[RoundEntry]
-    files: Files = {}
-    canaries: CanariesEntry | None = None
-    vertical: VerticalEntry | None = None
-    digest: Digest | None = None
-
-
-def _version(folder: Path) -> int | None:
-    """Return the version of the transcript in ``folder``; None where that can't be told."""
-    try:
-        return _Header.model_validate_json(read_bytes(folder / INDEX, JSON)).version
-    except (OSError, ValidationError, BadInput):
-        return None
-
-
-def _read_index(folder: Path) -> tuple[_Index, str | None]:
-    """Return the index, and a note where it carries no digest."""
-    path = folder / INDEX
-    if not path.is_file():
-        raise BadInput(f"no transcript in '{folder}': it has no {INDEX}; make one with 'fedaudit simulate'")
-    try:
-        data = read_bytes(path, JSON)
-        text = data.decode()
-        _check_version(path, text)
-    except UnicodeDecodeError:
-        raise CorruptTranscript(f"{path} is not UTF-8 text") from None
-    except OSError as error:
-        raise BadInput(f"can't read {path}: {error.strerror or error}") from None
-    except ValidationError as error:
-        raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, _Index)}") from None
-    note = check(path, remedy=REMEDY, data=data)
-    try:
-        index = _Index.model_validate_json(text)
-    except ValidationError as error:
-        raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, _Index)}") from None
-    except BadInput as error:  # from how an update was trained
-        raise CorruptTranscript(f"{path}: {error}") from None
-    if bool(index.rounds) == bool(index.vertical):
-        why = "a vertical federation has none" if index.rounds else "at least one is needed"
-        raise CorruptTranscript(f"{path} is not a transcript's index: rounds: {why}")
-    check_order(path, index.rounds)
-    return index, note
-
-
-class _Header(BaseModel):
-    format: str
-    version: int
-
-
-def _check_version(path: Path, text: str) -> None:
-    """Read format and version first: what another version's index holds isn't known here."""
-    header = _Header.model_validate_json(text)
-    if header.format != FORMAT:
-        raise CorruptTranscript(f"{path}: format is '{header.format}', not '{FORMAT}'")
-    if header.version != VERSION:
-        raise CorruptTranscript(
-            f"{path}: version {header.version} can't be read by this fedaudit, only {VERSION} and {recorded.VERSION}"
+        if header.task is not None:
+            module, loss = _architecture(folder, header.task, module, loss, vertical)
+        assert module is not None
+        if header.task is None:
+            task_info, loss = complete_task(header.observed, task or {}, module, loss, notes)
+        else:
+            task_info = header.task
+        assert loss is not None
+        reader = Reader(folder, module, task_info, notes, exact=header.task is not None, partial=header.partial)
+        made = cls(
+            header.name,
+            task_info,
+            module,
+            loss,
+            [reader.round(entry) for entry in entries],
+            parts["adversary-log"][1] if "adversary-log" in parts else {},
+            clients={m.client: m.name for entry in entries for m in entry.messages if m.name is not None},
+            partial=reader.partial,
+            replay_errors=read_replay(folder, header.id),
+            recording=header.id if captured else None,
         )
+        if captured and not made.updates:
+            raise CorruptTranscript(
+                f"'{folder}' holds no update that can be read: {'; '.join(notes) or 'none was sent'}"
+            )
+        notes += dict.fromkeys(note for entry in entries for m in entry.messages for note in m.notes)
+        made.notes = tuple(notes)
+        if "queries" in parts:
+            made.records = read_queries(parts["queries"][1], task_info, str(folder / "queries.safetensors"))
+        if "canaries" in parts:
+            made.canaries = _canaries(*parts["canaries"], folder / "canaries.safetensors")
+        if vertical is not None:
+            made.vertical = vertical.record(parts["vertical"][1], module, task_info, folder / "vertical.safetensors")
+        made.check()
+        return made
 
 
-def _read_setup(path: Path, values: dict[str, Any]) -> TaskInfo:
+def _architecture(
+    folder: Path, task_info: TaskInfo, module: nn.Module | None, loss: Loss | None, vertical: VerticalEntry | None
+) -> tuple[nn.Module, Loss]:
+    """Return the module and the loss that ``task_info`` names, or those given."""
+    if loss is None and task_info.loss == "custom":
+        raise BadInput(
+            f"the transcript in '{folder}' is of a user's own loss; give it: --loss package.module:function, or loss=…"
+        )
     try:
-        return TypeAdapter(TaskInfo).validate_python(values)
-    except ValidationError as error:
-        raise CorruptTranscript(f"{path}: 'setup' is broken: {explain(error)}") from None
+        loss = loss or loss_function(task_info.loss, task_info.label_smoothing, task_info.class_weights)
+        if module is None and vertical is not None:
+            module = vertical.module(task_info)
+        if module is None:
+            module = build_model(
+                task_info.model,
+                input_shape=task_info.input_shape,
+                outputs=task_info.outputs,
+                width=task_info.width,
+                tokens=task_info.tokens,
+            )
+        return with_front(module, task_info), loss
     except BadInput as error:
-        raise CorruptTranscript(f"{path}: 'setup' is broken: {error}") from None
+        raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
 
 
-def _read_records(folder: Path, files: Files, task_info: TaskInfo) -> Records:
-    tensors = read_file(folder, RECORDS, files)
-    path = folder / RECORDS
-    if set(tensors) | {"public_property"} != {field.name for field in dataclasses.fields(Records)}:
-        raise CorruptTranscript(f"{path}: {', '.join(sorted(tensors))[:80]} are no records")
-    for part in ("", "public_"):
-        inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
-        if not inputs.ndim:
-            raise CorruptTranscript(f"{path}: {part}records: the inputs are one number")
-        check_examples(inputs, labels, task_info, len(inputs), f"{path}: {part}records")
-    records = Records(**tensors)
-    k, c = records.codes.shape if records.codes.ndim == 2 else (-1, -1)
-    columns, values = records.columns, records.public_values
-    wrong = columns.shape != (c,) or columns.dtype != torch.int64 or not torch.isfinite(records.codes).all()
-    wrong |= bool(((columns < 0) | (columns >= task_info.input_shape[0])).any())
-    wrong |= values.shape != (len(records.public_inputs) if k else 0,) or values.dtype != torch.int64
-    if wrong or bool(((values < 0) | (values >= k)).any()):
-        raise CorruptTranscript(f"{path}: what it says of the hidden attribute is broken")
-    marks = records.public_property
-    if marks.dtype != torch.bool or marks.shape not in ((0,), (len(records.public_inputs),)):
-        raise CorruptTranscript(f"{path}: what it says of the property is broken")
-    return records
+def _vertical_entry(entry: Any, folder: Path) -> VerticalEntry:
+    try:
+        return VerticalEntry.model_validate(entry)
+    except ValidationError as error:
+        raise CorruptTranscript(f"{folder / 'vertical.safetensors'}: {explain(error, VerticalEntry)}") from None
+
+
+def _canaries(entry: Any, readings: dict[str, Tensor], path: Path) -> Canaries:
+    try:
+        return CanariesEntry.model_validate_json(json.dumps(entry)).canaries(readings, path)
+    except ValidationError as error:
+        raise CorruptTranscript(f"{path}: {explain(error, CanariesEntry)}") from None

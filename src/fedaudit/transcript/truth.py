@@ -1,8 +1,15 @@
-"""Ground truth: what the clients really trained on. Only the evaluation opens it; no attack ever sees it."""
+"""Ground truth: what the clients really trained on. Only the evaluation opens it; no attack ever sees it.
+
+It lies in one sealed file, or in a folder of such: a recorder writes one an update, so that a kill loses nothing.
+Each names the transcript that it belongs to. Examples stand in it as a data set has them (``inputs/ROUND/CLIENT``), or
+as model and loss saw them (``seen/ROUND/CLIENT/inputs``), where nothing else is known of them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,16 +18,26 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedaudit.modalities.columns import check_cells
+from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.queries import UNUSED
-from fedaudit.transcript.rounds import check_examples, check_new
+from fedaudit.transcript.rounds import REMEDY, check_examples, check_new
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.bounds import TENSORS, check_file
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.integrity import load_sealed, save_sealed
 
-FILE = "truth.safetensors"
+FILE = "truth.safetensors"  # where a simulation's lies in its transcript's folder
+FOLDER = "truth"  # where a recorder's files of it lie
+COINS = "canaries.safetensors"
+CANDIDATES = "candidates.safetensors"
 _ABOUT = ("scenario", "data", "model", "accuracy", "transcript")
+_WHOLE = ("candidates", "candidate_labels", "owners", "matched", "values", "shares", "coins")
+_OF_UPDATE = re.compile(r"round-(\d{5})-client-(\d{5})\.safetensors")
+_OF_UPDATES = ("inputs", "labels", "rows", "seen/inputs", "seen/targets", "seen/randomness")
+_PLACE = re.compile(r"(inputs|labels|rows|seen)/(\d{1,9})/(\d{1,9})(|/inputs|/targets|/randomness)")
+_MOST_CANDIDATES = 5000  # from which no more files are read
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,6 @@ class Truth:
         seen: of a recording, (round, client) to inputs (n, ...) and targets (n, ...) as model and loss saw them, of
             which ``inputs`` and ``labels`` are made; empty of a simulation.
         randomness: likewise, torch's state of randomness (passes, k) before each pass, where the model draws at random.
-        notes: what readers should know of the file that it was read from.
     """
 
     inputs: dict[tuple[int, int], Tensor]
@@ -62,7 +78,6 @@ class Truth:
     coins: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     randomness: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         examples = sum(map(len, self.inputs.values()))
@@ -95,17 +110,16 @@ class Truth:
             BadInput: it can't be written.
         """
         tensors = {"candidates": self.candidates, "candidate_labels": self.candidate_labels}
-        if len(self.owners):
-            tensors |= {"owners": self.owners, "twins": self.matched, "values": self.values}
+        whole = {"owners": self.owners, "matched": self.matched, "values": self.values}
+        tensors |= whole if len(self.owners) else {}
         tensors |= {name: t for name, t in (("coins", self.coins), ("shares", self.shares)) if len(t)}
-        for (r, c), value in self.inputs.items():
-            tensors[f"inputs/{r}/{c}"] = value
-            tensors[f"labels/{r}/{c}"] = self.labels[r, c]
-            if (r, c) in self.rows:
-                tensors[f"rows/{r}/{c}"] = self.rows[r, c]
+        for what, known in (("inputs", self.inputs), ("labels", self.labels), ("rows", self.rows)):
+            tensors |= {f"{what}/{r}/{c}": value for (r, c), value in known.items()}
+        for (r, c), (inputs, targets) in self.seen.items():
+            tensors |= seen_tensors(r, c, inputs, targets, self.randomness.get((r, c)))
         try:
             save_sealed(path, tensors, self.about)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise BadInput(f"can't write the ground truth to '{path}': {error}") from None
 
     @classmethod
@@ -116,29 +130,184 @@ class Truth:
             CorruptTranscript: the file is missing, truncated or something else.
             BadInput: its digest doesn't fit, or can't be checked with the key that there is.
         """
-        if not path.is_file():
-            raise CorruptTranscript(f"no ground truth at {path}; without it findings can't be evaluated")
-        try:
-            check_file(path, TENSORS)
-            about, tensors, note = load_sealed(path, own=_ABOUT, remedy="take it from where it was made")
-            inputs, labels, rows = {}, {}, {}
-            for name, value in tensors.items():
-                if name.startswith("inputs/"):
-                    r, c = map(int, name.split("/")[1:])
-                    inputs[r, c] = value
-                    labels[r, c] = tensors[f"labels/{r}/{c}"]
-                    if f"rows/{r}/{c}" in tensors:
-                        rows[r, c] = tensors[f"rows/{r}/{c}"]
-            known: dict[str, Any] = {
-                name: tensors[name] for name in ("owners", "values", "shares", "coins") if name in tensors
-            }
-            if note:
-                known["notes"] = (note,)
-            if "twins" in tensors:  # the name in files
-                known["matched"] = tensors["twins"]
-            return cls(inputs, labels, tensors["candidates"], tensors["candidate_labels"], about, rows, **known)
-        except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
-            raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
+        about, tensors = _read(path)
+        return _made(about, tensors, path)
+
+
+def seen_tensors(
+    index: int, client: int, inputs: Tensor, targets: Tensor, randomness: Tensor | None
+) -> dict[str, Tensor]:
+    """Return by their names in a file what ``client`` used in round ``index``, as model and loss saw it."""
+    known = {"inputs": inputs, "targets": targets, "randomness": randomness}
+    return {f"seen/{index}/{client}/{what}": value for what, value in known.items() if value is not None}
+
+
+def truth_file(index: int, client: int) -> str:
+    """Return the name of the file, in a folder of them, with what ``client`` used in round ``index``."""
+    return f"round-{index:05d}-client-{client:05d}.safetensors"
+
+
+def save_part(path: Path, identifier: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write one file of a folder of them, sealed, marked as belonging to the transcript of that identifier.
+
+    Raises:
+        OSError: it can't be written.
+        ValueError: a tensor is of a type that can't be.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_sealed(path, tensors, {"transcript": identifier})
+
+
+def truth_beside(folder: Path) -> Path | None:
+    """Return where the truth of the transcript in ``folder`` lies, if it is there: a file, or a folder of them."""
+    if (folder / FILE).exists():
+        return folder / FILE
+    files = [p.name for p in (folder / FOLDER).iterdir()] if (folder / FOLDER).is_dir() else []
+    return folder / FOLDER if any(name == COINS or _OF_UPDATE.fullmatch(name) for name in files) else None
+
+
+def load_truth(path: Path, transcript: Transcript) -> Truth:
+    """Read the truth of a transcript, from a file or a folder of them, and check that it belongs to it.
+
+    Of a folder only what concerns the transcript's updates is kept. Where examples are as the model saw them, they are
+    looked for among those that were given to the recorder and all that it saw; of a large folder some thousands.
+
+    Raises:
+        CorruptTranscript: a file is damaged, or another transcript's.
+        BadInput: there is none.
+    """
+    about: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    updates = {(r.index, u.client) for r in transcript.rounds for u in r.updates}
+    needed, others = _files(path, updates)
+    for file in (*needed, *others):
+        if file in others and sum(len(t) for n, t in tensors.items() if n.endswith("/inputs")) > _MOST_CANDIDATES:
+            break
+        known, read = _read(file)
+        if known.get("transcript") != transcript.id:
+            raise CorruptTranscript(f"{file} is the ground truth of another transcript than '{transcript.name}'")
+        about |= known
+        tensors |= read
+    given = tensors.pop("seen/candidates/inputs", None), tensors.pop("seen/candidates/targets", None)
+    truth = _made({**about, "transcript": transcript.fingerprint()}, tensors, path)
+    if not truth.inputs:
+        truth = _decoded(truth, given, updates, transcript.task_info, path)
+    if not truth.inputs and not len(truth.coins):
+        raise BadInput(
+            f"'{path}' has the truth of no update: none was captured while clients trained, so nothing can be checked"
+        )
+    check_belongs(truth, transcript, path)
+    return truth
+
+
+def _files(path: Path, updates: Collection[tuple[int, int]]) -> tuple[list[Path], list[Path]]:
+    """Return a truth's files: those that are read, and others of which candidates are taken."""
+    if not path.is_dir():
+        return [path], []
+    own = [path / truth_file(*key) for key in sorted(updates)]
+    needed = [p for p in (*own, path / COINS, path / CANDIDATES) if p.is_file()]
+    return needed, sorted(p for p in path.iterdir() if _OF_UPDATE.fullmatch(p.name) and p not in own)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise CorruptTranscript(f"no ground truth at {path}; without it findings can't be evaluated")
+    try:
+        check_file(path, TENSORS)
+        about, tensors, note = load_sealed(path, own=_ABOUT, remedy=REMEDY)
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError) as error:
+        raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
+    if note:
+        raise CorruptTranscript(f"{path} carries no digest: it isn't whole, or not what fedaudit wrote; {REMEDY}")
+    return about, tensors
+
+
+def _made(about: dict[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Truth:
+    """Return the truth that stands in the tensors of a file, or of several."""
+    kept: dict[str, dict[tuple[int, int], Tensor]] = {what: {} for what in _OF_UPDATES}
+    known: dict[str, Any] = {}
+    for name, value in tensors.items():
+        place = _PLACE.fullmatch(name)
+        if place and place[1] + place[4] in kept:
+            kept[place[1] + place[4]][int(place[2]), int(place[3])] = value
+        elif name in _WHOLE:
+            known[name] = value
+        else:
+            raise CorruptTranscript(f"{path} is not a ground truth file ({name[:40]!r})")
+    inputs, labels, rows, seen, targets, randomness = (kept[what] for what in _OF_UPDATES)
+    if inputs.keys() != labels.keys() or seen.keys() != targets.keys():
+        raise CorruptTranscript(f"{path} is not a ground truth file: there are inputs without labels")
+    # Copied: arithmetic gives other bits where memory isn't aligned as it was in training, as in a file it may not be.
+    both = {key: (value.clone(), targets[key].clone()) for key, value in seen.items()}
+    nothing = {"candidates": torch.zeros(0), "candidate_labels": torch.zeros(0, dtype=torch.int64)}
+    return Truth(inputs, labels, about=about, rows=rows, seen=both, randomness=randomness, **{**nothing, **known})
+
+
+def _decoded(
+    truth: Truth,
+    given: tuple[Tensor | None, Tensor | None],
+    updates: Collection[tuple[int, int]],
+    task_info: TaskInfo,
+    path: Path,
+) -> Truth:
+    """Return the truth with examples as a data set has them, made of what model and loss saw."""
+
+    def decoded(seen: Tensor, targets: Tensor, where: str) -> tuple[Tensor, Tensor]:
+        inputs, labels = _examples(seen, task_info), _targets(targets, task_info)
+        check_examples(inputs, labels, task_info, len(inputs) if inputs.ndim else 0, where)
+        return inputs, labels
+
+    own, others = {}, []
+    if given[0] is not None and given[1] is not None:
+        others.append(decoded(given[0], given[1], f"{path}: the candidates"))
+    for key, seen in truth.seen.items():
+        where = f"{path}: round {key[0]}, client {key[1]}"
+        examples = decoded(*seen, where)
+        if key in updates:
+            check_cells(examples[0], task_info.columns, where)
+            own[key] = examples
+        else:
+            others.append(examples)
+    if not own:
+        nothing = torch.zeros(0, *task_info.input_shape, dtype=task_info.example_kind.dtype)
+        return dataclasses.replace(truth, candidates=nothing, seen={}, randomness={})
+    inputs, labels = (torch.cat([pair[i] for pair in (*own.values(), *others)]) for i in (0, 1))
+    first = _first_of_each(task_info.example_kind.fingerprints(inputs))
+    return dataclasses.replace(
+        truth,
+        inputs={key: pair[0] for key, pair in own.items()},
+        labels={key: pair[1] for key, pair in own.items()},
+        candidates=inputs[first],
+        candidate_labels=labels[first],
+        seen={key: truth.seen[key] for key in own},
+        randomness={key: value for key, value in truth.randomness.items() if key in own},
+    )
+
+
+def _first_of_each(hashes: Tensor) -> Tensor:
+    """Return the positions at which each of (n,) hashes stands first."""
+    known: dict[int, int] = {}
+    for place, value in enumerate(hashes.tolist()):
+        known.setdefault(value, place)
+    return torch.tensor(list(known.values()))
+
+
+def _examples(seen: Tensor, task_info: TaskInfo) -> Tensor:
+    """Return examples as a data set holds them, of inputs as the model saw them."""
+    examples = task_info.denormalise(seen.to(task_info.example_kind.dtype))
+    low, high = task_info.example_kind.bounds or (None, None)
+    return examples if low is None else examples.clamp(low, high)
+
+
+def _targets(targets: Tensor, task_info: TaskInfo) -> Tensor:
+    """Return targets as the transcript has labels: int64 (n,), or (n, 1) real values."""
+    if task_info.num_classes is None:
+        return targets.float().view(len(targets), -1)
+    if task_info.causal:
+        return targets.long()
+    if targets.is_floating_point() and targets.ndim == 2 and targets.shape[1] > 1:
+        return targets.argmax(dim=1)  # probabilities, as of mixed or one-hot labels
+    return targets.flatten().long()
 
 
 def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
@@ -150,7 +319,7 @@ def save_recording(transcript: Transcript, truth: Truth, folder: Path) -> None:
         BadInput: the folder is in use or can't be written.
     """
     check_new(folder)
-    about = {**truth.about, "transcript": transcript.fingerprint()}
+    about = {**truth.about, "transcript": transcript.id}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(folder.parent, f".{folder.name}-temporary-") as draft:
@@ -181,6 +350,8 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
         if rows.shape != (updates.get(key),) or rows.dtype != torch.int64 or not 0 <= int(rows.min()) < 2**31:
             raise CorruptTranscript(f"{path}: round {key[0]}, client {key[1]}: the rows are none of this update's")
     parts["the candidates"] = (truth.candidates, truth.candidate_labels, len(truth.candidates))
+    if transcript.recording:  # of which perhaps not every client's training was captured
+        parts = {what: part for what, part in parts.items() if part[0] is not None and len(part[0])}
     for what, (inputs, labels, count) in parts.items():
         if inputs is None or labels is None:
             raise CorruptTranscript(f"{path} has nothing on {what}")
@@ -193,7 +364,8 @@ def check_belongs(truth: Truth, transcript: Transcript, path: Path) -> None:
     if not whole or bool((truth.owners < UNUSED).any()) or not truth.matched.sort().values.equal(places):
         raise CorruptTranscript(f"{path}: what it says of the adversary's {n} records are none of theirs")
     m = len(transcript.canaries) if transcript.canaries else 0
-    if truth.coins.shape != (m,) or truth.coins.dtype != torch.bool:
+    unknown = transcript.recording and not len(truth.coins)
+    if (truth.coins.shape != (m,) and not unknown) or truth.coins.dtype != torch.bool:
         raise CorruptTranscript(f"{path}: what it says of the {m} canaries are none of theirs")
     asked = transcript.records is not None and len(transcript.records.public_property)
     known = 1 + max((c for _, c in updates), default=-1) if asked else 0

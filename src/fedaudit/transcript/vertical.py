@@ -18,7 +18,6 @@ from fedaudit.transcript.vertical_spec import VerticalSpec
 from fedaudit.utils.errors import CorruptTranscript
 from fedaudit.utils.finite import all_finite
 
-VERTICAL = "vertical.safetensors"
 _WEIGHTS, _UPDATES, _SERVER = "weights/", "updates/", "server."
 _TOGETHER = ("batches", "labels", "embeddings", "gradients")
 
@@ -134,7 +133,7 @@ class VerticalRecord:
         check_tensors(self.updates, {n: p.detach().expand(rounds, *p.shape) for n, p in wanted.items()}, where)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by the name that they have in :data:`VERTICAL`."""
+        """Return all tensors by the name that they have in its file."""
         found = {name: getattr(self, name) for name in _TOGETHER if getattr(self, name) is not None}
         found |= {f"{_WEIGHTS}{name}": value for name, value in self.weights.items()}
         return found | {f"{_UPDATES}{name}": value for name, value in self.updates.items()}

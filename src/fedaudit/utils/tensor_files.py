@@ -1,4 +1,7 @@
-"""Safetensors files without copies: the library copies every tensor, or leaves a nameless draft where it is killed."""
+"""Safetensors files in pieces, so that a sealed one is hashed while it is written: the library gives nothing to hash.
+
+Later versions of the library write without a copy, too; the lowest that is allowed here, 0.5, copies every tensor.
+"""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from fedaudit.adapters.flower.in_process import App, Call, Run, lies_in, loaded,
 from fedaudit.adapters.flower.messages import MODEL, check_names, is_training, num_examples, state_in
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
-from fedaudit.pipeline.offline import truth_beside
 from fedaudit.task.training import UNMODELLED
-from fedaudit.transcript.transcript import INDEX
+from fedaudit.transcript.files import INDEX
+from fedaudit.transcript.truth import truth_beside
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.machine import import_torchvision, one_thread

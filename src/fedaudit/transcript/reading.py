@@ -1,0 +1,293 @@
+"""What a transcript's folder says, read with the module that clients trained: rounds of updates, task and loss.
+
+A recorder writes exactly what travelled, and has no module: what is a parameter and what a buffer, and so the updates
+ΔW, is found out here. What it didn't see of the task is given, estimated or assumed, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from fedaudit.modalities import TokenInfo, example_kind
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import BCE, Loss, loss_function
+from fedaudit.transcript.files import MessageEntry, ObservedTask, RoundEntry, SentEntry, round_file
+from fedaudit.transcript.rounds import Files, Round, expected, labels_of, read_file
+from fedaudit.transcript.update import Update
+from fedaudit.utils.errors import BadInput, CorruptTranscript
+from fedaudit.utils.finite import all_finite
+from fedaudit.utils.validation import explain
+
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # of wrappers: data parallelism, torch.compile, Lightning
+
+
+class Reader:
+    """Reads rounds, and names what doesn't fit the module.
+
+    Args:
+        folder: of the transcript.
+        module: that the clients trained; what doesn't travel (a frozen part) is its own.
+        task_info: for labels.
+        notes: take what was left out or assumed.
+        exact: whether names and types are the module's own and everything is there, as a simulation has it;
+            :meth:`fedaudit.Transcript.check` refuses the rest. Else another framework may have sent it.
+        partial: whether updates hold only some of the parameters, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        module: nn.Module,
+        task_info: TaskInfo,
+        notes: list[str],
+        *,
+        exact: bool,
+        partial: bool = False,
+    ) -> None:
+        self.folder, self.task_info, self.notes = folder, task_info, notes
+        self.exact, self.partial = exact, partial
+        self.state, self.parameters, self.buffers = expected(module)
+        self.files: Files = {}
+
+    def round(self, entry: RoundEntry) -> Round:
+        """Return a round.
+
+        Raises:
+            CorruptTranscript: a file is missing or damaged.
+            BadInput: it isn't the module's.
+        """
+        self.files = entry.files
+        own_state = {} if self.exact else {name: value.detach().clone() for name, value in self.state.items()}
+        weights = self._weights(entry.weights, own_state)
+        updates: list[Update] = []
+        own_weights = {client: self._weights(file, weights) for client, file in entry.client_weights.items()}
+        for message in entry.messages:
+            start = own_weights.get(message.client, weights)
+            what = f"round {entry.index}, client {message.name or message.client}"
+            update = self._update(message, start, what, entry.index)
+            if update is not None:
+                updates.append(update)
+            else:
+                own_weights.pop(message.client, None)
+        if entry.total is not None and updates:
+            self.notes.append(f"round {entry.index}: the sum is left aside, single updates are known")
+        elif entry.total is not None:
+            members = tuple(range(entry.total.clients)) if entry.total.clients > 1 else ()
+            total = MessageEntry(client=0, members=members, **entry.total.model_dump(exclude={"clients", "training"}))
+            total.training = entry.total.training
+            update = self._update(total, weights, f"round {entry.index}, the sum", entry.index)
+            updates += [] if update is None else [update]
+        if not self.exact:
+            updates.sort(key=lambda update: update.client)
+        return Round(entry.index, weights, updates, entry.rejected, entry.fallback, own_weights, entry.time)
+
+    def _update(self, entry: MessageEntry, start: dict[str, Tensor], what: str, index: int) -> Update | None:
+        """Return what was sent as an update; None where it can't be used."""
+        tensors, moved = self._changes(entry, start)
+        if not self.exact and not all_finite((*tensors.values(), *moved.values())):
+            self.notes.append(f"{what}: the update has NaN or infinite values and is left out")
+            return None
+        number = entry.num_examples or (sum(entry.training.batch_sizes) if entry.training else None)
+        if number is None:
+            self.notes.append(f"{what}: over how many examples it was made isn't recorded; taken for one a client")
+        try:
+            return Update(
+                client=entry.client,
+                kind="gradient" if entry.form == "gradient" else "weights",
+                tensors=tensors,
+                num_examples=number or max(len(entry.members), 1),
+                training=entry.training,
+                buffers=moved,
+                labels=None if entry.labels is None else labels_of(entry.labels, self.task_info.num_classes),
+                sanitised=entry.sanitised,
+                seconds=entry.seconds,
+                members=entry.members,
+            )
+        except BadInput as error:
+            raise CorruptTranscript(f"{self.folder / round_file(index)}: {error}") from None
+
+    def _changes(self, entry: SentEntry, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return ΔW or the gradient of the parameters that were sent, and the buffers that changed."""
+        sent = self._tensors(entry.file)
+        own = {name: sent[name] for name in self.parameters if name in sent}
+        if not own:
+            raise BadInput(
+                f"{self.folder / entry.file} holds none of the model's trainable parameters: which module did clients "
+                "train?"
+            )
+        if not self.exact and len(own) < len(self.parameters):
+            if not self.partial:
+                self.notes.append(f"updates hold {len(own)} of the model's {len(self.parameters)} trainable tensors")
+            self.partial = True
+        moved = {name: sent[name] for name in self.buffers if name in sent}
+        if entry.form == "weights":
+            own = {name: value - start[name] for name, value in own.items()}
+        if entry.form == "difference":
+            moved = {name: start[name] + value for name, value in moved.items()}
+        return own, {name: value for name, value in moved.items() if self.exact or not value.equal(start[name])}
+
+    def _weights(self, file: str, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state in the module's order: what isn't in the file is as ``known``."""
+        found = {**known, **self._tensors(file)}
+        if not all_finite(found.values()):
+            raise CorruptTranscript(f"{self.folder / file}: the weights that were sent have NaN or infinite values")
+        return {name: found[name] for name in self.state if name in found}
+
+    def _tensors(self, file: str) -> dict[str, Tensor]:
+        """Return tensors by the module's own names; refuse what isn't the module's."""
+        tensors, path = read_file(self.folder, file, self.files), self.folder / file
+        for prefix in _PREFIXES:
+            if tensors and all(name.startswith(prefix) for name in tensors) and not set(tensors) & set(self.state):
+                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+        for name, value in tensors.items():
+            if name not in self.state:
+                raise BadInput(f"{path}: the model has no tensor '{name}'; give the module that the clients trained")
+            if value.shape != self.state[name].shape:
+                shapes = f"{tuple(value.shape)}, the model needs {tuple(self.state[name].shape)}"
+                raise BadInput(
+                    f"{path}: tensor '{name}' has shape {shapes}; give the module that the clients trained, so large"
+                )
+        if self.exact:
+            return tensors
+        return {name: value.to(self.state[name].dtype) for name, value in tensors.items()}
+
+
+# --- the task -------------------------------------------------------------------------------------------------------
+
+
+def complete_task(
+    observed: ObservedTask, given: Mapping[str, Any], module: nn.Module, loss: Loss | None, notes: list[str]
+) -> tuple[TaskInfo, Loss]:
+    """Return what everybody knows, and the loss.
+
+    Args:
+        observed: while the federation ran.
+        given: fields of it that count in place of what was observed.
+        module: that clients trained.
+        loss: theirs, where it isn't one of fedaudit's.
+        notes: take what was assumed.
+
+    Raises:
+        BadInput: something is needed that was neither observed nor given; the message says how to give it.
+    """
+    try:
+        known = observed.model_dump() | {key: value for key, value in given.items() if value is not None}
+        task = ObservedTask.model_validate(known)
+    except ValidationError as error:
+        raise BadInput(f"the task that was given: {explain(error, ObservedTask)}") from None
+    if task.input_shape is None:
+        raise BadInput(
+            "the recording doesn't say what an input looks like (no local training was captured); give --input-shape, "
+            "for example 3,32,32"
+        )
+    shape = tuple(task.input_shape)
+    kind = "tokens" if task.tokens else task.kind
+    kind = kind or ("image" if len(shape) == 3 else "table" if len(shape) == 1 else None)
+    if kind is None:
+        raise BadInput(
+            f"the inputs have the shape {shape}: neither images (C, H, W), rows of a table (d,) nor tokens (length,); "
+            "attacks on other inputs aren't there"
+        )
+    if not example_kind(kind).fits(shape):
+        raise BadInput(f"the inputs have the shape {shape}, which {example_kind(kind).plural} don't have")
+    if task.columns and (task.tokens or len(shape) != 1):
+        raise BadInput(f"only tables have columns; these examples are of the kind '{kind}'")
+    if task.tokens and task.kind not in (None, "tokens"):
+        raise BadInput(f"a vocabulary belongs to tokens; these examples are of the kind '{task.kind}'")
+    name = task.loss
+    if loss is not None:
+        name = "custom"
+    elif name is None:
+        name = "cross-entropy"
+        notes.append("the loss was not recorded: it is taken for cross-entropy")
+    elif name == "custom":
+        raise BadInput("clients minimise a user's own loss; give it: --loss package.module:function, or loss=…")
+    outputs = task.outputs or outputs_of(module, shape, task.tokens)
+    classes = None if name == "mse" or (name == "custom" and outputs == 1) else 2 if name == BCE else max(outputs, 2)
+    classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
+    channels = example_kind(kind).channels(shape)
+    mean, std = task.mean, task.std
+    if mean is None or std is None:
+        mean, std = _preprocessing(task.least, task.most, kind, channels, notes)
+    info = TaskInfo(
+        model="custom",
+        width=None,
+        batch_norm=task.batch_norm or "train",
+        loss=name,
+        kind=kind,
+        input_shape=shape,
+        num_classes=classes,
+        mean=tuple(mean),
+        std=tuple(std),
+        dropout=True if task.dropout is None else task.dropout,
+        label_smoothing=task.label_smoothing if name == "cross-entropy" else 0.0,
+        class_weights=task.class_weights if name == "cross-entropy" else None,
+        columns=task.columns or (),
+        tokens=task.tokens,
+    )
+    return info, loss or loss_function(name, info.label_smoothing, info.class_weights)
+
+
+_Channels = tuple[float, ...]  # a value for each
+
+
+def _preprocessing(
+    least: _Channels | None, most: _Channels | None, kind: str, channels: int, notes: list[str]
+) -> tuple[_Channels, _Channels]:
+    """Return mean and standard deviation: estimated from the range of what the model saw, where it has bounds.
+
+    Of many images some pixel is black and some is white, in each channel: x = (p − mean) / std lies in
+    [−mean / std, (1 − mean) / std].
+
+    Args:
+        least, most: of the inputs, per channel; None where it wasn't recorded.
+        kind: of examples.
+        channels: how many.
+        notes: take what was assumed.
+    """
+    identity = (0.0,) * channels, (1.0,) * channels
+    if example_kind(kind).bounds is None:
+        return identity
+    if least is None or most is None or len(least) != channels or len(most) != channels:
+        notes.append("how inputs are normalised was not recorded: they are taken to lie in [0, 1]; give --mean, --std")
+        return identity
+    if min(least) >= 0 and max(most) <= 1:
+        return identity
+    std = tuple(1 / max(high - low, 1e-6) for low, high in zip(least, most, strict=True))
+    mean = tuple(-low * s for low, s in zip(least, std, strict=True))
+    words = ", ".join(f"{m:.3g} ± {s:.3g}" for m, s in zip(mean, std, strict=True))
+    notes.append(f"how inputs are normalised was estimated from their range ({words}); give --mean and --std if known")
+    return mean, std
+
+
+def outputs_of(module: nn.Module, shape: tuple[int, ...], tokens: TokenInfo | None = None) -> int:
+    """Return how many outputs ``module`` has for one input of ``shape``, of a causal task for one token.
+
+    Raises:
+        BadInput: it can't take such an input.
+    """
+    before = [(part, part.training) for part in module.modules()]
+    try:
+        module.eval()
+        with torch.no_grad():
+            found = module(torch.zeros(1, *shape, dtype=torch.int64 if tokens else torch.float32))
+    except Exception as error:
+        raise BadInput(f"the model can't take an input of shape {shape}: {type(error).__name__}: {error}") from None
+    finally:
+        for part, training in before:
+            part.training = training
+    if tokens and tokens.causal and isinstance(found, Tensor) and found.shape == (1, tokens.vocabulary, *shape):
+        return tokens.vocabulary
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        got = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise BadInput(
+            f"the model's output is {got}; fedaudit needs (n, classes) logits, or (n, 1); where each next "
+            "token is predicted, (n, vocabulary, length)"
+        )
+    return int(found.shape[1])
