@@ -134,8 +134,7 @@ class Doubled(GradientInversion):
         plain = super().objective(prepared)
 
         def doubled(*variables):
-            distance, gradients = plain(*variables)
-            return self.times * distance, [self.times * gradient for gradient in gradients]
+            return tuple(self.times * part for part in plain(*variables))
 
         return doubled
 '''
