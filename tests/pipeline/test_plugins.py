@@ -314,7 +314,7 @@ def test_an_objective_of_its_own_is_audited_from_python_and_from_yaml_alike(site
     assert one["findings"][0]["images"] == other["findings"][0]["images"]
     assert one["attacks"][0]["settings"]["times"] == 2.0
     assert one["scenario"]["defences"]["sanitiser"] == {"name": "twice"}
-    assert "minimises twice the distance" in (tmp_path / "python/report.html").read_text()
+    assert "Nobody 2002" in (tmp_path / "python/report.html").read_text()
     told = command(site, "verify", tmp_path / "python", "--workers", "1")
     assert told.returncode == 0, told.stderr + told.stdout
 
