@@ -106,10 +106,15 @@ def _table(path: str, part: type[BaseModel]) -> Iterator[str]:
             continue
         if not field.description:
             raise ValueError(f"{part.__name__}.{name} has no description: give its Field one")
-        special = {"attacks": "list of names, or `null`", "aggregator": "name", "sanitiser": "name"}
+        special = {
+            "attacks": "list of names, or `null`",
+            "aggregator": "name",
+            "sanitiser": "name",
+            "behaviour": "text",
+        }
         defaults = {"attacks": "`null`", "aggregator": "`mean`", "sanitiser": "`none`"}
         yield row(
-            f"`{name}`",
+            "`name`" if name == "behaviour" else f"`{name}`",
             special.get(name) or type_of(field),
             defaults.get(name) or default_of(field),
             cell(field.description),
