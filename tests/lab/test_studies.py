@@ -48,6 +48,9 @@ TINY: dict[str, Any] = {
 }
 
 
+RUN_IN_CI = ("exact/batches", "labels/counts", "vertical/cafe")  # of the others CI checks the plan alone
+
+
 def tiny(**changes: Any) -> StudySpec:
     return study_from({**TINY, **changes}, "the study 'tiny'")
 
@@ -100,7 +103,9 @@ def test_built_in_studies_expand_at_every_scale(name):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kept_workers")
-@pytest.mark.parametrize("name", builtin_studies())
+@pytest.mark.parametrize(
+    "name", [n if n in RUN_IN_CI else pytest.param(n, marks=pytest.mark.long) for n in builtin_studies()]
+)
 def test_built_in_studies_run_at_smoke_scale(name, command, tmp_path):
     done = command("study", "run", name, "--scale", "smoke", "--out", tmp_path / "out", "--workers", 1)
     assert done.code == 0
