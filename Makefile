@@ -86,10 +86,8 @@ bench: $(NATIVE)  ## all benchmarks, quickly; page in bench/bench.html
 bench-peers: .venv-peers/.ready  ## all benchmarks in full, beside breaching, Flower and ByzFL (data: FEDAUDIT_DATA)
 	.venv-peers/bin/fedaudit bench all --vs breaching --vs flower --vs byzfl --out bench
 
-# It sees what .venv has (torch above all), behind what it has itself.
-.venv-peers/.ready: $(READY)
+.venv-peers/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-peers
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_paths()['purelib'])" > "$$(echo .venv-peers/lib/python3.*/site-packages)/venv.pth"
 	grep -vE '^($(NOT_FOR_PEERS))==' constraints.txt > .venv-peers/constraints.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-peers/constraints.txt -e '.[bench,test]' -e ./lab
 	-.venv-peers/bin/fedaudit doctor --build
