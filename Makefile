@@ -5,11 +5,16 @@ READY := .venv/.ready
 NATIVE := .venv/.native
 OUT ?= audit
 MINUTES ?= 60
+# Two workers, each with whole files: what the tests of a file share is made once.
+PYTEST = OMP_NUM_THREADS=1 $(1) -m pytest -n 2 --dist loadfile
+# What the versions of other packages can break most: the command line, data, models, training, numbers, pages, plug-ins.
+LOWEST ?= tests/adapters tests/capture tests/cli tests/data tests/defences tests/epsilon tests/models tests/pipeline \
+	tests/report tests/scenario tests/simulation
 
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
-.PHONY: audit setup test test-slow test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema docs first-hour same-numbers fuzz faults setup-locked lock sbom vulnerabilities clean
+.PHONY: audit setup test test-slow test-all test-pages chromium test-peers test-flower test-lowest lint format bench bench-peers schema docs first-hour same-numbers fuzz faults setup-locked lock sbom vulnerabilities clean
 
 audit: $(NATIVE)  ## run the default audit on the embedded photographs; report in audit/report.html
 	$(BIN)/fedaudit audit --out $(OUT)
@@ -33,10 +38,14 @@ $(NATIVE): $(READY) src/fedaudit/utils/winograd.cpp src/fedaudit/utils/native.py
 	@touch $(NATIVE)
 
 test: lint $(NATIVE)  ## lint, types, import rules, and the core of the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(call PYTEST,$(BIN)/python) -m 'not slow and not long'
 
 test-slow: $(NATIVE)  ## the tests that take long
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs -m slow
+	$(call PYTEST,$(BIN)/python) -rs -m 'slow and not long'
+
+test-all: lint $(NATIVE) first-hour test-pages test-peers  ## everything, what is too long for CI, too: hours
+	$(call PYTEST,$(BIN)/python) -rs --hypothesis-profile=thorough
+	$(MAKE) test-lowest LOWEST=tests
 
 test-pages: $(NATIVE) chromium  ## every kind of page in headless Chromium: accessible, readable on a phone, two sheets to file
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pages]'
@@ -58,8 +67,8 @@ test-flower: .venv-peers/.ready  ## the tests of Flower apps at both ends of the
 	--target .venv-peers/flwr-$$version "flwr==$$version.*" \
 	&& PYTHONPATH=$(CURDIR)/.venv-peers/flwr-$$version OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers tests/adapters/test_flower_*.py || exit 1; done
 
-test-lowest: .venv-lowest/.ready  ## the core of the tests with the lowest versions that pyproject.toml allows
-	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 -m 'not slow and not peers'
+test-lowest: .venv-lowest/.ready  ## the core's rooms that other packages can break, with the lowest versions that pyproject.toml allows
+	$(call PYTEST,.venv-lowest/bin/python) -m 'not slow and not long and not peers' $(LOWEST)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -389,7 +389,7 @@ def test_without_a_compiler_the_compiled_engine_is_the_traced_one_and_says_so(mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batches", [(2,), (1, 1)])
+@pytest.mark.parametrize("batches", [(2,), pytest.param((1, 1), marks=pytest.mark.long)])
 def test_the_compiled_engine_agrees(batches):
     victim = victim_of(build_model("convnet-small", input_shape=SHAPE, outputs=5))
     training = TrainingConfig(0.1, len(batches), batches)

@@ -232,12 +232,17 @@ def test_noise_of_a_known_size_names_no_word():
     ("data", "model", "more"),
     [
         ("notes-causal", "decoder", {}),
-        ("notes", "decoder", {}),
-        ("notes", "decoder-4", {}),
         ("notes", "encoder", {}),
-        ("notes", "encoder", {"examples": 1, "batch_size": 1}),
         ("notes", "encoder", {"algorithm": "fedavg", "local_steps": 1, "learning_rate": 0.01, "examples": 2}),
-        ("notes-causal", "decoder", {"algorithm": "fedavg", "local_steps": 1, "learning_rate": 0.01}),
+        *[
+            pytest.param(*slow, marks=pytest.mark.slow)
+            for slow in (
+                ("notes", "decoder", {}),
+                ("notes", "decoder-4", {}),
+                ("notes", "encoder", {"examples": 1, "batch_size": 1}),
+                ("notes-causal", "decoder", {"algorithm": "fedavg", "local_steps": 1, "learning_rate": 0.01}),
+            )
+        ],
     ],
 )
 def test_dager_reads_a_batch_word_for_word(data: str, model: str, more: dict[str, Any]):

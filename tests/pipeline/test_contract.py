@@ -32,15 +32,15 @@ LONG = {
     "idlg",
     "cpl",
     "geng",
-    "agic-epochs",
-    "dlg-adam",
-    "dlg-adam-epochs",
     "gias",
-    "shadow-models",
+    "dlg-adam",
+    "agic-epochs",
+    "dlg-adam-epochs",
+    "invg-epochs",
 }
 
 
-@pytest.mark.parametrize("name", core(ATTACKS.names(), *[n for n in ATTACKS.names() if n not in LONG]))
+@pytest.mark.parametrize("name", core(ATTACKS.names(), *(name for name in ATTACKS.names() if name not in LONG)))
 def test_every_attack_keeps_it(name: str, tmp_path: Path) -> None:
     found = check_attack(quick_attack(name, tmp_path), SCENARIOS.get(name))
     assert isinstance(found, ATTACKS[name].value.finds)

@@ -15,7 +15,7 @@ from tests.fuzz.__main__ import run_block
 from tests.fuzz.names import NAMES
 from tests.fuzz.targets import Target, targets
 
-FEW = {"resolve": 5, "flags": 25, "study": 25}  # of what takes long; 40 of the rest
+FEW = {"resolve": 5, "scenario": 10, "flags": 10, "study": 10}  # of what takes long; 20 of the rest
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_nothing_but_a_refusal(name: str, known: dict[str, Target]) -> None:
     target = known[name]
 
     @settings(
-        max_examples=FEW.get(name, 40), database=None, deadline=None, derandomize=True, phases=[Phase.generate],
+        max_examples=FEW.get(name, 20), database=None, deadline=None, derandomize=True, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(target.inputs)

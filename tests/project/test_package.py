@@ -145,6 +145,7 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     assert names(again) == names(wheel)
 
 
+@pytest.mark.long  # an environment of its own with torch; `make first-hour` has one, too
 def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
     python = environment(tmp_path / "venv")
     install(python, next(built.glob("*.whl")))

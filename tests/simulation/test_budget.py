@@ -54,7 +54,7 @@ def test_the_federation_goes_on_while_any_client_may_send(per_round: int, rounds
 @pytest.mark.parametrize(
     ("local", "steps"), [({"local_steps": 2}, 2), ({"local_epochs": 1}, 3)], ids=["2 steps", "a pass over 7 by 3"]
 )
-@pytest.mark.parametrize("sampling", ["drawn", "poisson"])
+@pytest.mark.parametrize("sampling", ["drawn", pytest.param("poisson", marks=pytest.mark.slow)])
 def test_the_account_is_that_of_whoever_is_drawn_most_often(local: dict[str, int], steps: int, sampling: str) -> None:
     """Of 13 examples one client has 7 and the other 6: two batches of 3, or a rate of 1/2. Oracle: dp-accounting."""
     spec = {"clients": 2, "examples": 13, "batch_size": 3, "rounds": 4, "algorithm": "fedavg", **local}

@@ -224,12 +224,16 @@ def test_an_audit_ends_with_verdicts() -> None:
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def observations() -> list[Observation]:
+    return [seen(adversary) for adversary in ("server", "client")]
+
+
 @pytest.mark.parametrize("name", [name for name in ATTACKS.names() if name not in VERTICAL])
-def test_other_attacks_refuse_a_vertical_federation(name: str) -> None:
+def test_other_attacks_refuse_a_vertical_federation(name: str, observations: list[Observation]) -> None:
     if name in ("gias", "epochs"):
         pytest.skip("it needs settings of its own")
-    for adversary in ("server", "client"):
-        observation = seen(adversary)
+    for observation in observations:
         with pytest.raises(NotApplicable) as refused:
             make_attack(name).check(observation)
         assert "\n" not in str(refused.value)
