@@ -12,7 +12,7 @@ from fedaudit.utils.lazy import lazy
 from fedaudit.utils.version import __version__
 
 if TYPE_CHECKING:
-    from fedaudit.api import attack, audit, audit_transcript, evaluate, simulate, verify
+    from fedaudit.api import AuditResult, attack, audit, audit_transcript, evaluate, simulate, verify
     from fedaudit.attacks import (
         Attack,
         AttributeFinding,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from fedaudit.pipeline.offline import Findings
     from fedaudit.pipeline.run import Audit
     from fedaudit.pipeline.verify import Verification
-    from fedaudit.results import AuditResult
     from fedaudit.scenario.scenario import Scenario, load_scenario
     from fedaudit.simulation.behaviour import Behaviour
     from fedaudit.simulation.server_behaviour import ServerBehaviour

@@ -12,20 +12,23 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedaudit.attacks import Attack
+from fedaudit.attacks import make_attack as make_attack
 from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
-from fedaudit.evaluation import Limits as Limits
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
 from fedaudit.pipeline.prepare import check_files, resolve
 from fedaudit.pipeline.run import Audit as Audit
+from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.verify import Verification, verify_audit
-from fedaudit.results import AuditResult
+from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
-from fedaudit.task.training import BCE, LOSSES, Loss, loss_name
+from fedaudit.task.training import BCE, loss_name
+from fedaudit.task.training import LOSSES as LOSSES
+from fedaudit.task.training import Loss as Loss
 from fedaudit.transcript.files import INDEX
 from fedaudit.transcript.rounds import check_new
 from fedaudit.transcript.transcript import Transcript

@@ -23,10 +23,10 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.encoding import decode, encode
+from fedaudit.simulation.history import History
 from fedaudit.simulation.server import Server
 from fedaudit.simulation.simulator import simulate
 from fedaudit.task.training import TrainingConfig
-from fedaudit.transcript.history import History
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript

@@ -22,8 +22,8 @@ from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation import canary_play
 from fedaudit.simulation.budget import PrivacyBudget
+from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import simulate
-from fedaudit.transcript.history import History
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript

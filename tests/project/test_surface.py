@@ -211,7 +211,7 @@ def records(value: Any) -> list[dict[str, Any]]:
         return [found for item in value for found in records(item)]
     if not isinstance(value, dict):
         return []
-    data = ("scenario", "settings", "environment")
+    data = ("scenario", "settings", "environment", "details")
     return [value, *(found for key, item in value.items() if key not in data for found in records(item))]
 
 

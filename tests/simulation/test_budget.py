@@ -15,8 +15,8 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.budget import PrivacyBudget
+from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import simulate
-from fedaudit.transcript.history import History
 from fedaudit.transcript.transcript import Transcript
 from tests.simulation.federation_cases import same, scenario
 

@@ -15,9 +15,9 @@ from torch.nn import functional
 from fedaudit.data import load_dataset
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario, scenario_from
+from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import simulate
 from fedaudit.task.training import Loss
-from fedaudit.transcript.history import History
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput

@@ -11,8 +11,8 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation import simulator
 from fedaudit.simulation import worker_pool as pool
+from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import simulate
-from fedaudit.transcript.history import History
 from fedaudit.transcript.transcript import Transcript
 from tests.simulation.federation_cases import add_counting
 from tests.simulation.test_checkpoint import DEFENCES, same, scenario

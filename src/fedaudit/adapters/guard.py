@@ -102,13 +102,13 @@ class SiteGuard:
 
     def _check(self) -> None:
         """Refuse attacks and limits that there aren't: a policy with a wrong word in it must not let all pass."""
-        from fedaudit import api, make_attack  # what attacks need takes seconds to import
+        from fedaudit import api  # what attacks need takes seconds to import
 
         if not self._checked:
             api.Limits(self.fail_above, self.fail_on).check()
             for attack in self.attacks:
                 spec = {"name": attack} if isinstance(attack, str) else dict(attack)
-                make_attack(spec.pop("name", ""), spec)
+                api.make_attack(spec.pop("name", ""), spec)
             self._checked = True
 
     def _too_large(self, seen: Capture, who: str) -> bool:

@@ -20,28 +20,14 @@ Catalogue = dict[str, list[dict[str, Any]]]
 
 def catalogue(kinds: Sequence[str]) -> Catalogue:
     """Return name, summary and what else is declared of everything of the given kinds, one array per kind."""
-    from fedaudit.attacks import ATTACKS
-    from fedaudit.data import DATASETS
-    from fedaudit.defences import AGGREGATORS, SANITISERS
-    from fedaudit.models import MODELS
-    from fedaudit.simulation.behaviour import BEHAVIOURS
-    from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
+    from fedaudit.pipeline.catalogue import entries
 
-    sources: dict[str, list[Any]] = {
-        "attacks": [*ATTACKS],
-        "defences": [*AGGREGATORS, *SANITISERS],
-        "behaviours": [*BEHAVIOURS, *SERVER_BEHAVIOURS],
-        "models": [*MODELS],
-        "datasets": [*DATASETS],
-    }
     added = {point.name: point for point in entry_points(group=LISTED)}
+    shown = {kind: entries(kind) for kind in kinds}
+    # a kind that a package adds is empty where that isn't installed
     return {
-        kind: [{"name": e.name, "summary": e.summary, **e.info} for e in sources[kind]]
-        if kind in sources
-        else added[kind].load()()
-        if kind in added
-        else []  # of a package that isn't installed
-        for kind in kinds
+        kind: known if known is not None else added[kind].load()() if kind in added else []
+        for kind, known in shown.items()
     }
 
 

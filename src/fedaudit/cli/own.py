@@ -11,7 +11,7 @@ import typer
 from fedaudit.utils.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedaudit.task.training import Loss
+    from fedaudit.api import Loss
 
 OwnModel = Annotated[
     str | None,
@@ -107,7 +107,7 @@ def loss_of(text: str | None) -> tuple[Loss | None, str | None]:
     """
     if text is None:
         return None, None
-    from fedaudit.task.training import LOSSES
+    from fedaudit.api import LOSSES
     from fedaudit.utils.objects import load_object
 
     if text in LOSSES:

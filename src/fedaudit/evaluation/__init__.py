@@ -20,11 +20,13 @@ from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.evaluation.limits import Limits, check_limits, read_policy
 from fedaudit.evaluation.scores import compare, summarise, verdict_rules
 from fedaudit.evaluation.statistics import interval, paired_interval
+from fedaudit.results import Interval
 
 __all__ = [
     "FINDING_TYPES",
     "Evaluation",
     "FindingType",
+    "Interval",
     "Limits",
     "Metric",
     "check_limits",

@@ -9,8 +9,8 @@ from fedaudit.pipeline.describe_recording import recording_record
 from fedaudit.pipeline.vertical import federation_record as vertical_record
 from fedaudit.results import FederationRecord, HistoryRecord, HistoryTiming
 from fedaudit.scenario.scenario import Scenario
+from fedaudit.simulation.history import History
 from fedaudit.simulation.spec import FederationSpec
-from fedaudit.transcript.history import History
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.registry import Plugin

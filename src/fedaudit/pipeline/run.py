@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding
 from fedaudit.data import DATASETS, Dataset
-from fedaudit.evaluation import Limits, check_limits, compare, entry, evaluate, summarise, verdict_rules
+from fedaudit.evaluation import Limits as Limits
+from fedaudit.evaluation import check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.modalities import example_kind, save_png
 from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls

@@ -10,10 +10,10 @@ from fedaudit.data.dataset import Split
 from fedaudit.models import VerticalModel
 from fedaudit.pipeline.control_cases import Case, typical
 from fedaudit.results import AdversaryRecord, FederationRecord, HistoryRecord, HistoryTiming
+from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import Recording
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.vertical import exchange
-from fedaudit.transcript.history import History
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.vertical_spec import VerticalSpec

@@ -82,7 +82,7 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
     return {
         **values,
         "schema_version": SCHEMA_VERSION,
-        "findings": [of_images(f, f["status"] == "done") for f in values["findings"]],
+        "findings": [of_images(f, f.get("status") == "done") for f in values["findings"]],
         "summaries": summaries,
         "thresholds": [tested(t) for t in values["thresholds"]],
     }

@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 from fedaudit.defences.privacy import DifferentialPrivacy, account, central_noise
+from fedaudit.epsilon import Adjacency
 from fedaudit.epsilon.accounting import Account
-from fedaudit.results.epsilon import Adjacency
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation
-from fedaudit.transcript.history import History
+from fedaudit.simulation.history import History
 
 
 class PrivacyBudget:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import ClientContext, NoSanitiser, Sanitiser
+from fedaudit.epsilon import Unit
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries, CanaryRecords, CanarySpec, Directions
-from fedaudit.results.epsilon import Unit
 from fedaudit.simulation.budget import PrivacyBudget
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Federation

@@ -25,13 +25,13 @@ from fedaudit.simulation.arithmetic import fast_arithmetic
 from fedaudit.simulation.behaviour import Behaviour, ClientStep
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.encoding import decode, encode
+from fedaudit.simulation.history import History
 from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.simulation.record_draw import RecordDraw
 from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, TrainingConfig
-from fedaudit.transcript.history import History
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.finite import all_finite

@@ -11,10 +11,10 @@ from torch import Tensor
 from fedaudit.data.dataset import Split
 from fedaudit.models import VerticalModel, has_batch_norm
 from fedaudit.simulation.client import Federation
+from fedaudit.simulation.history import History
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
-from fedaudit.transcript.history import History
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.vertical import VerticalRecord

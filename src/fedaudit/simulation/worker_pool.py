@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedaudit.simulation.checkpoint import State
 from fedaudit.simulation.client import Client
-from fedaudit.transcript.history import History
+from fedaudit.simulation.history import History
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import FedAuditError
 from fedaudit.utils.machine import one_thread

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedaudit.epsilon import Adjacency, Unit
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.modalities import TokenInfo
 from fedaudit.modalities.columns import Column
-from fedaudit.results.epsilon import Adjacency, Unit
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import REMEDY, Digest, Files

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedaudit import BadInput
-from fedaudit.evaluation import interval, paired_interval
-from fedaudit.results import Interval
+from fedaudit.evaluation import Interval, interval, paired_interval
 from fedaudit_lab.studies.spec import IMAGE_METRICS, OF_FEDERATIONS, ClaimSpec, Point, StudySpec, check_point, measure
 from fedaudit_lab.studies.store import Row
 

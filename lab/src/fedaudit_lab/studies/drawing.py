@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedaudit import BadInput
+from fedaudit.evaluation import Interval
 from fedaudit.report import LEAST_DB, limits, render
-from fedaudit.results import Interval
 from fedaudit_lab.studies.analysis import Analysis, Cell, Outcome
 from fedaudit_lab.studies.spec import IMAGE_METRICS, builtin_studies, measure
 

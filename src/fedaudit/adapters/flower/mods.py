@@ -22,9 +22,8 @@ from fedaudit.adapters.flower.tensors import (
     torch_state,
 )
 from fedaudit.defences import SANITISERS
-from fedaudit.defences.privacy import DifferentialPrivacy
+from fedaudit.defences.privacy import DifferentialPrivacy, account
 from fedaudit.defences.sanitising import ClientContext, norm
-from fedaudit.epsilon.accounting import Account
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import make
@@ -186,7 +185,7 @@ def _rounds(dp: DifferentialPrivacy, given: Mapping[str, Any]) -> int | None:
         )
     if dp.epsilon is None:
         return None
-    rounds = Account(dp.noise, dp.delta, 1.0, 1).rounds(dp.epsilon)
+    rounds = account(dp, clients=1, per_round=1, steps=1, batch=1, fewest=1).rounds(dp.epsilon)
     if not rounds:
         raise BadInput(
             f"dp: noise {dp.noise:g} spends more than epsilon {dp.epsilon:g} in one round; raise noise, or set epsilon "

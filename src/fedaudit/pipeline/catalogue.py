@@ -1,0 +1,37 @@
+"""What there is: attacks, defences, behaviours, models, data sets, ours and other packages'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedaudit.attacks import ATTACKS
+from fedaudit.data import DATASETS
+from fedaudit.defences import AGGREGATORS, SANITISERS
+from fedaudit.models import MODELS
+from fedaudit.simulation.behaviour import BEHAVIOURS
+from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
+from fedaudit.utils.registry import settings_of
+
+_KINDS: dict[str, tuple[Any, ...]] = {
+    "attacks": (ATTACKS,),
+    "defences": (AGGREGATORS, SANITISERS),
+    "behaviours": (BEHAVIOURS, SERVER_BEHAVIOURS),
+    "models": (MODELS,),
+    "datasets": (DATASETS,),
+}
+
+
+def entries(kind: str) -> list[dict[str, Any]] | None:
+    """Return name, summary and what else is declared of everything of ``kind``; None where there is no such kind."""
+    if kind not in _KINDS:
+        return None
+    return [{"name": e.name, "summary": e.summary, **e.info} for registry in _KINDS[kind] for e in registry]
+
+
+def settings_of_attack(name: str) -> list[str]:
+    """Return the names of an attack's settings, as scenarios write them.
+
+    Raises:
+        BadInput: there is no such attack.
+    """
+    return settings_of(ATTACKS[name].value)
