@@ -340,7 +340,8 @@ def _of_transcripts(folder: Path) -> dict[str, Target]:
         place.mkdir(exist_ok=True)
         for name in names:
             (place / name).write_bytes(contents[name])
-        for name, value in zip(("index.json", "round-00000.json"), values, strict=False):
+        given = values if isinstance(values, list) else []
+        for name, value in zip(("index.json", "round-00000.json"), given, strict=False):
             (place / name).write_text(json.dumps(value))
         with contextlib.suppress(Exception):  # where it is none
             seal_again(place)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from fedaudit.attacks import Finding
@@ -32,6 +31,7 @@ from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
 from fedaudit.utils.folders import inside, temporary_folder
+from fedaudit.utils.image_bytes import decode
 from fedaudit.utils.machine import processor
 from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
@@ -293,9 +293,8 @@ def _of_files(stored: AuditResult, derived: Audit, folder: Path, *, exact: bool)
 def _look_alike(one: Path, other: Path) -> bool:
     """Return whether two images differ by the rounding of a pixel at most."""
     try:
-        with Image.open(one) as first, Image.open(other) as second:
-            before, after = np.asarray(first, np.int16), np.asarray(second, np.int16)
-    except (OSError, ValueError):
+        before, after = (decode(path.read_bytes(), str(path), None).astype(np.int16) for path in (one, other))
+    except (OSError, BadInput):
         return False
     return before.shape == after.shape and bool(np.abs(before - after).max(initial=0) <= _GREYS)
 

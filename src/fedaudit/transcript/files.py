@@ -280,11 +280,18 @@ def read_header(folder: Path) -> Header:
         if start.version != VERSION:
             raise CorruptTranscript(f"{path}: version {start.version} can't be read by this fedaudit, only {VERSION}")
         _check_seal(path, data)
-        return Header.model_validate_json(data, strict=True)
+        return _header(path, data)
     except ValidationError as error:
         raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, Header)}") from None
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from None
+
+
+def _header(path: Path, data: bytes) -> Header:
+    try:
+        return Header.model_validate_json(data, strict=True)
+    except BadInput as error:  # from what the task is
+        raise CorruptTranscript(f"{path}: {error}") from None
 
 
 def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
