@@ -82,7 +82,7 @@ def page() -> str:
         thing = getattr(fedaudit.epsilon, name)
         if inspect.isfunction(thing):
             lines += ["", f"## fedaudit.epsilon.{name}", "", *_function(name, thing)]
-        elif not issubclass(thing, BaseModel):  # results.md has the others
+        elif inspect.isclass(thing) and not issubclass(thing, BaseModel):  # results.md has the others
             lines += ["", f"## class fedaudit.epsilon.{name}", "", *_class(name, thing)]
     lines += ["", "## Errors", "", "The command line shows their text in one line.", "", *head("error", "when")]
     lines += [row(f"`{name}`", _summary(getattr(fedaudit, name))) for name in _errors()]
