@@ -43,7 +43,7 @@ def alone(pixels: Tensor, transcript: Transcript, units: int) -> Tensor:
     slope = weights["front.measure.weight"][:, 0].double() * math.prod(pixels.shape[1:])
     low = -weights["front.measure.bias"].double() / slope
     values = transcript.task_info.normalise(pixels).double().flatten(1).mean(dim=1)
-    front = transcript.task_info.front
+    front = transcript.task_info.inserted
     assert front is not None
     width = torch.zeros(()) if front.limit is None else front.limit / slope
     top = torch.cat([low[1:], torch.full((1,), torch.inf)]) if front.limit is None else low + width
@@ -121,7 +121,7 @@ def test_what_was_sent_is_recorded_and_survives_the_disk(tmp_path: Path):
     made = scenario({**AVG, "rounds": 2})
     recording = played(made)
     transcript = recording.transcript
-    front = transcript.task_info.front
+    front = transcript.task_info.inserted
     assert front is not None
     assert front.units == 96
     first, second = (r.weights for r in transcript.rounds)
@@ -141,7 +141,7 @@ def test_what_was_sent_is_recorded_and_survives_the_disk(tmp_path: Path):
 
 def test_an_honest_server_sends_what_it_has():
     honest = played(scenario_from({**scenario(SGD).model_dump(), "federations": [{"name": "f", **SGD}], "threat": {}}))
-    assert honest.transcript.task_info.front is None
+    assert honest.transcript.task_info.inserted is None
     assert not any(name.startswith("front.") for name in honest.transcript.rounds[0].weights)
     (seen,) = observe(honest.transcript, ThreatModel()).split()
     with pytest.raises(NotApplicable, match="server: imprint"):

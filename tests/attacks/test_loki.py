@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedaudit
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.active.loki import Loki
-from fedaudit.models.front import FrontLayers
+from fedaudit.models.inserted_module import InsertedLayers
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation import simulator
@@ -39,7 +39,7 @@ def scenario(spec: dict[str, Any], sees: str = "sum", server: Any = SERVER, **re
 def hit(transcript: Transcript, client: int, pixels: Tensor) -> Tensor:
     """Return (n, units) which units each image hits in the model that the client was sent: the definition."""
     front = transcript.module.get_submodule("front")
-    assert isinstance(front, FrontLayers)
+    assert isinstance(front, InsertedLayers)
     assert front.limit is not None
     sent = transcript.rounds[0].sent_to(client)
     front.load_state_dict({name.removeprefix("front."): t for name, t in sent.items() if name.startswith("front.")})
@@ -117,10 +117,10 @@ def test_clients_are_sent_kernels_of_their_own_and_nothing_else_differs():
     made = scenario({**SGD, "clients": 5, "clients_per_round": 3, "examples": 60})
     transcript = played(made).transcript
     (record,) = transcript.rounds
-    assert len(record.own_weights) == 3
+    assert len(record.client_weights) == 3
     pixels = torch.rand(2, 1, 8, 8)
     kernels = nn.Conv2d(1, 3, 3, padding=1)
-    for place, (client, sent) in enumerate(sorted(record.own_weights.items())):
+    for place, (client, sent) in enumerate(sorted(record.client_weights.items())):
         assert {name for name in sent if not sent[name].equal(record.weights[name])} == KERNELS
         kernels.load_state_dict({name.removeprefix("front.spread."): sent[name] for name in KERNELS})
         copies = kernels(transcript.task_info.normalise(pixels))
@@ -138,11 +138,11 @@ def test_what_each_client_was_sent_survives_the_disk(tmp_path: Path):
     read = Transcript.load(tmp_path / "kept")
     assert read.digest() == recording.transcript.digest()
     for before, after in zip(recording.transcript.rounds, read.rounds, strict=True):
-        assert after.own_weights.keys() == before.own_weights.keys() == {0, 1, 2, 3}
-        for client, sent in before.own_weights.items():
-            assert all(sent[name].equal(after.own_weights[client][name]) for name in sent)
+        assert after.client_weights.keys() == before.client_weights.keys() == {0, 1, 2, 3}
+        for client, sent in before.client_weights.items():
+            assert all(sent[name].equal(after.client_weights[client][name]) for name in sent)
     (first, _) = unpack(pack(recording.transcript.rounds))
-    assert first.own_weights == recording.transcript.rounds[0].own_weights
+    assert first.client_weights == recording.transcript.rounds[0].client_weights
     files = sorted((tmp_path / "kept").glob("round-00000-*-sent.safetensors"))
     assert len(files) == 4
     assert all(file.stat().st_size < 2000 for file in files)  # what differs, not the whole model

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedaudit.defences.received import LIMITS, Check, check_received
-from fedaudit.models.front import Fronted
+from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import simulate
@@ -83,7 +83,7 @@ def rounds(model: str, way: str, server: Any = None, count: int = ROUNDS, seed: 
     (federation,) = resolve(made).federations
     transcript = simulate(federation).transcript
     module = transcript.module
-    agreed = module.body if isinstance(module, Fronted) else module
+    agreed = module.body if isinstance(module, WithInsertedModule) else module
     for record in transcript.rounds:
         client = record.index % len(federation.client_data)
         data, state = federation.client_data[client], record.sent_to(client)

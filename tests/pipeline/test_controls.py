@@ -14,7 +14,7 @@ from torch import nn
 import fedaudit
 from fedaudit.attacks import ATTACKS
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
-from fedaudit.pipeline.control_cases import by_heart, one_example, reference
+from fedaudit.pipeline.control_cases import memorised, one_example, reference
 from fedaudit.pipeline.replay import replay_error
 from fedaudit.pipeline.run import run_audit
 from fedaudit.pipeline.trials import Trial
@@ -236,7 +236,7 @@ def test_an_attribute_has_a_control_that_learns_it_by_heart():
     assert accuracy.value > 0.9
     assert advantage.value > 0.3
     seen = fedaudit.simulate(scenario("attribute-loss", **table), progress=False)
-    case = by_heart(seen)
+    case = memorised(seen)
     assert case is not None
     learnt, known = case.recording.truth.inputs[0, 0][:, 1], seen.transcript.records
     assert known is not None
@@ -246,13 +246,13 @@ def test_an_attribute_has_a_control_that_learns_it_by_heart():
 
 def test_the_members_learnt_by_heart_are_the_adversary_s_own():
     seen = fedaudit.simulate(scenario("loss-threshold", **RECORDS), progress=False)
-    case = by_heart(seen)
+    case = memorised(seen)
     assert case is not None
     records = seen.transcript.records
     assert records is not None
     member = seen.truth.owners >= 0
     assert case.recording.truth.inputs[0, 0].equal(records.inputs[member])
-    assert by_heart(fedaudit.simulate(scenario(invg()), progress=False)) is None
+    assert memorised(fedaudit.simulate(scenario(invg()), progress=False)) is None
 
 
 # Replay -------------------------------------------------------------------------------------------------------------

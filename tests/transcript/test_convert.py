@@ -71,7 +71,7 @@ def test_a_simulations_bits_come_back(tmp_path: Path, command: Command) -> None:
     for name, value in first.updates[0].tensors.items():
         assert value.equal(old[f"parameters/{name}"])
     sent = load_file(OLDER / "queries" / "round-00000-client-00001-sent.safetensors")
-    for name, value in first.own_weights[1].items():
+    for name, value in first.client_weights[1].items():
         assert value.equal(sent.get(name, first.weights[name]))
     assert first.rejected == {1: "an outlier"}
     assert transcript.adversary_log["seen"].tolist() == [0.0, 1.0, 2.0]

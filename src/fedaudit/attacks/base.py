@@ -115,7 +115,7 @@ class Attack(Plugin, ABC):
             )
         for message in observation.messages:
             ways = self.ways(observation, message)
-            if ways and message.own_weights and not self.unlike:
+            if ways and message.client_weights and not self.unlike:
                 raise NotApplicable(
                     f"{self.name} needs one model, and the clients of this sum were sent different weights; use loki, "
                     "where a server made them for it, or audit with threat.sees=updates"

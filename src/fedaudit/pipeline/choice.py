@@ -63,7 +63,7 @@ def choose_for(transcript: Transcript, threat: ThreatModel) -> list[NamedSpec]:
             rounds=len(transcript.rounds),
             clients=len({update.client for update in updates}),
             sums=any(update.members for update in updates),
-            server=info.front.kind if info.front else None,
+            server=info.inserted.kind if info.inserted else None,
             top=vertical.spec.top if vertical else None,
             **begins,
         )

@@ -99,7 +99,7 @@ def reference(kind: UpdateKind) -> Case:
     return _case(transcript, data.test.inputs, data.test.targets, inputs, labels, 1, kind, None, "reference", text)
 
 
-def by_heart(recording: Recording) -> Case | None:
+def memorised(recording: Recording) -> Case | None:
     """Return a federation whose model has learnt the adversary's members by heart; None where it has no records.
 
     One client holds them all, and trains the audited model on them until it fits them (Adam, 500 steps at most, or

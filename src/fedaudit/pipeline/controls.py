@@ -21,8 +21,8 @@ from fedaudit.evaluation.finding_types import type_of
 from fedaudit.evaluation.images import visible
 from fedaudit.pipeline.control_cases import (
     Case,
-    by_heart,
     each_by_heart,
+    memorised,
     one_client,
     one_example,
     reference,
@@ -46,7 +46,7 @@ _PROGRESS = 0.05
 _RECIPES: dict[str, tuple[Callable[[Recording], Case | None], str]] = {
     "vertical": (easy_case, ""),
     "client": (one_client, ""),
-    "records": (by_heart, "there are no records to learn by heart"),
+    "records": (memorised, "there are no records to learn by heart"),
     "sources": (each_by_heart, "there are no records of two clients to learn by heart"),
     "property": (with_and_without, "too few examples are known with the property and without"),
     "canaries": (without_noise, "there are no canaries"),

@@ -52,10 +52,10 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         f"{per_round} of {spec.clients} clients a round" if per_round != spec.clients else _many(spec.clients, "client")
     )
     defences = _defences(transcript, placed)
-    front = transcript.task_info.front
-    if front is not None:
-        kernels = f", behind {_one_of([front.sets], 'set')} of kernels, one a client" if front.sets else ""
-        sums += f"; the server put {front.units} units of its own before the network ({front.kind}){kernels}"
+    inserted = transcript.task_info.inserted
+    if inserted is not None:
+        kernels = f", behind {_one_of([inserted.sets], 'set')} of kernels, one a client" if inserted.sets else ""
+        sums += f"; the server put {inserted.units} units of its own before the network ({inserted.kind}){kernels}"
     return FederationRecord(
         name=name,
         algorithm=spec.algorithm,

@@ -297,7 +297,7 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
     if transcript.records is not None:
         public = len(transcript.records.public_inputs) if adversary.knows_public_data else 0
         adversary = _threat({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
-    if transcript.task_info.front is not None and adversary.adversary == "server":
+    if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
     if adversary.adversary != "client" and adversary.together == 1 and (sizes := _sums(transcript)):
         adversary = adversary.model_copy(update={"sees": f"aggregate of {min(sizes)}"})

@@ -23,7 +23,7 @@ from fedaudit.models import (
     layer_groups,
     load_checkpoint,
 )
-from fedaudit.models.front import with_front
+from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.pipeline.choice import choose
 from fedaudit.pipeline.modes import mode_in_words, with_modes
 from fedaudit.pipeline.pretraining import pretrain
@@ -118,7 +118,7 @@ def resolve(
         mean=dataset.mean,
         std=dataset.std,
         dropout=spec.dropout is not False,
-        spare_outputs=spec.spare_outputs,
+        extra_classes=spec.spare_outputs,
         columns=dataset.columns,
         tokens=dataset.tokens,
     )
@@ -248,7 +248,7 @@ def _federations(
         info, sent = replace(task_info, batch_norm=spec.batch_norm or task_info.batch_norm), model
         if spec.server is not None:
             info = spec.server.task_info(info, spec.plan)
-            sent = with_front(model, info)
+            sent = with_inserted_module(model, info)
         drawn = draw_records(
             dataset,
             split,

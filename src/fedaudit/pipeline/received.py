@@ -9,7 +9,7 @@ from torch import nn
 
 from fedaudit.defences.received import Check, check_received
 from fedaudit.models import read_state
-from fedaudit.models.front import Fronted
+from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.results import ReceivedCheck
 from fedaudit.scenario.scenario import Scenario
@@ -24,7 +24,7 @@ def noticed(recording: Recording) -> list[ReceivedCheck]:
     """Return what the first client of each recorded round finds in the model that it received, on its own examples."""
     transcript, truth = recording.transcript, recording.truth
     module = transcript.module
-    agreed = module.body if isinstance(module, Fronted) else module
+    agreed = module.body if isinstance(module, WithInsertedModule) else module
     found: dict[str, list[Check]] = {}
     for record in transcript.rounds:
         for update in record.updates[:1]:
@@ -67,7 +67,7 @@ def check_file(
     """
     state = read_state(path)
     (federation, *_) = resolve(scenario, data_dir=data_dir, model=model).federations
-    agreed = federation.model.body if isinstance(federation.model, Fronted) else federation.model
+    agreed = federation.model.body if isinstance(federation.model, WithInsertedModule) else federation.model
     if client is None:
         return check_received(state, agreed)
     if not 0 <= client < len(federation.client_data):

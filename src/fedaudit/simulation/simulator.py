@@ -192,12 +192,12 @@ class _Running:
             history.stopped, history.why = index, why
             return False
         kept = spec.record is None or index in spec.record
-        received, own_weights = weights, dict[int, dict[str, Tensor]]()
+        received, client_weights = weights, dict[int, dict[str, Tensor]]()
         apart = workers > 1 and len(chosen) > 1 and self.seconds * (spec.rounds - index) > _WORTH
         before = index * (spec.clients_per_round or spec.clients)
         began = time.perf_counter()
         if self.dishonest:
-            received, own_weights = sent(self.dishonest, _server_step(federation, index, chosen, weights))
+            received, client_weights = sent(self.dishonest, _server_step(federation, index, chosen, weights))
         results = run_round(
             [self.clients[number] for number in chosen],
             model,
@@ -205,7 +205,7 @@ class _Running:
             received,
             history,
             lambda steps: report(before + steps) if report else None,
-            own_weights=own_weights,
+            client_weights=client_weights,
             workers=workers if apart else 1,
         )
         self.seconds = self.seconds if apart else time.perf_counter() - began
@@ -223,7 +223,7 @@ class _Running:
         history.rejected.append(sorted(rejected))
         if kept:
             self.rows |= {(index, number): used for number, (_, used) in zip(chosen, results, strict=True)}
-            self.rounds.append(Round(index, received, updates, rejected, aggregate.fallback, own_weights))
+            self.rounds.append(Round(index, received, updates, rejected, aggregate.fallback, client_weights))
         self.budget.close(chosen)
         self.finished += 1
         self._measure(self.finished, self.finished == spec.rounds)

@@ -23,7 +23,7 @@ def run_round(
     history: History,
     report: Callable[[int], None],
     *,
-    own_weights: Mapping[int, dict[str, Tensor]] | None = None,
+    client_weights: Mapping[int, dict[str, Tensor]] | None = None,
     workers: int = 1,
 ) -> list[tuple[Update, Tensor]]:
     """Return what each client sends in a round, as it arrives, and the rows of the examples it was made from.
@@ -35,14 +35,14 @@ def run_round(
         weights: of the round.
         history: is told what it cost.
         report: called with the clients of this round that are done.
-        own_weights: client to what it is sent in place of ``weights``.
+        client_weights: client to what it is sent in place of ``weights``.
         workers: processes for the honest clients; 1 means this one. Malicious clients collude, so they run here, one
             after the other.
 
     Raises:
         FedAuditError: a client's worker process died twice.
     """
-    received = [(own_weights or {}).get(client.number, weights) for client in clients]
+    received = [(client_weights or {}).get(client.number, weights) for client in clients]
     if workers > 1:
         return _apart(clients, model, index, received, history, report, workers)
     return _here(clients, model, index, received, history, report)

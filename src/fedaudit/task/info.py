@@ -23,8 +23,8 @@ _WIDEST = 65_536
 
 
 @dataclass(frozen=True)
-class Front:
-    """Layers that a malicious server put before the agreed network (:mod:`fedaudit.models.front`).
+class InsertedModule:
+    """Layers that a malicious server put before the agreed network (:mod:`fedaudit.models.inserted_module`).
 
     Attributes:
         kind: by which attack.
@@ -48,10 +48,11 @@ class Front:
         limited = self.limit is None or (math.isfinite(self.limit) and self.limit > 0)
         if not 2 <= self.units <= _WIDEST or not limited:
             raise BadInput(
-                f"a front of {self.units} units, limit {self.limit}; it must have 2 to {_WIDEST:,}, and a limit above 0"
+                f"an inserted module of {self.units} units, limit {self.limit}; it must have 2 to {_WIDEST:,}, and a "
+                "limit above 0"
             )
         if not 0 <= self.sets <= _WIDEST:
-            raise BadInput(f"a front of {self.sets} sets of kernels; it must have 0 to {_WIDEST:,}")
+            raise BadInput(f"an inserted module of {self.sets} sets of kernels; it must have 0 to {_WIDEST:,}")
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class TaskInfo:
         mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
         dropout: whether clients train with the model's dropout on, if it has any.
         label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``.
-        spare_outputs: of the model, beyond one a class: for labels that no example of the data set has.
+        extra_classes: outputs of the model beyond one a class, for labels that no example of the data set has.
         columns: of a table, their names, types and categories; none where they aren't known.
         tokens: of text, its vocabulary and task; None for other examples.
-        front: what a malicious server put before the network; None: nothing.
+        inserted: the module that a malicious server put before the network; None: nothing.
 
     Raises:
         BadInput: these don't fit together, or there is no such kind.
@@ -92,17 +93,17 @@ class TaskInfo:
     dropout: bool = True
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
-    spare_outputs: int = 0
+    extra_classes: int = 0
     columns: tuple[Column, ...] = ()
     tokens: TokenInfo | None = None
-    front: Front | None = None
+    inserted: InsertedModule | None = None
 
     def __post_init__(self) -> None:
         self._check_loss_options()
-        if self.front is not None and self.example_kind.discrete:
-            raise BadInput(f"a front is for real values, not for {self.example_kind.described}")
-        if self.front is not None and self.front.sets and len(self.input_shape) != 3:
-            raise BadInput(f"a front with kernels is for images, not for {self.example_kind.described}")
+        if self.inserted is not None and self.example_kind.discrete:
+            raise BadInput(f"an inserted module is for real values, not for {self.example_kind.described}")
+        if self.inserted is not None and self.inserted.sets and len(self.input_shape) != 3:
+            raise BadInput(f"an inserted module with kernels is for images, not for {self.example_kind.described}")
         check_columns(self.columns, self.input_shape, "the task")
         shape, kind = self.input_shape, self.example_kind
         if not kind.fits(shape) or math.prod(shape) > _LARGEST_INPUT:
@@ -138,7 +139,7 @@ class TaskInfo:
         if self.example_kind.discrete != (self.tokens is not None):
             raise BadInput(f"a vocabulary belongs to {self.kind} data" if self.tokens else "tokens need a vocabulary")
         vocabulary = self.tokens.vocabulary if self.tokens else None
-        if self.causal and (self.num_classes != vocabulary or self.spare_outputs or self.loss == BCE):
+        if self.causal and (self.num_classes != vocabulary or self.extra_classes or self.loss == BCE):
             raise BadInput(
                 "a causal task has a class for each token of the vocabulary, and cross-entropy as its loss: set "
                 "spare_outputs to 0, and model.loss to auto"
@@ -153,7 +154,7 @@ class TaskInfo:
         if not (math.isfinite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):
             raise BadInput(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1]")
         weights = self.class_weights
-        if self.spare_outputs and (self.loss == BCE or self.num_classes is None or weights is not None):
+        if self.extra_classes and (self.loss == BCE or self.num_classes is None or weights is not None):
             raise BadInput("spare_outputs are for cross-entropy over classes, without class_weights; set it to 0")
         if weights is not None and (
             len(weights) != self.num_classes or not all(math.isfinite(w) and w >= 0 for w in weights)
@@ -174,7 +175,7 @@ class TaskInfo:
     @property
     def outputs(self) -> int:
         """Outputs of the model: one per class, and spare ones; one for regression, or with binary cross-entropy."""
-        return 1 if self.loss == BCE or self.num_classes is None else self.num_classes + self.spare_outputs
+        return 1 if self.loss == BCE or self.num_classes is None else self.num_classes + self.extra_classes
 
     def blank(self, count: int) -> tuple[Tensor, Tensor]:
         """Return examples (count, ...) of zeros as the model sees them, and targets for them, of class 0 (or 0.0)."""

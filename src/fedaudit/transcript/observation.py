@@ -29,14 +29,14 @@ class Message:
         client: who sent the update; of a sum, the first.
         weights: that it was sent; of a sum, the global ones.
         update: what came back.
-        own_weights: of a sum, client to what it was sent where that isn't ``weights``.
+        client_weights: of a sum, client to what it was sent where that isn't ``weights``.
     """
 
     round: int
     client: int
     weights: dict[str, Tensor]
     update: Update
-    own_weights: dict[int, dict[str, Tensor]] = dataclasses.field(default_factory=dict)
+    client_weights: dict[int, dict[str, Tensor]] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Message(round {self.round}, {self.update!r})"
@@ -155,7 +155,9 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
                 labels=update.labels if threat.knows_labels else None,
             )
             sent = record.weights if update.members else record.sent_to(update.client)
-            own = {client: record.own_weights[client] for client in update.members if client in record.own_weights}
+            own = {
+                client: record.client_weights[client] for client in update.members if client in record.client_weights
+            }
             messages.append(Message(record.index, update.client, sent, seen, own))
     if threat.adversary == "client":
         messages = []

@@ -53,6 +53,9 @@ _LAY_IN = {
 }
 _TRUTH_SAYS = ("scenario", "data", "model", "accuracy", "transcript")
 
+# Fields of the task that had other names.
+_TASK = {"spare_outputs": "extra_classes", "front": "inserted"}
+
 
 def convert_folder(old: Path, new: Path) -> list[str]:
     """Write the transcript in ``old``, of version 1 or 2, and its truth to ``new`` in today's format.
@@ -96,7 +99,9 @@ def convert_folder(old: Path, new: Path) -> list[str]:
 
 def _convert_simulated(old: Path, index: dict[str, Any], new: Path) -> list[str]:
     notes = [note] if (note := check(old / INDEX, remedy=REMEDY)) else []
-    task_info = TypeAdapter(TaskInfo).validate_python(index["setup"])
+    task_info = TypeAdapter(TaskInfo).validate_python(
+        {_TASK.get(name, name): value for name, value in index["setup"].items()}
+    )
     files = index.get("files", {})
 
     def tensors(file: str) -> dict[str, Tensor]:
@@ -167,9 +172,9 @@ def _round(old: Path, entry: dict[str, Any], files: dict[str, str], task_info: T
             )
         )
     sent_alone = entry.get("own_weights", {}).items()
-    own_weights = {int(client): weights | read_file(old, file, files) for client, file in sent_alone}
+    client_weights = {int(client): weights | read_file(old, file, files) for client, file in sent_alone}
     rejected = {int(client): str(why) for client, why in entry.get("rejected", {}).items()}
-    return Round(entry["index"], weights, updates, rejected, entry.get("fallback"), own_weights)
+    return Round(entry["index"], weights, updates, rejected, entry.get("fallback"), client_weights)
 
 
 def _vertical(values: dict[str, Any], tensors: dict[str, Tensor]) -> VerticalRecord:

@@ -66,15 +66,15 @@ class Reader:
         own_state = {} if self.exact else {name: value.detach().clone() for name, value in self.state.items()}
         weights = self._weights(entry.weights, own_state)
         updates: list[Update] = []
-        own_weights = {client: self._weights(file, weights) for client, file in entry.client_weights.items()}
+        client_weights = {client: self._weights(file, weights) for client, file in entry.client_weights.items()}
         for message in entry.messages:
-            start = own_weights.get(message.client, weights)
+            start = client_weights.get(message.client, weights)
             what = f"round {entry.index}, client {message.name or message.client}"
             update = self._update(message, start, what, entry.index)
             if update is not None:
                 updates.append(update)
             else:
-                own_weights.pop(message.client, None)
+                client_weights.pop(message.client, None)
         if entry.total is not None and updates:
             self.notes.append(f"round {entry.index}: the sum is left aside, single updates are known")
         elif entry.total is not None:
@@ -85,7 +85,7 @@ class Reader:
             updates += [] if update is None else [update]
         if not self.exact:
             updates.sort(key=lambda update: update.client)
-        return Round(entry.index, weights, updates, entry.rejected, entry.fallback, own_weights, entry.time)
+        return Round(entry.index, weights, updates, entry.rejected, entry.fallback, client_weights, entry.time)
 
     def _update(self, entry: MessageEntry, start: dict[str, Tensor], what: str, index: int) -> Update | None:
         """Return what was sent as an update; None where it can't be used."""

@@ -40,7 +40,7 @@ class Round:
         updates: in the order of the clients.
         rejected: client to reason.
         fallback: why the aggregator couldn't do what it is meant to do, if so.
-        own_weights: client to the weights that it was sent, where these aren't ``weights``.
+        client_weights: client to the weights that it was sent, where these aren't ``weights``.
         time: when the round ended, as ISO 8601 in UTC; None where it wasn't recorded.
     """
 
@@ -49,7 +49,7 @@ class Round:
     updates: list[Update]
     rejected: dict[int, str] = field(default_factory=dict)
     fallback: str | None = None
-    own_weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    client_weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     time: str | None = None
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class Round:
 
     def sent_to(self, client: int) -> dict[str, Tensor]:
         """Return the weights from which ``client`` trained."""
-        return self.own_weights.get(client, self.weights)
+        return self.client_weights.get(client, self.weights)
 
 
 def check_new(folder: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import Canaries
 from fedaudit.models import build_model
-from fedaudit.models.front import with_front
+from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.files import (
@@ -129,8 +129,8 @@ class Transcript:
         for record in self.rounds:
             place = f"{where}, round {record.index}"
             check_tensors(record.weights, state, f"{place}, global weights")
-            for client, own_weights in record.own_weights.items():
-                check_tensors(own_weights, state, f"{place}, weights sent to client {client}")
+            for client, client_weights in record.client_weights.items():
+                check_tensors(client_weights, state, f"{place}, weights sent to client {client}")
             for update in record.updates:
                 own = f"{place}, client {update.client}"
                 whole = update.sanitised is None and not self.partial
@@ -238,7 +238,7 @@ class Transcript:
             )
             writer.write_tensors(message.file, {**update.tensors, **update.buffers})
             entry.messages.append(message)
-        for client, sent in one.own_weights.items():
+        for client, sent in one.client_weights.items():
             file = entry.client_weights[client] = f"{stem}-client-{client:05d}-sent.safetensors"
             writer.write_tensors(file, {k: v for k, v in sent.items() if not v.equal(one.weights[k])})
         writer.close_round(entry)
@@ -353,7 +353,7 @@ def _architecture(
                 width=task_info.width,
                 tokens=task_info.tokens,
             )
-        return with_front(module, task_info), loss
+        return with_inserted_module(module, task_info), loss
     except BadInput as error:
         raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
 

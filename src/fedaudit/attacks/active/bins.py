@@ -1,4 +1,4 @@
-"""Bins of a measurement: where a front's units begin to pass something on, and what an update says of each bin."""
+"""Bins of a measurement: where an inserted module's units begin to pass something on, and what an update says of each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedaudit.attacks.analytic.first_layer import FirstLayer, layer_product
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.models.front import Fronted
+from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.transcript.observation import Message, Observation
 
-PREFIX = "front"  # of the names of a front's weights
+PREFIX = "front"  # of the names of an inserted module's weights
 _ROUNDING = 2.0**-24  # of single precision
 _DOUBT = 16.0  # roundings: less than so many are no example
 _TAIL = 8.0  # standard deviations: beyond all examples
@@ -36,11 +36,11 @@ class Bins(NamedTuple):
     shares: Tensor
 
 
-def measured(observation: Observation, attack: str) -> tuple[Fronted, Tensor]:
-    """Return the network with its front, as it was sent, and what the message says of the measuring layer.
+def measured(observation: Observation, attack: str) -> tuple[WithInsertedModule, Tensor]:
+    """Return the network with its inserted module, as it was sent, and what the message says of the measuring layer.
 
     Args:
-        observation: of one message of a network with a front.
+        observation: of one message of a network with an inserted module.
         attack: by whose name a message that can't be read is refused.
 
     Raises:
@@ -48,7 +48,7 @@ def measured(observation: Observation, attack: str) -> tuple[Fronted, Tensor]:
     """
     message = observation.single()
     module = as_trained(observation.module, observation.task_info, message.weights)
-    assert isinstance(module, Fronted)
+    assert isinstance(module, WithInsertedModule)
     layer = module.front.measure
     first = FirstLayer(f"{PREFIX}.measure", layer, torch.arange(layer.in_features), relu=True)
     return module, layer_product(message, first, attack)
@@ -85,7 +85,7 @@ def read(product: Tensor, message: Message, prefix: str, *, bounded: bool) -> Bi
     Args:
         product: (units, inputs + 1) a multiple of the layer's gradient, the bias' last.
         message: whose update it is.
-        prefix: of the front's names in it.
+        prefix: of the inserted module's names in it.
         bounded: whether units pass nothing more on above their bin.
     """
     back = message.weights[f"{prefix}.back.weight"].double().cpu()
@@ -123,7 +123,7 @@ def in_their_bins(found: Bins, weight: Tensor, low: Tensor, high: Tensor) -> Ten
     return found.inputs * scale[:, None]
 
 
-def labels_of(module: Fronted, observation: Observation, inputs: Tensor, shares: Tensor) -> Tensor:
+def labels_of(module: WithInsertedModule, observation: Observation, inputs: Tensor, shares: Tensor) -> Tensor:
     """Return (r,) the label of each example, with which its own δ is the one by which its bin holds it.
 
     Of several local steps it is compared with what the step that used the example would have given at the weights that

@@ -16,10 +16,10 @@ from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
-from fedaudit.models.front import Fronted
+from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
-from fedaudit.task.info import Front, TaskInfo
+from fedaudit.task.info import InsertedModule, TaskInfo
 from fedaudit.task.training import LocalPlan
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -60,8 +60,10 @@ class ImprintServer(ServerBehaviour):
     drift: Positive = 0.3
 
     def task_info(self, task_info: TaskInfo, plan: LocalPlan) -> TaskInfo:  # noqa: ARG002
-        """Return the task info with the front."""
-        return dataclasses.replace(task_info, front=Front("imprint", self.units, _LIMIT if self.sparse else None))
+        """Return the task info with the inserted module."""
+        return dataclasses.replace(
+            task_info, inserted=InsertedModule("imprint", self.units, _LIMIT if self.sparse else None)
+        )
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
         """Refuse regression, and cumulative bins where clients take several steps: the rows don't stay alike.
@@ -77,7 +79,7 @@ class ImprintServer(ServerBehaviour):
             )
 
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
-        """Return the weights with the front's set: rows of means, biases of quantiles, columns of equal size."""
+        """Return the weights with the inserted module's set: rows of means, biases of quantiles, columns of equal size."""
         numbers = math.prod(step.task_info.input_shape)
         mean, spread = 0.0, self.spread
         if step.public is not None and len(step.public) > 1:
@@ -105,7 +107,7 @@ class ImprintServer(ServerBehaviour):
         plan, info = step.plan, step.task_info
         if plan.sends_gradient or not self.sparse:
             return self.strength
-        assert isinstance(step.model, Fronted)
+        assert isinstance(step.model, WithInsertedModule)
         assert info.num_classes is not None
         step.model.load_state_dict(step.weights)
         noise = torch.randn((_PROBES, *info.input_shape), generator=step.generator).requires_grad_()
@@ -152,10 +154,10 @@ class Imprint(Attack):
         """
         self._product(observation)
 
-    def _product(self, observation: Observation) -> tuple[Fronted, Tensor]:
-        front = observation.task_info.front
+    def _product(self, observation: Observation) -> tuple[WithInsertedModule, Tensor]:
+        inserted = observation.task_info.inserted
         super().check(observation)
-        if front is None or front.kind != "imprint":
+        if inserted is None or inserted.kind != "imprint":
             raise NotApplicable(
                 "the server sent the network as it is, without an imprint module; set threat.adversary: "
                 "malicious-server and federations[].server: imprint"

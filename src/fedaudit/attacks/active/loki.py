@@ -17,9 +17,9 @@ from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
-from fedaudit.models.front import Fronted
+from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
-from fedaudit.task.info import Front, TaskInfo
+from fedaudit.task.info import InsertedModule, TaskInfo
 from fedaudit.task.training import LocalPlan
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -61,8 +61,8 @@ class LokiServer(ServerBehaviour):
     strength: Positive = 0.02
 
     def task_info(self, task_info: TaskInfo, plan: LocalPlan) -> TaskInfo:
-        """Return the task info with the front: a set of kernels for everybody who takes part in a round."""
-        return dataclasses.replace(task_info, front=Front("loki", self.units, _LIMIT, plan.clients))
+        """Return the task info with the inserted module: a set of kernels for everybody who takes part in a round."""
+        return dataclasses.replace(task_info, inserted=InsertedModule("loki", self.units, _LIMIT, plan.clients))
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
         """Refuse regression.
@@ -74,7 +74,7 @@ class LokiServer(ServerBehaviour):
             raise BadInput("loki is for classifiers, and this model predicts real values; leave server out")
 
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
-        """Return the weights with the front's set, but for the kernels: of these all are zero."""
+        """Return the weights with the inserted module's set, but for the kernels: of these all are zero."""
         info = step.task_info
         numbers = math.prod(info.input_shape)
         black, white = _range(info)
@@ -168,10 +168,10 @@ class Loki(Attack):
         """
         self._product(observation)
 
-    def _product(self, observation: Observation) -> tuple[Fronted, Tensor]:
-        message, front = observation.single(), observation.task_info.front
+    def _product(self, observation: Observation) -> tuple[WithInsertedModule, Tensor]:
+        message, inserted = observation.single(), observation.task_info.inserted
         super().check(observation)
-        if front is None or front.kind != "loki" or front.limit != _LIMIT or not _sets(message):
+        if inserted is None or inserted.kind != "loki" or inserted.limit != _LIMIT or not _sets(message):
             raise NotApplicable(
                 "the server sent the clients no kernels of their own; set threat.adversary: malicious-server and "
                 "federations[].server: loki"
@@ -243,7 +243,7 @@ class _Set(NamedTuple):
 
 def _sets(message: Message) -> dict[int, _Set]:
     """Return client to the kernels that it was sent, where there are any."""
-    sent = message.own_weights or {message.client: message.weights}
+    sent = message.client_weights or {message.client: message.weights}
     sets = {}
     for client, weights in sent.items():
         weight, bias = (weights[name].double().cpu() for name in _KERNELS)
