@@ -1,4 +1,4 @@
-"""Bins of a measurement: where an inserted module's units begin to pass something on, and what an update says of each."""
+"""Bins of a measurement: where an inserted module's units begin to pass something on; what an update says of each."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ImprintServer(ServerBehaviour):
             )
 
     def __call__(self, step: ServerStep) -> dict[str, Tensor]:
-        """Return the weights with the inserted module's set: rows of means, biases of quantiles, columns of equal size."""
+        """Return the weights, the inserted module's set: rows of means, biases of quantiles, columns of equal size."""
         numbers = math.prod(step.task_info.input_shape)
         mean, spread = 0.0, self.spread
         if step.public is not None and len(step.public) > 1:
