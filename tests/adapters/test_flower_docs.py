@@ -33,8 +33,8 @@ def _quick(monkeypatch):
     from fedaudit.attacks.inversion import template
 
     monkeypatch.setitem(template.QUICK, "iterations", 2)
-    whole = api.attack
-    monkeypatch.setattr(api, "attack", lambda *a, **o: whole(*a, **{**o, "controls": False}))
+    whole = api.audit_transcript
+    monkeypatch.setattr(api, "audit_transcript", lambda *a, **o: whole(*a, **{**o, "controls": False}))
 
 
 def test_flower_on_the_desk_and_in_deployment(tmp_path, monkeypatch, command):
