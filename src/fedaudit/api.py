@@ -96,9 +96,8 @@ def audit(
     """
     changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    values, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
+    made, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
-    made = scenario_from(values)
     check_files(made)
     folder = Path(out) if out else None
     another = False
@@ -163,8 +162,7 @@ def simulate(
         BadInput: something can't be used; the message says what and what to do.
     """
     modes = {"batch_norm": batch_norm, "dropout": dropout}
-    values, dataset, loss = _with_own(scenario, {"seed": seed}, modes, model=model, data=data, loss=loss)
-    made = scenario_from(values)
+    made, dataset, loss = _with_own(scenario, {"seed": seed}, modes, model=model, data=data, loss=loss)
     names = [name for name, _, _ in made.runs()]
     if federation is None and len(names) > 1:
         raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
@@ -447,11 +445,14 @@ def _with_own(
     model: nn.Module | None,
     data: Any | None,
     loss: Loss | None,
-) -> tuple[dict[str, Any], Dataset | None, Loss | None]:
-    """Return the scenario's values with the user's own parts in it, the data set, and the loss if it has no name.
+) -> tuple[Scenario, Dataset | None, Loss | None]:
+    """Return the scenario with the user's own parts in it, the data set, and the loss if it has no name.
 
     ``changes`` of the scenario and ``modes`` of its model count unless they are None.
     """
+    own = (model, data, loss, *changes.values(), *modes.values())
+    if isinstance(scenario, Scenario) and all(part is None for part in own):
+        return scenario, None, None  # what it holds has been made already
     values = _values(scenario)
     if scenario is None and (model is not None or data is not None or changes.get("threat") is not None):
         values.pop("attacks")  # the default audit's are for its own data and adversary
@@ -470,12 +471,13 @@ def _with_own(
         values["model"] = {**values.get("model", {}), "loss": name}
     values["model"] = values.get("model", {}) | {key: value for key, value in modes.items() if value is not None}
     if data is None:
-        return values, None, loss
+        return scenario_from(values), None, loss
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
         values["federations"] = [{**spec, "draw": "random"} for spec in values["federations"]]
-    own = {"name": "custom", "image_size": None, "limit": None}
-    values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **own}
-    return values, dataset_of(data, classes=values["model"].get("loss") == BCE), loss
+    named = {"name": "custom", "image_size": None, "limit": None}
+    values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **named}
+    dataset = dataset_of(data, classes=values["model"].get("loss") == BCE)
+    return scenario_from(values), dataset, loss
 
 
 def _named(attack: str | dict[str, Any] | Attack) -> dict[str, Any]:
