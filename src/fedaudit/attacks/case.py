@@ -11,6 +11,7 @@ from fedaudit.transcript.update import UpdateKind
 
 _MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
 _MOST_STEPS = 16  # that are worth simulating
+_IMAGES = ("image",)  # kinds of examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,11 @@ class Case:
     malicious: str | None = None
     server: str | None = None
     top: Top | None = None
+
+    @property
+    def images(self) -> bool:
+        """Whether the examples are images."""
+        return self.kind in _IMAGES
 
     def classifies(self, kinds: Collection[str]) -> bool:
         """Return whether the model is a classifier of such examples."""

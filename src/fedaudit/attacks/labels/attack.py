@@ -12,7 +12,6 @@ from fedaudit.attacks.adaptive import is_adaptive
 from fedaudit.attacks.base import Attack, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding
-from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, one_batch_gradient, unknown_training
@@ -67,7 +66,7 @@ class Labels(Attack):
             and case.num_classes is not None
             and case.knows_scale
             and not case.threat.knows_labels
-            and (case.examples > 1 or case.kind not in GradientInversion.examples)
+            and (case.examples > 1 or not case.images)
         )
 
     def check(self, observation: Observation) -> None:

@@ -10,7 +10,6 @@ from pydantic import Field
 from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.case import Case
 from fedaudit.attacks.findings import Finding, LocalModelFinding
-from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
 from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
 from fedaudit.attacks.local_model.messages import Exchanged, exchanged, is_linear
@@ -99,7 +98,7 @@ class LocalModelExact(_LocalModelAttack):
         return (
             case.updates_alone
             and not case.sums
-            and case.kind not in GradientInversion.examples
+            and not case.images
             and case.num_classes is None
             and case.rounds >= _FEWEST
         )
@@ -225,7 +224,7 @@ class LocalModel(_LocalModelAttack):
         return (
             case.updates_alone
             and not case.sums
-            and case.kind not in GradientInversion.examples
+            and not case.images
             and not example_kind(case.kind).discrete
             and case.update_kind == "weights"
             and case.rounds >= _FEWEST
