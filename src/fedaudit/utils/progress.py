@@ -95,12 +95,10 @@ def live_display(enabled: bool = True) -> Iterator[Display]:
             else:
                 tell(text)
 
-    with Stages(*columns, console=Console(stderr=True), speed_estimate_period=_PACE, disable=not live) as stages:
-        if live:
-            yield stages
-        else:
-            with _lines_of(lambda: stages.tasks):
-                yield stages
+    stages = Stages(*columns, console=Console(stderr=True), speed_estimate_period=_PACE, disable=not live)
+    # where nothing is drawn it isn't started: some versions of rich write an empty line when they stop
+    with stages if live else _lines_of(lambda: stages.tasks):
+        yield stages
 
 
 @contextmanager
