@@ -42,7 +42,7 @@ def seen(federation: dict[str, Any]) -> tuple[Observation, Recording]:
 
 
 def run(client: Observation, **settings: Any) -> ImageFinding:
-    attack = make_attack("agic-epochs", {"iterations": 40, "pre_iterations": 40, **settings})
+    attack = make_attack("agic-epochs", {"iterations": 20, "pre_iterations": 30, **settings})
     found = attack(client, generator=generator(0, "epochs"))
     assert isinstance(found, ImageFinding)
     return found
@@ -196,7 +196,7 @@ def test_every_example_is_recovered_once_from_both_epochs(batch):
 
 
 def test_matched_updates_are_counted_in_the_result():
-    audit = run_audit(scenario(EPOCHS, iterations=60))
+    audit = run_audit(scenario(EPOCHS, iterations=10, pre_iterations=40))
     (finding,) = audit.result.findings
     assert finding.matching == 1.0
     assert finding.rounds == list(range(6))

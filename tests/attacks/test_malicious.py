@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding, make_attack
@@ -65,6 +67,16 @@ def scenario(malicious: dict[str, Any] | None, **changes: Any) -> Scenario:
 
 
 def simulated(made: Scenario, checkpoint: Path | None = None, until: int = 10**9) -> tuple[Transcript, Truth]:
+    """Play a federation; one that isn't kept on disk is played once for all tests."""
+    return _once(made.to_yaml()) if checkpoint is None else _played(made, checkpoint, until)
+
+
+@cache
+def _once(text: str) -> tuple[Transcript, Truth]:
+    return _played(scenario_from(yaml.safe_load(text)))
+
+
+def _played(made: Scenario, checkpoint: Path | None = None, until: int = 10**9) -> tuple[Transcript, Truth]:
     def report(done: float) -> None:
         if done >= until:
             raise KeyboardInterrupt
@@ -111,7 +123,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def test_a_behaviour_gets_what_its_client_has_and_no_more(recorder: Recorder) -> None:
     made = scenario({"name": "recorder", "clients": 2})
-    transcript, truth = simulated(made)
+    transcript, truth = _played(made)
     assert {step.client for step in recorder.turns} == {2, 3}
     assert len(recorder.turns) == 4 * 2
     for step in recorder.turns:
@@ -132,7 +144,7 @@ def test_a_behaviour_gets_what_its_client_has_and_no_more(recorder: Recorder) ->
 
 
 def test_honest_training_in_malicious_hands_changes_nothing(recorder: Recorder) -> None:
-    handed, honest = (simulated(scenario(one))[0] for one in ({"name": "recorder"}, None))
+    handed, honest = (_played(scenario(one))[0] for one in ({"name": "recorder"}, None))
     handed.adversary_log.clear()  # of what it was handed
     assert handed.fingerprint() == honest.fingerprint()
 
@@ -303,7 +315,7 @@ def test_two_held_out_images_of_a_class_are_enough_wherever_they_fall() -> None:
     rows = torch.cat([(truth.candidate_labels != 3).nonzero().flatten()[:60], own[-2:]])
     few = dataclasses.replace(truth, candidates=truth.candidates[rows], candidate_labels=truth.candidate_labels[rows])
     finding = ClassImagesFinding(attack="gan", images=truth.candidates[own[-2:]][None], rounds=(1,), target=3)
-    for seed in range(40):
+    for seed in range(10):
         evaluate(finding, observe(transcript, made.threat), few, seed=seed)
 
 

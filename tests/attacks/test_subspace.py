@@ -223,7 +223,7 @@ def test_a_defence_that_leaves_no_subspace_leaves_the_rest_of_the_attack(name):
     ("settings", "plain"),
     [
         pytest.param({"iterations": 60}, 18, marks=pytest.mark.slow),  # two starts of 18
-        ({"iterations": 60, "moving": 0.0}, 0),  # one descent
+        pytest.param({"iterations": 60, "moving": 0.0}, 0, marks=pytest.mark.slow),  # one descent
         ({"iterations": 60, "starts": 1}, 18),  # whoever wants one start has one
         pytest.param(
             {"iterations": 60, "starts": 3, "start_iterations": 10}, 2 * 10, marks=pytest.mark.slow

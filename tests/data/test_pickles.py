@@ -94,8 +94,8 @@ HARM = {
     "array left hollow": SHELL,
     "state on a function": b"cnumpy.core.multiarray\n_reconstruct\n}b",
     "state on a class": b"cnumpy\nndarray\nN}U\x05shapeK\x01s\x86b",
-    "deep tuple as a key": b"}" + b")" + b"\x85" * 500_000 + b"K\x01s",
-    "deep list": b"]" * 500_000 + b"a" * 499_999,
+    "deep tuple as a key": b"}" + b")" + b"\x85" * 50_000 + b"K\x01s",
+    "deep list": b"]" * 50_000 + b"a" * 49_999,
     "endless list": b"](" + b"\x88" * 2_000_000 + b"e",
     "doubled lists": b"]" + b"".join(b"q\x00](h\x00h\x00e" for _ in range(60)),
     "memo at the end of the world": b"Nr\xff\xff\xff\xff" + b"q\x00" * 3 + b"j\xfe\xff\xff\xff",
@@ -176,7 +176,7 @@ def test_mutated_batches_bring_nothing_down(tmp_path: Path) -> None:
     seeds += [pickle.dumps({b"data": x[:, :9], b"labels": y, "n": ["a", 1.5]}, protocol=p) for p in (2, 3, 4)]
     snippets = [b"(", b"t", b"R", b"b", b"}", b"]", b"e", b"u", b"s", b"h\x09", b"\x85", SHELL, DTYPE, OBJECTS, STATE]
     mutated = {}
-    for i in range(1000):
+    for i in range(400):
         whole = bytearray(seeds[i % 4])
         head = 180 if i % 4 == 0 else len(whole)  # before the pixels, and behind them, stands what steers
         for _ in range(int(rng.integers(1, 5))):
@@ -196,7 +196,7 @@ def test_mutated_batches_bring_nothing_down(tmp_path: Path) -> None:
                     whole[at:at] = other[start : start + int(rng.integers(1, 60))]
         mutated[f"{'data' if i % 10 == 0 else 'some'}-{i:04d}"] = bytes(whole)
     refused = [name for name, why in read_all(tmp_path, mutated).items() if why is not None]
-    assert 500 < len(refused) < 1000  # most, and some still are batches
+    assert 200 < len(refused) < 400  # most, and some still are batches
 
 
 def pt_with(program: bytes) -> bytes:
@@ -209,7 +209,7 @@ def pt_with(program: bytes) -> bytes:
     return changed.getvalue()
 
 
-DEEP = b"\x80\x02})" + b"\x85" * 500_000 + b"K\x01s."  # a tuple as a key, whose hash exhausts the stack
+DEEP = b"\x80\x02})" + b"\x85" * 50_000 + b"K\x01s."  # a tuple as a key, whose hash exhausts the stack
 
 
 @pytest.mark.parametrize("content", [pt_with(DEEP), DEEP, pt_with(b"\x80\x02}" + b"0" * 9)], ids=["zip", "old", "pop"])

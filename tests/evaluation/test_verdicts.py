@@ -233,7 +233,7 @@ def of_images(seed: int, updates: int, size: int, how: str) -> AttackSummary:
 @pytest.mark.parametrize(
     ("updates", "size"),
     [
-        pytest.param(8, 1, id="single"),
+        pytest.param(4, 1, id="single"),
         pytest.param(2, 8, id="batches", marks=pytest.mark.slow),
         pytest.param(1, 32, id="a large batch", marks=pytest.mark.slow),
     ],

@@ -148,7 +148,8 @@ def test_a_model_of_one_s_own_goes_through_both_steps(tmp_path):
 
 
 def test_settings_that_differ_are_one_command_all_the_same(recorded, command: Command, tmp_path):
-    audit = fedaudit.audit_transcript(recorded, [ATTACK, {"name": "dlg-adam", "iterations": 1}], progress=False)
+    attacks = [ATTACK, {"name": "dlg-adam", "iterations": 1}]
+    audit = fedaudit.audit_transcript(recorded, attacks, controls=False, progress=False)
     assert [a.settings["iterations"] for a in audit.result.attacks] == [2, 1]
     told = shlex.split(audit.result.repeat.replace("TRANSCRIPT", str(recorded)).replace("DIR", str(tmp_path / "again")))
     assert command(*told[1:]).code == 0

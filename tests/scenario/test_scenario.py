@@ -81,7 +81,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return scenario_from(values)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(scenario=scenarios())
 def test_yaml_and_back(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "round-trip.yaml"
