@@ -66,7 +66,7 @@ class Outcome:
 Command = Callable[..., Outcome]
 
 
-def core(names: Iterable[str], *quick: str) -> list[Any]:
+def core(names: Iterable[Any], *quick: Any) -> list[Any]:
     """Return parameters: those that are quick belong to the core, the others are slow."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 

@@ -414,6 +414,7 @@ def test_leaf_s_generator_has_the_moments_that_its_description_gives():
     assert {int(v) for _, y in clients for v in y} <= {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_leaf_synthetic_has_the_paper_s_clients_and_its_seed_is_the_scenario_s():
     a, b, c = (load_dataset("leaf-synthetic", seed=seed) for seed in (1, 1, 2))
     assert a.train.groups is not None

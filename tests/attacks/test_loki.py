@@ -22,6 +22,7 @@ from fedaudit.transcript.observation import observe
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.utils.errors import BadInput, NotApplicable
 from tests.attacks.server_cases import best_psnr, played, seen_in
+from tests.conftest import core
 
 SERVER: dict[str, Any] = {"name": "loki", "units": 64, "spread": 0.15}
 SGD: dict[str, Any] = {"algorithm": "fedsgd", "clients": 4, "examples": 48, "batch_size": 12}
@@ -68,7 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", core(CASES, "fedsgd, a sum of two", "fedavg, a sum"))
 def test_every_image_that_is_alone_in_its_client_s_unit_is_recovered(case):
     spec, sees = CASES[case]
     made, single = scenario(spec, sees), played(scenario(spec, "updates"))

@@ -159,6 +159,7 @@ def test_levels_that_meet_can_change_more_and_combinations_can_be_left_out() -> 
             study_from(values | wrong, "the study")
 
 
+@pytest.mark.slow
 def test_pictures_show_every_trial_that_drew_something(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -219,6 +220,7 @@ def test_the_generator_makes_any_images_and_one_doesn_t_depend_on_the_others(
     assert torch.allclose(made(codes[:1]), images[:1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_generator_without_transposed_convolutions_leaves_no_chessboard() -> None:
     """The share of its images' variance that is at the highest frequency of both axes."""
 

@@ -313,7 +313,9 @@ def clients(rng: Any, k: int = 20, classes: int = 2, by: str = "nothing") -> tup
     return labels, sizes.tolist(), has, cause + 0.3 * rng.normal(size=k)
 
 
-@pytest.mark.parametrize(("by", "classes"), [("nothing", 2), ("labels", 2), ("labels", 10), ("size", 2)])
+@pytest.mark.parametrize(
+    ("by", "classes"), [("nothing", 2), ("labels", 2), pytest.param("labels", 10, marks=pytest.mark.slow), ("size", 2)]
+)
 def test_labels_and_sizes_that_explain_it_leave_uniform_p_values(by, classes):
     ps, plain = [], []
     for seed in range(100):

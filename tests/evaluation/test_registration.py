@@ -49,7 +49,7 @@ def judged(images: Tensor, true: Tensor, others: Tensor) -> tuple[FindingResult,
     return result, FINDING_TYPES["images"].verdict([result])
 
 
-@pytest.mark.parametrize("size", [3, 8, 13])
+@pytest.mark.parametrize("size", [3, 8, pytest.param(13, marks=pytest.mark.slow)])
 def test_registration_is_the_search_over_all_moves(size):
     """Written out: every shift and flip, the part's error, and what an even image would gain taken off."""
     image, others = pictures(1, size)[0].double(), pictures(6, size, seed=1).double()

@@ -404,6 +404,7 @@ def test_what_set_changed_stands_in_the_result_and_is_not_mixed(command, tmp_pat
     assert command(*run, "--only", "attack=agic").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trials_here")
 def test_trials_of_axes_that_a_study_has_no_more_are_refused_before_anything_runs(command, tmp_path):
     axes = {"attack": {"invg": {"attacks.0.iterations": 3}}, "model": {"lenet": {"model.name": "lenet"}}}

@@ -213,6 +213,7 @@ def test_a_study_tells_accuracy_and_bytes_of_the_federation_that_trains():
     assert (cell.value.mean, cell.published) == (0.3, 0.8442)
 
 
+@pytest.mark.slow
 def test_what_a_trial_keeps_of_a_federation_is_its_share_and_its_late_accuracy():
     """Of ten measurements the last two; of what was sent the part of the model's elements."""
     federation = {**FEDERATION, "rounds": 10, "record": [0]}

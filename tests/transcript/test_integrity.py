@@ -124,7 +124,7 @@ def test_every_flipped_byte_in_every_file_is_refused(kind: str, made: Path) -> N
     assert {p.name for p in files} >= ({GLOBAL, FIRST, LOG, FILE} if kind == "simulated" else {GLOBAL, REPLAY})
     read(made / kind)
 
-    @settings(max_examples=12 * len(files))
+    @settings(max_examples=6 * len(files))
     @given(st.sampled_from(files), st.floats(0, 1, exclude_max=True), st.integers(1, 255), st.booleans())
     def check(path: Path, share: float, change: int, header: bool) -> None:
         whole = path.read_bytes()
