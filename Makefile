@@ -11,6 +11,8 @@ PYTEST = OMP_NUM_THREADS=1 $(1) -m pytest -n 2 --dist loadfile
 LOWEST ?= tests/adapters tests/capture tests/cli tests/data tests/defences tests/epsilon tests/models tests/pipeline \
 	tests/report tests/scenario tests/simulation
 
+PEERS ?= peers and not long
+
 # Flower wants older versions of these three than we are tested with.
 NOT_FOR_PEERS := typer|rich|packaging
 
@@ -43,8 +45,9 @@ test: lint $(NATIVE)  ## lint, types, import rules, and the core of the tests
 test-slow: $(NATIVE)  ## the tests that take long
 	$(call PYTEST,$(BIN)/python) -rs -m 'slow and not long'
 
-test-all: lint $(NATIVE) first-hour test-pages test-peers  ## everything, what is too long for CI, too: hours
+test-all: lint $(NATIVE) first-hour test-pages  ## everything, what is too long for CI, too: hours
 	$(call PYTEST,$(BIN)/python) -rs --hypothesis-profile=thorough
+	$(MAKE) test-peers PEERS=peers
 	$(MAKE) test-lowest LOWEST=tests
 
 test-pages: $(NATIVE) chromium  ## every kind of page in headless Chromium: accessible, readable on a phone, two sheets to file
@@ -59,7 +62,7 @@ chromium:  ## Debian's Chromium, where we may install it; without it the tests t
 test-peers: .venv-peers/.ready  ## the tests against other people's libraries: ByzFL, Flower, NVFlare, breaching, LPIPS, Ray, jax_privacy
 	.venv-peers/bin/python -c "from fedaudit.utils.machine import import_torchvision, own_process; \
 	own_process(); import_torchvision(); import breaching, byzfl, flwr.simulation, lpips, nvflare, ray, torchvision"
-	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m peers
+	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest -m '$(PEERS)'
 
 test-flower: .venv-peers/.ready  ## the tests of Flower apps at both ends of the versions that pyproject.toml allows
 	for version in 1.41 1.42; do \

@@ -37,6 +37,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(api, "audit_transcript", lambda *a, **o: whole(*a, **{**o, "controls": False}))
 
 
+@pytest.mark.long
 def test_flower_on_the_desk_and_in_deployment(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     example(tmp_path / "my-app")

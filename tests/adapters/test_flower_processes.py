@@ -198,6 +198,7 @@ def flat(folder: Path) -> list[list[list[float]]]:
     return [sorted(torch.cat([t.flatten() for t in u.tensors.values()]).tolist() for u in r.updates) for r in rounds]
 
 
+@pytest.mark.long
 def test_what_dgc_remembers_survives_a_process_per_message(
     running: Deployment, where: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +218,7 @@ def test_what_dgc_remembers_survives_a_process_per_message(
         assert (here[1:] == deployed[1:]) is same
 
 
+@pytest.mark.long
 def test_rounds_of_sampled_clients_are_recorded(running: Deployment, where: Path) -> None:
     app = audited(where / "half", server_app={"    " + AVERAGE: HALF.lstrip("\n")}, client_app={GUARD: QUICK})
     run = running.submit(app, config(where / "half.pt", 4))
@@ -228,6 +230,7 @@ def test_rounds_of_sampled_clients_are_recorded(running: Deployment, where: Path
             torch.testing.assert_close(before.weights[name] + update, after.weights[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 def test_failing_late_and_killed_clients_are_survived(running: Deployment, where: Path) -> None:
     server = {**witness(1), "        grid=grid,\n": "        grid=grid,\n        timeout=40,\n"}
     client = {GUARD: QUICK, TRAINS: TROUBLE.lstrip("\n") + TRAINS}

@@ -222,6 +222,7 @@ def test_breaching_has_the_same_gradient_on_every_victim(command):
     assert result["baseline"] == "breaching"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.peers
 def test_flower_simulates_the_same_federation(command):
@@ -231,6 +232,7 @@ def test_flower_simulates_the_same_federation(command):
     assert result["speedup"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.peers
 def test_flower_trains_beside_the_bare_loop(command):
@@ -240,6 +242,7 @@ def test_flower_trains_beside_the_bare_loop(command):
         assert 0 < row["flower"] < 1.5  # it trains by the same loop, and sends messages beside
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.peers
 def test_aggregators_are_timed_beside_byzfl_and_flower(command):
