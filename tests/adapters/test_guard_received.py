@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedaudit.adapters.guard import agreed_network, check_policy, let_in, own_examples
+from fedaudit.adapters.guard import SiteGuard, agreed_network, let_in, own_examples
 from fedaudit.utils.errors import BadInput
 
 LOG = logging.getLogger("fedaudit.test")
@@ -63,7 +63,7 @@ def test_the_agreed_network_and_examples_tell_more(caplog):
 
 def test_a_wrong_policy_is_refused():
     with pytest.raises(BadInput, match="on_received is 'stop'"):
-        check_policy("stop")
+        SiteGuard(on_received="stop")
 
 
 def held() -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -22,8 +22,6 @@ from fedaudit.utils.objects import load_object
 if TYPE_CHECKING:
     from fedaudit.api import Verdict
     from fedaudit.transcript.files import Form
-
-Policy = Literal["warn", "refuse", "ignore"]
 
 NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
 REFUSED = "the site's guard didn't let this update leave"  # and not why: that would tell what was found
@@ -76,11 +74,13 @@ class SiteGuard:
             BadInput: a setting can't be used.
         """
         super().__init__()
-        check_policy(on_received)
-        if on_fail not in ("warn", "refuse"):
-            raise BadInput(f"on_fail is {on_fail!r}; give 'warn' or 'refuse'")
-        if unaudited not in ("pass", "refuse"):
-            raise BadInput(f"unaudited is {unaudited!r}; give 'pass' or 'refuse'")
+        for name, given, (*others, last) in (
+            ("on_received", on_received, ("warn", "refuse", "ignore")),
+            ("on_fail", on_fail, ("warn", "refuse")),
+            ("unaudited", unaudited, ("pass", "refuse")),
+        ):
+            if given not in (*others, last):
+                raise BadInput(f"{name} is {given!r}; give {', '.join(map(repr, others))} or {last!r}")
         if every < 1 or largest < 1:
             raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
         self.attacks = list(attacks)
@@ -187,16 +187,6 @@ class SiteGuard:
         untested = next((f"; {t.reason}" for t in result.thresholds if t.outcome == "not tested"), "")
         self._log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
         return False
-
-
-def check_policy(policy: str) -> None:
-    """Refuse a policy that isn't one.
-
-    Raises:
-        BadInput: it isn't.
-    """
-    if policy not in get_args(Policy):
-        raise BadInput(f"on_received is {policy!r}; give 'warn', 'refuse' or 'ignore'")
 
 
 def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
