@@ -148,7 +148,7 @@ def _adapter(part: Adapted) -> tuple[Tensor, Tensor]:
 def _build(
     shape: tuple[int, ...],
     outputs: int,
-    width: int | None,
+    width: int,
     tokens: TokenInfo,
     *,
     name: str,
@@ -159,8 +159,7 @@ def _build(
 ) -> nn.Module:
     if tokens.causal and not decoder:
         raise BadInput(f"model '{name}' sees what follows, so it can't learn to predict it; use a decoder")
-    w = _WIDTH if width is None else width
-    return Transformer(shape[0], outputs, w, depth, tokens, dropout, decoder=decoder, rank=rank)
+    return Transformer(shape[0], outputs, width, depth, tokens, dropout, decoder=decoder, rank=rank)
 
 
 _GPT2 = "after Radford et al. 2019 (GPT-2)"
