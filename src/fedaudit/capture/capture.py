@@ -238,11 +238,8 @@ class Capture:
         """Whether the rest of the model was in training mode."""
         return next((p.modes["rest"] for p in self._passes()), True)
 
-    def training(self, *, data_size: int | None = None) -> TrainingConfig:
+    def training(self) -> TrainingConfig:
         """Return how the module was trained.
-
-        Args:
-            data_size: distinct examples that the client holds, where it is known.
 
         Raises:
             BadInput: no step was seen.
@@ -278,7 +275,6 @@ class Capture:
             **config,
             local_steps=len(steps),
             batch_sizes=sizes,
-            data_size=None if data_size is None else max(data_size, *sizes),
             passes=() if plain else tuple(passes),
             clip_norm=norm,
             clip_value=value,
