@@ -111,7 +111,8 @@ class SanitiserMod:
         sanitiser = self.sanitiser.anew()
         if "sanitiser" in kept:
             sanitiser.load_state_dict(kept["sanitiser"])
-        sent = sanitiser(update, whole, self._generator(context.node_id, rounds))  # type: ignore[arg-type]
+        draws: Any = None if self._seed is None and sanitiser.secret else self._generator(context.node_id, rounds)
+        sent = sanitiser(update, whole, draws)
         new = before | sent.buffers
         for name, tensor in sent.tensors.items():  # before + (after − before) would be rounded
             new[name] = after[name] if tensor is update.tensors[name] else before[name] + tensor
@@ -156,8 +157,6 @@ class SanitiserMod:
                 after / clip,
             )
 
-    def _generator(self, node: int, rounds: int) -> torch.Generator | None:
-        if self._seed is None and self.sanitiser.secret:
-            return None
+    def _generator(self, node: int, rounds: int) -> torch.Generator:
         secret = secrets.randbits(63) if self._seed is None else derive_seed(self._seed, "sanitiser", node, rounds)
         return torch.Generator().manual_seed(secret)
