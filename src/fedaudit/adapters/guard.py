@@ -133,16 +133,8 @@ class SiteGuard:
     ) -> bool:
         """Attack an update, log what is found, and return whether it gives away more than allowed.
 
-        Args:
-            sent: the model that the client was sent.
-            state: what is about to leave, in that ``form``.
-            seen: the training behind it.
-            index: of the round, from 0.
-            form: of ``state``.
-            name, client: of the recording, and of the client in it.
-            who: the site and the round, in words.
-            folder: of the report, in ``out``.
-            follows: whether nothing changes the update after the training that was watched.
+        ``state`` is about to leave, in that ``form``; ``who`` says the site and the round, ``folder`` where in ``out``
+        the report goes; ``follows``: nothing changes the update after the training that was watched.
 
         Raises:
             BadInput: that can't be told.

@@ -114,7 +114,8 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.fc = nn.Linear(width, outputs)
         if rank:
-            trained = {id(p) for part in self.modules() if isinstance(part, Adapted) for p in _adapter(part)}
+            adapted = [part for part in self.modules() if isinstance(part, Adapted)]
+            trained = {id(layer.weight) for part in adapted for layer in (part.down, part.up)}
             trained |= set() if tokens.causal else {id(p) for p in self.fc.parameters()}
             for parameter in self.parameters():
                 parameter.requires_grad_(id(parameter) in trained)
@@ -139,10 +140,6 @@ class Transformer(nn.Module):
         else:
             weights = real.to(x.dtype) / real.sum(dim=1, keepdim=True).clamp(min=1)
         return torch.as_tensor(self.fc((weights[:, :, None] * x).sum(dim=1)))
-
-
-def _adapter(part: Adapted) -> tuple[Tensor, Tensor]:
-    return part.down.weight, part.up.weight
 
 
 def _build(
