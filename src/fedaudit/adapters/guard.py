@@ -111,6 +111,22 @@ class SiteGuard:
                 api.make_attack(spec.pop("name", ""), spec)
             self._checked = True
 
+    def _lets_in(self, state: Mapping[str, Tensor], who: str, *, difference: bool = False) -> bool:
+        """Check a model that the site received, log each alarm, and return whether the site may train on it.
+
+        ``who`` says the site and the round; the difference of two models is no model to try on examples.
+        """
+        if self.on_received == "ignore":
+            return True
+        agreed, examples = self._own
+        checks = check_received(state, agreed, loss=cross_entropy, examples=None if difference else examples)
+        alarms = [check for check in checks if check.alarm]
+        done = "it isn't trained on" if self.on_received == "refuse" else "it is trained on nevertheless"
+        for check in alarms:
+            text = "fedaudit guard: %s: the received model is suspicious: %s: %s; %s"
+            self._log.warning(text, who, check.name, check.text, done)
+        return not alarms or self.on_received != "refuse"
+
     def _too_large(self, seen: Capture, who: str) -> bool:
         examples = sum(map(len, seen.inputs))
         if examples > self.largest:
@@ -218,34 +234,3 @@ def _made(given: Any, what: str) -> Any:
         return found()
     except Exception as error:
         raise BadInput(f"{what} '{given}' can't be called without arguments: {type(error).__name__}: {error}") from None
-
-
-def let_in(
-    state: Mapping[str, Tensor],
-    policy: str,
-    log: logging.Logger,
-    who: str,
-    *,
-    agreed: nn.Module | None = None,
-    examples: tuple[Tensor, Tensor] | None = None,
-) -> bool:
-    """Check a model that a site received, log each alarm, and return whether the site may train on it.
-
-    Args:
-        state: as it was received.
-        policy: ``warn`` logs alarms, with ``refuse`` one is enough to keep the model out, ``ignore`` checks nothing.
-        log: of the adapter.
-        who: the site and the round, in words.
-        agreed: the network that the federation agreed on; None: only weights are looked at.
-        examples: the site's own, as the model sees them, and their classes.
-    """
-    if policy == "ignore":
-        return True
-    checks = check_received(state, agreed, loss=cross_entropy, examples=examples)
-    alarms = [check for check in checks if check.alarm]
-    done = "it isn't trained on" if policy == "refuse" else "it is trained on nevertheless"
-    for check in alarms:
-        log.warning(
-            "fedaudit guard: %s: the received model is suspicious: %s: %s; %s", who, check.name, check.text, done
-        )
-    return not alarms or policy != "refuse"
