@@ -15,7 +15,7 @@ import fedaudit
 from fedaudit import ImageFinding, NotApplicable, Progress
 from fedaudit.attacks.inversion import prepare
 from fedaudit.utils import Count, NonNegative
-from fedaudit_lab.bench.breaching import load
+from fedaudit_lab.bench import import_peer
 
 
 @fedaudit.register
@@ -59,7 +59,7 @@ class BreachingInvG(fedaudit.Attack):
     ) -> ImageFinding:
         ready = prepare(observation, "auto", device)
         info, module, labels = observation.task_info, ready.victim.module, ready.labels
-        breaching = load()
+        (breaching,) = import_peer("breaching", "breaching")
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # it prints what it loads
             warnings.simplefilter("ignore")
             settings = breaching.get_attack_config("invertinggradients")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedaudit.adapters.guard import agreed_network, check_policy, let_in, own_examples
+from fedaudit.adapters.guard import SiteGuard, agreed_network, own_examples
 from fedaudit.utils.errors import BadInput
 
 LOG = logging.getLogger("fedaudit.test")
@@ -17,6 +18,17 @@ LOG = logging.getLogger("fedaudit.test")
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+class Gate(SiteGuard):
+    """A guard that checks what comes in."""
+
+    _log = LOG
+    _early = False
+
+
+def let_in(state: dict[str, Tensor], policy: str, who: str, **known: Any) -> bool:
+    return Gate(on_received=policy, **known)._lets_in(state, who)
 
 
 def fished() -> dict[str, Tensor]:
@@ -32,38 +44,38 @@ def fronted() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("state", "says"), [(fished(), "silent outputs"), (fronted(), "alike rows")])
 def test_a_manipulated_model_is_told_of_or_kept_out(state, says, caplog):
-    assert let_in(state, "warn", LOG, "site 1, round 2")
+    assert let_in(state, "warn", "site 1, round 2")
     assert f"site 1, round 2: the received model is suspicious: {says}" in caplog.text
     assert "it is trained on nevertheless" in caplog.text
     caplog.clear()
-    assert not let_in(state, "refuse", LOG, "site 1")
+    assert not let_in(state, "refuse", "site 1")
     assert "it isn't trained on" in caplog.text
     caplog.clear()
-    assert let_in(state, "ignore", LOG, "site 1")
+    assert let_in(state, "ignore", "site 1")
     assert not caplog.text
 
 
 def test_an_ordinary_model_is_let_in_without_a_word(caplog):
     examples = (torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
     for rest in ({}, {"agreed": network()}, {"agreed": network(), "examples": examples}):
-        assert let_in(network().state_dict(), "refuse", LOG, "site 1", **rest)
+        assert let_in(network().state_dict(), "refuse", "site 1", **rest)
     assert not caplog.text
 
 
 def test_the_agreed_network_and_examples_tell_more(caplog):
     state = network().state_dict()
-    assert not let_in({**state, "more": torch.zeros(3)}, "refuse", LOG, "site 1", agreed=network())
+    assert not let_in({**state, "more": torch.zeros(3)}, "refuse", "site 1", agreed=network())
     assert "architecture" in caplog.text
     wrong = {**state, "3.bias": torch.tensor([-100.0] + [0.0] * 9)}
-    assert let_in(wrong, "refuse", LOG, "site 1", agreed=network())
+    assert let_in(wrong, "refuse", "site 1", agreed=network())
     examples = (torch.rand(32, 1, 8, 8), torch.zeros(32, dtype=torch.int64))
-    assert not let_in(wrong, "refuse", LOG, "site 1", agreed=network(), examples=examples)
+    assert not let_in(wrong, "refuse", "site 1", agreed=network(), examples=examples)
     assert "loss" in caplog.text
 
 
 def test_a_wrong_policy_is_refused():
     with pytest.raises(BadInput, match="on_received is 'stop'"):
-        check_policy("stop")
+        SiteGuard(on_received="stop")
 
 
 def held() -> tuple[Tensor, Tensor]:

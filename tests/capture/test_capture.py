@@ -134,10 +134,9 @@ def test_replay_refuses_what_nobody_can_repeat() -> None:
 
 def test_what_a_capture_tells() -> None:
     seen, _ = watch("two groups")
-    training = seen.training(data_size=40)
+    training = seen.training()
     assert (training.learning_rate, training.momentum, training.weight_decay) == (0.1, 0.9, 0.01)
     assert training.batch_sizes == (8,) * 5
-    assert training.data_size == 40
     assert training.groups == (ParameterGroup(("0.bias", "4.bias"), 0.3 / 0.1, 0.5, 0.0),)
     assert watch("frozen")[0].training().groups == (ParameterGroup(("0.weight", "0.bias"), 0.0),)
     assert watch("head only")[0].training().groups == (ParameterGroup(("0.weight", "0.bias"), 0.0),)

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedaudit.data.owners import draw_owners
-from fedaudit.data.partition import PARTITIONS, partition
+from fedaudit.data.partition import PARTITIONS, draw_owners, partition
 from fedaudit.utils.errors import BadInput
 
 SCHEMES: list[tuple[str, dict[str, Any]]] = [

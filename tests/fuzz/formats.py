@@ -24,9 +24,8 @@ from fedaudit.attacks import ImageFinding
 from fedaudit.attacks.findings import Finding
 from fedaudit.data.batches import read_pickled_batch
 from fedaudit.data.files import read_csv, read_idx, read_mat, read_npz, read_parquet
-from fedaudit.models.checkpoint import load_checkpoint, save_checkpoint
+from fedaudit.models.checkpoint import load_checkpoint, read_torch_file, save_checkpoint
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator
-from fedaudit.models.torch_files import read_torch_file
 from fedaudit.results import AuditResult
 from fedaudit.utils.image_bytes import decode, dimensions
 from fedaudit_lab.studies.analysis import analyse

@@ -296,7 +296,7 @@ def _flag(line: list[str]) -> None:
     """Run the command as far as the work begins."""
     line = [word.replace("\0", "").encode(errors="replace").decode() for word in line]  # as command lines can be
     stops = [".api.run_audit", ".pipeline.run.record", ".pipeline.trials.run_trials", ".api.simulate"]
-    stops += [".pipeline.transcripts.simulate_all", "_lab.cli.study_commands.run_study"]
+    stops += [".pipeline.transcripts.simulate_all", "_lab.studies.running.run_study"]
     with contextlib.ExitStack() as stack:
         for stop in stops:
             stack.enter_context(mock.patch(f"fedaudit{stop}", side_effect=BadInput("far enough")))

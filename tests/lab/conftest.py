@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedaudit.utils.errors import BadInput
-from fedaudit_lab.cli import study_commands
+from fedaudit_lab.studies import backends
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run
 
-    monkeypatch.setattr(study_commands, "processes", here)
+    monkeypatch.setattr(backends, "processes", here)

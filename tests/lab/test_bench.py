@@ -46,7 +46,7 @@ def test_a_time_without_agreement_does_not_count(monkeypatch):
     monkeypatch.setattr(inversion, "our_tool", wrong)
     monkeypatch.setattr(inversion, "QUICK", [Case("lenet", 1)])
     monkeypatch.setattr(inversion, "QUICK_FEDAVG", [])
-    result = inversion.time_inversion(quick=True, peer=False)
+    result = inversion.measure(quick=True)
     assert {row["tool"]: row["speedup"] for row in result["steps"]} == {"reference": 1.0, "first-order": None}
     assert result["geomean_speedup"] is None
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -22,8 +22,6 @@ from fedaudit.utils.objects import load_object
 if TYPE_CHECKING:
     from fedaudit.api import Verdict
     from fedaudit.transcript.files import Form
-
-Policy = Literal["warn", "refuse", "ignore"]
 
 NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
 REFUSED = "the site's guard didn't let this update leave"  # and not why: that would tell what was found
@@ -76,11 +74,13 @@ class SiteGuard:
             BadInput: a setting can't be used.
         """
         super().__init__()
-        check_policy(on_received)
-        if on_fail not in ("warn", "refuse"):
-            raise BadInput(f"on_fail is {on_fail!r}; give 'warn' or 'refuse'")
-        if unaudited not in ("pass", "refuse"):
-            raise BadInput(f"unaudited is {unaudited!r}; give 'pass' or 'refuse'")
+        for name, given, (*others, last) in (
+            ("on_received", on_received, ("warn", "refuse", "ignore")),
+            ("on_fail", on_fail, ("warn", "refuse")),
+            ("unaudited", unaudited, ("pass", "refuse")),
+        ):
+            if given not in (*others, last):
+                raise BadInput(f"{name} is {given!r}; give {', '.join(map(repr, others))} or {last!r}")
         if every < 1 or largest < 1:
             raise BadInput(f"every is {every} and largest {largest}; both must be 1 or more")
         self.attacks = list(attacks)
@@ -111,6 +111,22 @@ class SiteGuard:
                 api.make_attack(spec.pop("name", ""), spec)
             self._checked = True
 
+    def _lets_in(self, state: Mapping[str, Tensor], who: str, *, difference: bool = False) -> bool:
+        """Check a model that the site received, log each alarm, and return whether the site may train on it.
+
+        ``who`` says the site and the round; the difference of two models is no model to try on examples.
+        """
+        if self.on_received == "ignore":
+            return True
+        agreed, examples = self._own
+        checks = check_received(state, agreed, loss=cross_entropy, examples=None if difference else examples)
+        alarms = [check for check in checks if check.alarm]
+        done = "it isn't trained on" if self.on_received == "refuse" else "it is trained on nevertheless"
+        for check in alarms:
+            text = "fedaudit guard: %s: the received model is suspicious: %s: %s; %s"
+            self._log.warning(text, who, check.name, check.text, done)
+        return not alarms or self.on_received != "refuse"
+
     def _too_large(self, seen: Capture, who: str) -> bool:
         examples = sum(map(len, seen.inputs))
         if examples > self.largest:
@@ -133,16 +149,8 @@ class SiteGuard:
     ) -> bool:
         """Attack an update, log what is found, and return whether it gives away more than allowed.
 
-        Args:
-            sent: the model that the client was sent.
-            state: what is about to leave, in that ``form``.
-            seen: the training behind it.
-            index: of the round, from 0.
-            form: of ``state``.
-            name, client: of the recording, and of the client in it.
-            who: the site and the round, in words.
-            folder: of the report, in ``out``.
-            follows: whether nothing changes the update after the training that was watched.
+        ``state`` is about to leave, in that ``form``; ``who`` says the site and the round, ``folder`` where in ``out``
+        the report goes; ``follows``: nothing changes the update after the training that was watched.
 
         Raises:
             BadInput: that can't be told.
@@ -189,16 +197,6 @@ class SiteGuard:
         return False
 
 
-def check_policy(policy: str) -> None:
-    """Refuse a policy that isn't one.
-
-    Raises:
-        BadInput: it isn't.
-    """
-    if policy not in get_args(Policy):
-        raise BadInput(f"on_received is {policy!r}; give 'warn', 'refuse' or 'ignore'")
-
-
 def agreed_network(given: nn.Module | str | None) -> nn.Module | None:
     """Return the network that the federation agreed on: a module, or ``package.module:name`` of one or what makes it.
 
@@ -236,34 +234,3 @@ def _made(given: Any, what: str) -> Any:
         return found()
     except Exception as error:
         raise BadInput(f"{what} '{given}' can't be called without arguments: {type(error).__name__}: {error}") from None
-
-
-def let_in(
-    state: Mapping[str, Tensor],
-    policy: str,
-    log: logging.Logger,
-    who: str,
-    *,
-    agreed: nn.Module | None = None,
-    examples: tuple[Tensor, Tensor] | None = None,
-) -> bool:
-    """Check a model that a site received, log each alarm, and return whether the site may train on it.
-
-    Args:
-        state: as it was received.
-        policy: ``warn`` logs alarms, with ``refuse`` one is enough to keep the model out, ``ignore`` checks nothing.
-        log: of the adapter.
-        who: the site and the round, in words.
-        agreed: the network that the federation agreed on; None: only weights are looked at.
-        examples: the site's own, as the model sees them, and their classes.
-    """
-    if policy == "ignore":
-        return True
-    checks = check_received(state, agreed, loss=cross_entropy, examples=examples)
-    alarms = [check for check in checks if check.alarm]
-    done = "it isn't trained on" if policy == "refuse" else "it is trained on nevertheless"
-    for check in alarms:
-        log.warning(
-            "fedaudit guard: %s: the received model is suspicious: %s: %s; %s", who, check.name, check.text, done
-        )
-    return not alarms or policy != "refuse"

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimiser_hooks
+from torch.overrides import TorchFunctionMode
 
-from fedaudit.capture.functions import Functions
 from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
 from fedaudit.capture.losses import SIGNATURES, read_loss
 from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
@@ -43,6 +43,10 @@ _LOSS = "loss"  # marks what a loss that was seen returned
 _WAITING = 100  # forward passes without a backward pass that are kept; evaluation with gradients on makes many
 
 
+# not in torch's documentation; where it isn't there, nothing is paused
+_current_mode: Callable[[], Any] = getattr(torch.overrides, "_get_current_function_mode", lambda: None)
+
+
 def _quiet(method: Callable[..., None]) -> Callable[..., None]:
     """Keep errors of ours out of the training: each is a note."""
 
@@ -56,6 +60,48 @@ def _quiet(method: Callable[..., None]) -> Callable[..., None]:
             self._note(f"something of the training wasn't understood: {type(error).__name__}: {error}")
 
     return quietly
+
+
+class _Functions(TorchFunctionMode):
+    """Tells a capture of calls of the functions that it asks for; every call goes on unchanged.
+
+    Every call of torch takes some microseconds more meanwhile, so it is paused where none is asked for: within the
+    model's forward pass and the optimiser's step.
+    """
+
+    def __init__(self, told: dict[Any, Callable[..., None]]) -> None:
+        super().__init__()
+        self._told = told
+        self._paused = False
+
+    def pause(self) -> None:
+        """Tell of nothing, until :meth:`resume`, unless another mode was entered meanwhile."""
+        if not self._paused and _current_mode() is self:
+            self.__exit__(None, None, None)
+            self._paused = True
+
+    def resume(self) -> None:
+        """Tell again."""
+        if self._paused:
+            self._paused = False
+            self.__enter__()
+
+    def stop(self) -> None:
+        """Tell of nothing from now on, and forget whom."""
+        if not self._paused:
+            self.__exit__(None, None, None)
+        self._told = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        told = self._told.get(func)
+        if told is None or torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward:  # its graph is gone afterwards
+            told(func, args, kwargs or {}, None)
+            return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        told(func, args, kwargs or {}, result)
+        return result
 
 
 class Capture:
@@ -104,7 +150,7 @@ class Capture:
         told: dict[Any, Callable[..., None]] = dict.fromkeys(IN_PLACE, self._edited)
         told |= dict.fromkeys(NORMS, self._normed)
         told |= dict.fromkeys(SIGNATURES, self._lost)
-        self._mode = Functions({**told, torch.Tensor.backward: self._backward})
+        self._mode = _Functions({**told, torch.Tensor.backward: self._backward})
         self._handles: list[Any] = []
         self._key = f"fedaudit-{id(self)}"
         self._terms = False
@@ -192,11 +238,8 @@ class Capture:
         """Whether the rest of the model was in training mode."""
         return next((p.modes["rest"] for p in self._passes()), True)
 
-    def training(self, *, data_size: int | None = None) -> TrainingConfig:
+    def training(self) -> TrainingConfig:
         """Return how the module was trained.
-
-        Args:
-            data_size: distinct examples that the client holds, where it is known.
 
         Raises:
             BadInput: no step was seen.
@@ -232,7 +275,6 @@ class Capture:
             **config,
             local_steps=len(steps),
             batch_sizes=sizes,
-            data_size=None if data_size is None else max(data_size, *sizes),
             passes=() if plain else tuple(passes),
             clip_norm=norm,
             clip_value=value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -14,8 +15,6 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from fedaudit.capture.states import State, tensors_of
-from fedaudit.capture.usable import unusable, vocabulary_of
 from fedaudit.models import has_batch_norm
 from fedaudit.simulation.secure_sum import training_of_sum
 from fedaudit.task.training import LOSSES, TrainingConfig
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     from fedaudit.capture.capture import Capture
     from fedaudit.modalities import TokenInfo
     from fedaudit.modalities.columns import Column
+
+State = Mapping[str, Any]  # name to a tensor, or to an array that torch takes
 
 _LONGEST_NAME = 200
 _CONFIG = TypeAdapter(TrainingConfig)  # takes ten milliseconds to make
@@ -462,3 +463,63 @@ class Recorder:
 def _printable(name: str) -> str:
     kept = "".join(c if c.isprintable() else "?" for c in name).encode("utf-8", "replace").decode("utf-8")
     return kept[:_LONGEST_NAME] or "?"
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """Return a state as tensors on the CPU that share no memory with each other.
+
+    Raises:
+        BadInput: something in it is no array.
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        try:
+            tensor = value.detach() if isinstance(value, Tensor) else _from_array(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BadInput(f"the state's '{name}' is no tensor or array of numbers: {error}") from None
+        found[name] = tensor.cpu().contiguous()
+    shared: set[int] = set()
+    for name, tensor in found.items():  # tied weights: safetensors takes each memory once
+        place = tensor.untyped_storage().data_ptr()
+        if place in shared and tensor.numel():
+            found[name] = tensor.clone()
+        shared.add(place)
+    return found
+
+
+def _from_array(value: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # arrays that can't be written to: nobody does
+        return torch.as_tensor(value)
+
+
+def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
+    """Return why what a client trained on can't be recorded, if so."""
+    inputs, targets = captured.inputs, captured.targets
+    if config is None or not inputs:
+        return "no training step was seen"
+    if "several-inputs" in config.unmodelled:
+        return "the model takes several inputs"
+    if len(targets) != len(inputs):
+        return f"{len(inputs)} passes have {len(targets)} targets"
+    whole = not inputs[0].is_floating_point()
+    if inputs[0].ndim not in ((2,) if whole else (2, 4)):
+        shape = tuple(inputs[0].shape)
+        return (
+            f"the inputs have the shape {shape}; attacks are on images (n, C, H, W), tables (n, d), tokens (n, length)"
+        )
+    if whole and (inputs[0].dtype == torch.bool or vocabulary_of(captured.module) is None):
+        return "the inputs are whole numbers, but the model has no embedding; attacks are on images, tables and tokens"
+    if len({tuple(x.shape[1:]) for x in inputs}) > 1:
+        return "the inputs differ in shape from batch to batch"
+    if len({(y.ndim, y.dtype) for y in targets}) > 1:
+        return "the targets differ in form from batch to batch"
+    if sum(map(len, inputs)) != sum(config.batch_sizes):
+        return f"{sum(map(len, inputs))} inputs were seen, of batches with {sum(config.batch_sizes)}"
+    return None
+
+
+def vocabulary_of(module: nn.Module | None) -> int | None:
+    """Return how many tokens a model's embeddings have, the largest of them; None where it has none."""
+    parts = module.modules() if module is not None else []
+    return max((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=None)

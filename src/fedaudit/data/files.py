@@ -24,6 +24,7 @@ Numbers = np.ndarray[Any, Any]
 
 _COLUMNS = 200  # of a parquet file; Adult, which has the most, has 15
 _AT_ONCE = 256  # rows of one
+_CELLS = ("boolean", "integer", "floating", "string", "large_string", "binary", "large_binary", "null")
 _NUMBERS = "biuf"  # numpy's letters for booleans, integers, floats
 
 
@@ -75,14 +76,6 @@ def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
         import pyarrow.types as kinds
     except ImportError as error:
         raise MissingData(f"reading {path} needs pyarrow; pip install 'fedaudit[parquet]'") from error
-    plain: tuple[Any, ...] = (
-        kinds.is_boolean,
-        kinds.is_integer,
-        kinds.is_floating,
-        kinds.is_string,
-        kinds.is_large_string,
-    )
-    plain += (kinds.is_binary, kinds.is_large_binary, kinds.is_null)
     with reading(path):
         check_file(path, PARQUET)
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -96,7 +89,7 @@ def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
             for name in names:
                 kind = file.schema_arrow.field(name).type
                 kind = kind.value_type if kinds.is_dictionary(kind) else kind
-                if not any(fits(kind) for fits in plain):
+                if not any(getattr(kinds, f"is_{cell}")(kind) for cell in _CELLS):
                     raise TypeError(f"column {name!r} is of {str(kind)[:80]}")
             found: dict[str, list[Any]] = {name: [] for name in names}
             size = 0

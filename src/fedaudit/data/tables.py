@@ -15,8 +15,7 @@ from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
 from fedaudit.data.dataset import Dataset, Split, with_column, within_class_rank
 from fedaudit.data.files import Numbers, read_csv, read_npz, read_parquet, reading, whole_numbers
 from fedaudit.data.images import table_dataset
-from fedaudit.modalities.columns import Column
-from fedaudit.modalities.table import standardise
+from fedaudit.modalities.columns import Column, encode
 from fedaudit.utils.errors import BadInput
 
 _ADULT_NUMBERS = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
@@ -57,35 +56,23 @@ def _adult(train: Columns, test: Columns, request: Request, paths: list[Path]) -
     A missing value is the category "?"; a category that only the test split has gets zeros everywhere. The first
     column is the age; the education is both a number and a block of categories.
     """
-    splits = []
-    parts = [_adult_numbers(columns, path) for columns, path in zip((train, test), paths, strict=True)]
-    numbers = standardise(parts[0], parts[1])
-    for columns, path, part in zip((train, test), paths, numbers, strict=True):
-        one_hot = [
-            torch.from_numpy(np.array(columns[name], dtype=str)[:, None] == np.unique(np.array(train[name], dtype=str)))
-            for name in _ADULT_COLUMNS
-            if name not in _ADULT_NUMBERS and name != "income"
-        ]
+    cells, targets = [], []
+    for columns, path in zip((train, test), paths, strict=True):
+        numbers = dict(zip(_ADULT_NUMBERS, _adult_numbers(columns, path).unbind(1), strict=True))
+        cells.append(numbers | {n: columns[n] for n in _ADULT_COLUMNS if n not in (*_ADULT_NUMBERS, "income")})
         unknown = set(columns["income"]) - set(_ADULT_CLASSES)
         if unknown:
             raise BadInput(f"{path}: income {sorted(unknown)[0]!r} is neither <=50K nor >50K; get the file again")
-        targets = torch.tensor([_ADULT_CLASSES.index(value) for value in columns["income"]])
-        splits.append(Split(torch.cat([part, *(block.float() for block in one_hot)], dim=1), targets))
+        targets.append(torch.tensor([_ADULT_CLASSES.index(value) for value in columns["income"]]))
+    x, x_test, known = encode(cells[0], cells[1], f"data set '{request.name}'")
     source = "UCI Adult (Becker and Kohavi, 1996), CC BY 4.0; incomes from the 1994 US census"
-    whole = table_dataset(request, splits[0], splits[1], source, num_classes=2, class_names=_ADULT_CLASSES)
-    first = len(_ADULT_NUMBERS)
-    means, spreads = parts[0].mean(dim=0).tolist(), parts[0].std(dim=0, correction=0).tolist()
-    known = [
-        Column(name, "numeric", (i,), mean=means[i], std=spreads[i] or 1.0) for i, name in enumerate(_ADULT_NUMBERS)
-    ]
-    for name in _ADULT_COLUMNS:
-        if name not in _ADULT_NUMBERS and name != "income":
-            values = [str(value) for value in np.unique(np.array(train[name], dtype=str))]
-            known.append(Column(name, "categorical", tuple(range(first, first + len(values))), tuple(values)))
-            if name in _ADULT_ATTRIBUTES and len(values) > 1 and set(map(str, test[name])) <= set(values):
-                whole = with_column(whole, name, range(first, first + len(values)), values)
-            first += len(values)
-    return replace(whole, columns=tuple(known))
+    splits = Split(x, targets[0]), Split(x_test, targets[1])
+    whole = table_dataset(request, *splits, source, num_classes=2, class_names=_ADULT_CLASSES)
+    for column in known:
+        values = column.categories
+        if column.name in _ADULT_ATTRIBUTES and len(values) > 1 and set(map(str, test[column.name])) <= set(values):
+            whole = with_column(whole, column.name, column.positions, values)
+    return replace(whole, columns=known)
 
 
 def _adult_phd(first: Columns, second: Columns, request: Request, paths: list[Path]) -> Dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import field
 from typing import Annotated, Literal
 
@@ -93,6 +94,16 @@ class Sign(Sanitiser):
                 "server would add 1 or -1 to every weight: use scale: mean"
             )
 
+    def check_alone(self, given: Collection[str], clients: int | None) -> int | None:  # noqa: ARG002
+        """Refuse signs alone, which nothing shortens there.
+
+        Raises:
+            BadInput: they are asked for.
+        """
+        if self.scale == "one":
+            raise BadInput("sign with scale: one would add 1 or -1 to every weight; use scale: mean")
+        return None
+
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return ±1, or ± the mean magnitude, in place of every number."""
         tensors = {}
@@ -131,6 +142,16 @@ class DeepGradientCompression(Sanitiser):
     rounds: int = field(default=0, init=False)  # of this client
     velocity: dict[str, Tensor] = field(default_factory=dict, init=False)  # u
     accumulated: dict[str, Tensor] = field(default_factory=dict, init=False)  # v
+
+    def check_alone(self, given: Collection[str], clients: int | None) -> int | None:  # noqa: ARG002
+        """Refuse a clip where the number of clients that share it isn't known.
+
+        Raises:
+            BadInput: it isn't.
+        """
+        if self.clip is not None and clients is None:
+            raise BadInput("dgc's clip is shared by the clients of a round: give clients=, their number")
+        return None
 
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:  # noqa: ARG002
         """Return the update with zeros in place of what isn't sent."""

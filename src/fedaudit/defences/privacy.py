@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Literal
@@ -57,6 +57,8 @@ class DifferentialPrivacy(Sanitiser):
             ``poisson`` sampling, as accountants for DP-SGD do by custom. Nobody here draws so: it understates ε.
     """
 
+    secret = True
+
     name = "dp"
     summary = "differential privacy: clips and adds Gaussian noise, stops when the budget is spent"
     paper = "Geyer et al. 2017; McMahan et al. 2018 (client level); Abadi et al. 2016 (sample level)"
@@ -81,6 +83,32 @@ class DifferentialPrivacy(Sanitiser):
             )
         if self.where == "central" and self.level == "sample" and not plan.sends_gradient:
             raise BadInput("sample-level dp with central noise is for fedsgd; use local")
+
+    def check_alone(self, given: Collection[str], clients: int | None) -> int | None:  # noqa: ARG002
+        """Return how many rounds the budget allows; None where there is no budget.
+
+        Raises:
+            BadInput: clip or noise are left as they are; noise isn't a client's to add; the budget is for no round.
+        """
+        if missing := [name for name in ("clip", "noise") if name not in given]:
+            raise BadInput(
+                f"dp needs {' and '.join(missing)}, which nobody can choose for you: clip near your updates' norm "
+                "(SanitiserMod('none') logs it), noise in units of clip"
+            )
+        if self.level != "client" or self.where != "local":
+            raise BadInput(
+                f"dp with level: {self.level}, where: {self.where} works inside of the training or on the server; "
+                "a mod can do level: client, where: local"
+            )
+        if self.epsilon is None:
+            return None
+        rounds = account(self, clients=1, per_round=1, steps=1, batch=1, fewest=1).rounds(self.epsilon)
+        if not rounds:
+            raise BadInput(
+                f"dp: noise {self.noise:g} spends more than epsilon {self.epsilon:g} in one round; raise noise, or set "
+                "epsilon to null to clip and add noise without a budget"
+            )
+        return rounds
 
     def __call__(
         self,

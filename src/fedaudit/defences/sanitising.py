@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -43,11 +43,13 @@ class Sanitiser(Plugin, ABC):
 
     Class attributes beside a plug-in's:
         protects: False where it changes nothing.
+        secret: without a generator it draws from the operating system, which nobody can repeat.
     """
 
     registry = SANITISERS
 
     protects: ClassVar[bool] = True
+    secret: ClassVar[bool] = False
 
     def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:
         """Refuse, before anything is simulated, a federation that it isn't made for.
@@ -59,6 +61,18 @@ class Sanitiser(Plugin, ABC):
         Raises:
             BadInput: it isn't; the message gives the reason and the remedy.
         """
+
+    def check_alone(self, given: Collection[str], clients: int | None) -> int | None:  # noqa: ARG002
+        """Return in how many rounds a client may use it that knows nothing of the others; None: in any number.
+
+        Args:
+            given: names of the settings that were chosen rather than left as they are.
+            clients: that take part in a round; None: it isn't known.
+
+        Raises:
+            BadInput: it can't work there, or would end the training; the message gives the reason and the remedy.
+        """
+        return None
 
     @abstractmethod
     def __call__(self, update: Update, context: ClientContext, generator: torch.Generator) -> Update:

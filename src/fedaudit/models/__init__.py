@@ -77,6 +77,7 @@ def build_model(
         suited = ", ".join(e.name for e in MODELS if e.info["input"] != ANY and example_kind(e.info["input"]).discrete)
         given = "takes tokens, and these examples aren't" if discrete else "takes real values, and tokens are none"
         raise BadInput(f"model '{name}' {given}; models of tokens: {suited}")
+    width = entry.info["width"] if width is None else width
     with torch.device("meta"):
         model = entry.value(shape, outputs, width, tokens) if discrete else entry.value(shape, outputs, width)
     check_memory(4 * sum(p.numel() for p in model.parameters()), f"model '{name}'")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,11 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedaudit.models.torch_files import read_torch_file
-from fedaudit.utils.bounds import TENSORS, check_file
+from fedaudit.utils.bounds import PROGRAM, TENSORS, TORCH, check_file, opened
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.finite import all_finite
+from fedaudit.utils.pickles import check_program
 
+_LEGACY = 5  # pickles that a file of torch before 1.6 begins with
 _NESTED = ("state_dict", "model_state_dict")  # where training scripts put the tensors in a larger dictionary
 
 
@@ -53,9 +56,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         BadInput: the file cannot be read without running code, is damaged, or does not fit; ``model`` is unchanged.
     """
     path = Path(path)
-    if not path.is_file():
-        raise MissingData(f"no checkpoint at '{path}'; give the path of a .safetensors, .pt or .pth file")
-    loaded = _read(path)
+    loaded = read_state(path)
     own = model.state_dict()
     missing = [name for name in own if name not in loaded and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in loaded if name not in own]
@@ -83,11 +84,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         BadInput: it can't be read, or holds more than tensors.
     """
     if not path.is_file():
-        raise MissingData(f"checkpoint '{path}' does not exist; check the path")
-    return _read(path)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
+        raise MissingData(f"no checkpoint at '{path}'; give the path of a .safetensors, .pt or .pth file")
     if path.suffix == ".safetensors":
         try:
             check_file(path, TENSORS)
@@ -130,3 +127,50 @@ def _few(names: Iterable[str]) -> str:
     first, *rest = (f"'{name}'" for name in names)
     more = f" and {len(rest) - 2} more" if len(rest) > 2 else ""
     return ", ".join([first, *rest[:2]]) + more
+
+
+def read_torch_file(path: Path, whole: bool = False) -> Any:
+    """Return what ``torch.save`` wrote to ``path``: tensors and plain values, on the CPU (``weights_only=True``).
+
+    Args:
+        path: of the file.
+        whole: it is a kept simulation, perhaps of many rounds: see whether every byte is the one that was written,
+            which torch doesn't.
+
+    Raises:
+        OSError: it can't be read.
+        UnpicklingError: it holds something else, or is made to exhaust the process's stack or memory.
+        ValueError: it is damaged.
+        BadInput: it is no file, or too large.
+    """
+    try:
+        _look_through(path, whole)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, UnpicklingError, BadInput):
+        raise
+    except Exception as error:  # of a damaged file torch, zipfile and pickletools raise whatever comes
+        raise ValueError((str(error).splitlines() or [""])[0] or type(error).__name__) from error
+
+
+def _look_through(path: Path, whole: bool) -> None:
+    """Raise where tuples are nested so deeply that the hash of one, as a key, would end the process.
+
+    Also where the file is packed (torch's own never is): a few bytes could stand for gigabytes.
+    """
+    with opened(path, TORCH) as file:
+        if not zipfile.is_zipfile(file):
+            file.seek(0)
+            head = io.BytesIO(file.read(PROGRAM))
+            for _ in range(_LEGACY):
+                check_program(head, TORCH.items)
+            return
+        with zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                    raise UnpicklingError("a part of it is packed")
+                if entry.filename.endswith(".pkl"):
+                    if entry.file_size > PROGRAM:
+                        raise UnpicklingError(f"a pickle of more than {PROGRAM:,} bytes")
+                    check_program(io.BytesIO(archive.read(entry)), None if whole else TORCH.items)
+            if whole and (damaged := archive.testzip()):
+                raise ValueError(f"'{damaged}' in it isn't what was written")

@@ -33,9 +33,8 @@ def _with_classifier(features: nn.Sequential, inputs: int, outputs: int) -> nn.S
     width=64,
     paper="Na et al. 2022, the ConvNet of the fragmented federated learning (FFL) paper",
 )
-def convnet(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def convnet(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return the nine-layer ConvNet: w, 2w, 2w, 4w ×6 channels; max-pool 3×3 after the sixth and ninth convolution."""
-    w = 64 if width is None else width
     features = nn.Sequential()
     channels = input_shape[0]
     for i, out in enumerate([w, 2 * w, 2 * w] + [4 * w] * 6, start=1):
@@ -55,9 +54,8 @@ def convnet(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn
     width=16,
     paper="none: a small network on which gradient inversion is quick on a CPU",
 )
-def convnet_small(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def convnet_small(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return the six-layer ConvNet: w, w, 2w, 2w, 4w, 4w channels, stride 2 at the third and fifth, 2×2 mean."""
-    w = 16 if width is None else width
     features = nn.Sequential()
     channels = input_shape[0]
     for i, (out, stride) in enumerate([(w, 1), (w, 1), (2 * w, 2), (2 * w, 1), (4 * w, 2), (4 * w, 1)], start=1):

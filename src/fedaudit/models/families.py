@@ -13,7 +13,7 @@ ModelBuilder = Callable[..., nn.Module]
 ANY = "any"  # input of a model that takes examples of any kind
 
 MODELS: Registry[ModelBuilder] = Registry("model", "fedaudit.models")
-"""Functions ``(input_shape, outputs, width) -> nn.Module``; shapes without the batch; ``width=None``: the default.
+"""Functions ``(input_shape, outputs, width) -> nn.Module``; shapes without the batch.
 
 Those that take tokens have a fourth argument, the ``TokenInfo``.
 

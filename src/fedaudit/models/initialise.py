@@ -73,7 +73,7 @@ def _uniform(_module: nn.Module) -> Callable[..., None] | None:
 
 @INITIALISATIONS.register("given", "leave the model as it is")
 def _given(_module: nn.Module) -> Callable[..., None] | None:
-    return _fill_nothing
+    return lambda _module, _generator: None
 
 
 def _fill_default(module: nn.Module, generator: torch.Generator) -> None:
@@ -112,10 +112,6 @@ def _fill_norm(module: nn.Module, _generator: torch.Generator) -> None:
 def _fill_zero(module: nn.Module, _generator: torch.Generator) -> None:
     for parameter in _own_parameters(module).values():
         parameter.zero_()
-
-
-def _fill_nothing(_module: nn.Module, _generator: torch.Generator) -> None:
-    pass
 
 
 def _norm(module: nn.Module) -> Callable[..., None] | None:

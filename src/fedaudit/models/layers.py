@@ -6,9 +6,10 @@ autograd graph (where ``nn.ReLU``, ``F.relu`` and an in-place ReLU after a resid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,6 +60,15 @@ class _Trace:
     owners: dict[Any, list[str]] = field(default_factory=dict)
     outputs: list[Any] = field(default_factory=list)
 
+    def note_call(self, name: str, *_: Any) -> None:
+        if name not in self.order:
+            self.order.append(name)
+
+    def note_output(self, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        for tensor in _tensors(output):  # noted now: an in-place ReLU would replace grad_fn later
+            if tensor.grad_fn is not None:
+                self.owners.setdefault(tensor.grad_fn, []).append(name)
+
 
 def layer_groups(model: nn.Module, inputs: Tensor) -> list[Layer]:
     """Return the layers of ``model`` in the order in which a forward pass of ``inputs`` first calls them.
@@ -104,30 +114,13 @@ def _forward(model: nn.Module, inputs: Tensor) -> _Trace:
         stack.enter_context(torch.enable_grad())
         for name, module in model.named_modules():
             stack.callback(setattr, module, "training", module.training)
-            stack.callback(module.register_forward_pre_hook(_note_call(trace, name)).remove)
-            stack.callback(module.register_forward_hook(_note_output(trace, name)).remove)
+            stack.callback(module.register_forward_pre_hook(partial(trace.note_call, name)).remove)
+            stack.callback(module.register_forward_hook(partial(trace.note_output, name)).remove)
         for module in model.modules():
             module.training = False
         output = functional_call(model, state, (inputs.detach(),))
     trace.outputs = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
     return trace
-
-
-def _note_call(trace: _Trace, name: str) -> Callable[..., None]:
-    def hook(*_: Any) -> None:
-        if name not in trace.order:
-            trace.order.append(name)
-
-    return hook
-
-
-def _note_output(trace: _Trace, name: str) -> Callable[..., None]:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        for tensor in _tensors(output):  # noted now: an in-place ReLU would replace grad_fn later
-            if tensor.grad_fn is not None:
-                trace.owners.setdefault(tensor.grad_fn, []).append(name)
-
-    return hook
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedaudit.models.families import MODELS, ModelBuilder
+from fedaudit.models.families import MODELS
 
 PAPER = "He et al. 2016, Deep Residual Learning for Image Recognition (CVPR)"
 LARGEST_SMALL_IMAGE = 64  # pixels; above, the stem of the paper's ImageNet networks divides the resolution by 4
@@ -85,26 +85,16 @@ class ResNet(nn.Module):
         return logits
 
 
-def family(blocks: Sequence[int], default_width: int, *, bottleneck: bool = False, stem: bool = False) -> ModelBuilder:
-    """Return the builder of one ResNet; ``stem``: images above 64 pixels get the ImageNet stem."""
+def _register(
+    name: str, summary: str, blocks: Sequence[int], width: int, *, bottleneck: bool = False, stem: bool = False
+) -> None:
+    """Register a ResNet of so many blocks a stage; ``stem``: images above 64 pixels get the ImageNet stem."""
 
-    def build(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+    @MODELS.register(name, summary, input="image", min_size=8, width=width, paper=PAPER)
+    def build(input_shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
         channels, *size = input_shape
-        return ResNet(
-            channels,
-            outputs,
-            default_width if width is None else width,
-            blocks,
-            bottleneck=bottleneck,
-            large_images=stem and max(size) > LARGEST_SMALL_IMAGE,
-        )
-
-    return build
-
-
-def _register(name: str, summary: str, blocks: Sequence[int], width: int, **options: bool) -> None:
-    info = {"input": "image", "min_size": 8, "width": width, "paper": PAPER}
-    MODELS.register(name, summary, **info)(family(blocks, width, **options))
+        large = stem and max(size) > LARGEST_SMALL_IMAGE
+        return ResNet(channels, outputs, width, blocks, bottleneck=bottleneck, large_images=large)
 
 
 _CIFAR = "CIFAR ResNet, {} layers, {} to {} channels, 1x1 convolutions on the shortcuts"

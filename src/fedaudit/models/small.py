@@ -18,10 +18,9 @@ from fedaudit.models.families import MODELS
     width=12,
     paper="Zhu et al. 2019, Deep Leakage from Gradients (NeurIPS)",
 )
-def lenet(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def lenet(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return DLG's LeNet: strides 2, 2, 1, no BatchNorm; DLG initialises it with the scheme ``uniform``."""
     channels, height, breadth = input_shape
-    w = 12 if width is None else width
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(channels, w, 5, stride=2, padding=2),
@@ -44,9 +43,8 @@ def lenet(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.M
     width=6,
     paper="LeCun et al. 1998, Gradient-based learning applied to document recognition (Proc. IEEE)",
 )
-def lenet_5(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def lenet_5(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return w and 8w/3 channels, 120 and 84 hidden units, with today's ReLU and max-pooling (as in Ma et al. 2023)."""
-    w = 6 if width is None else width
     pixels = prod(((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
     return _pooled(input_shape[0], (w, 8 * w // 3), pixels, (120, 84), outputs)
 
@@ -59,9 +57,8 @@ def lenet_5(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn
     width=64,
     paper="Jin et al. 2021, CAFE (NeurIPS), a worker's network of its published code",
 )
-def cafe_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def cafe_cnn(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return w and 2w channels (padded, pooled by 2, rounded up), 256 and 64 hidden units."""
-    w = 64 if width is None else width
     pixels = prod(ceil(ceil(n / 2) / 2) for n in input_shape[1:])
     return _pooled(input_shape[0], (w, 2 * w), pixels, (256, 64), outputs, padding=2, up=True)
 
@@ -103,9 +100,8 @@ def _pooled(
     width=12,
     paper="Zhu & Blaschko 2021, R-GAP (ICLR), the CNN6, with one output a class",
 )
-def leaky_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def leaky_cnn(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return R-GAP's CNN6: w, 3w, 3w, 3w, 16w/3, 32w/3 channels, stride 2 at the first, second and fifth."""
-    w = 12 if width is None else width
     channels, height, breadth = input_shape
     layers = OrderedDict[str, nn.Module]()
     plan = [(w, 4, 2, 2), (3 * w, 3, 2, 1), (3 * w, 3, 1, 1), (3 * w, 3, 1, 1), (16 * w // 3, 3, 2, 1)]
@@ -127,12 +123,11 @@ def leaky_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> 
     width=16,
     paper="none: after DCGAN's discriminator (Radford et al. 2016), without its BatchNorm",
 )
-def strided_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def strided_cnn(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return w and 2w channels, 4w hidden units; nothing but strides and LeakyReLU between image and hidden layer.
 
     Against it a generator gets a gradient in every pixel: max-pooling and ReLU pass it on in few.
     """
-    w = 16 if width is None else width
     channels, height, breadth = input_shape
     return nn.Sequential(
         OrderedDict(
@@ -155,9 +150,8 @@ def strided_cnn(input_shape: tuple[int, ...], outputs: int, width: int | None) -
     width=256,
     paper="Rumelhart et al. 1986, Learning representations by back-propagating errors (Nature)",
 )
-def mlp(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return flatten, linear, ReLU, linear."""
-    w = 256 if width is None else width
     layers = OrderedDict(
         flatten=nn.Flatten(), hidden=nn.Linear(prod(input_shape), w), relu=nn.ReLU(), fc=nn.Linear(w, outputs)
     )
@@ -171,9 +165,8 @@ def mlp(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Mod
     width=300,
     paper="LeCun et al. 1998, Gradient-based learning applied to document recognition (Proc. IEEE)",
 )
-def fcn_3(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def fcn_3(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return flatten and three linear layers with ReLU between them (FCN-3 of Ma et al. 2023)."""
-    w = 300 if width is None else width
     return nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),
@@ -193,9 +186,9 @@ def fcn_3(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.M
     width=300,
     paper="Srivastava et al. 2014, Dropout (JMLR), on FCN-3",
 )
-def fcn_3_dropout(input_shape: tuple[int, ...], outputs: int, width: int | None) -> nn.Module:
+def fcn_3_dropout(input_shape: tuple[int, ...], outputs: int, w: int) -> nn.Module:
     """Return FCN-3 with half of the hidden units dropped."""
-    plain = dict(fcn_3(input_shape, outputs, width).named_children())
+    plain = dict(fcn_3(input_shape, outputs, w).named_children())
     layers = OrderedDict[str, nn.Module]()
     for name, layer in plain.items():
         layers[name] = layer

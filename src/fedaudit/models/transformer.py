@@ -114,7 +114,8 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.fc = nn.Linear(width, outputs)
         if rank:
-            trained = {id(p) for part in self.modules() if isinstance(part, Adapted) for p in _adapter(part)}
+            adapted = [part for part in self.modules() if isinstance(part, Adapted)]
+            trained = {id(layer.weight) for part in adapted for layer in (part.down, part.up)}
             trained |= set() if tokens.causal else {id(p) for p in self.fc.parameters()}
             for parameter in self.parameters():
                 parameter.requires_grad_(id(parameter) in trained)
@@ -141,14 +142,10 @@ class Transformer(nn.Module):
         return torch.as_tensor(self.fc((weights[:, :, None] * x).sum(dim=1)))
 
 
-def _adapter(part: Adapted) -> tuple[Tensor, Tensor]:
-    return part.down.weight, part.up.weight
-
-
 def _build(
     shape: tuple[int, ...],
     outputs: int,
-    width: int | None,
+    width: int,
     tokens: TokenInfo,
     *,
     name: str,
@@ -159,8 +156,7 @@ def _build(
 ) -> nn.Module:
     if tokens.causal and not decoder:
         raise BadInput(f"model '{name}' sees what follows, so it can't learn to predict it; use a decoder")
-    w = _WIDTH if width is None else width
-    return Transformer(shape[0], outputs, w, depth, tokens, dropout, decoder=decoder, rank=rank)
+    return Transformer(shape[0], outputs, width, depth, tokens, dropout, decoder=decoder, rank=rank)
 
 
 _GPT2 = "after Radford et al. 2019 (GPT-2)"

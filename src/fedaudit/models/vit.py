@@ -65,10 +65,6 @@ class ViT(nn.Module):
         return torch.as_tensor(self.fc(self.norm(x)[:, 0]))
 
 
-def _build(shape: tuple[int, ...], outputs: int, width: int | None, *, plain: bool) -> nn.Module:
-    return ViT(shape, outputs, _WIDTH if width is None else width, plain=plain)
-
-
 for _name, _summary, _paper in (
     (
         "vit",
@@ -82,5 +78,5 @@ for _name, _summary, _paper in (
     ),
 ):
     MODELS.register(_name, _summary, input="image", min_size=2, width=_WIDTH, paper=_paper)(
-        partial(_build, plain=_name == "vit-plain")
+        partial(ViT, plain=_name == "vit-plain")
     )

@@ -34,7 +34,8 @@ def choose(scenario: Scenario, dataset: Dataset, model: object = None) -> list[N
     """
     module, name = model if isinstance(model, nn.Module) else None, scenario.model.name
     if module is None and name in _DENSE:
-        module = MODELS[name].value(dataset.input_shape, 2, scenario.model.width)
+        entry = MODELS[name]
+        module = entry.value(dataset.input_shape, 2, scenario.model.width or entry.info["width"])
     begins = _beginning(module, dataset.input_shape)
     return fitting([_case(scenario, spec, dataset, begins) for spec in scenario.federations])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedaudit.models.torch_files import read_torch_file
+from fedaudit.models.checkpoint import read_torch_file
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.update import SanitiserInfo, Update

@@ -132,26 +132,3 @@ def shown(path: Path | str) -> str:
     """Return a path as messages show it: the end of one that is very long."""
     text = str(path)
     return text if len(text) <= 300 else f"…{text[-300:]}"
-
-
-def table() -> list[str]:
-    """Return the rows of the table in docs/reference/file-formats.md."""
-    rows = []
-    for b in TABLE:
-        cells = [
-            b.what,
-            _size(b.file),
-            _size(b.unpacked),
-            f"{b.items:,} {b.of}" if b.items else "–",
-            str(b.depth or "–"),
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
-
-
-def _size(count: int | None) -> str:
-    """Return a number of bytes in words: 64 MB, or 1,000,000 bytes."""
-    if count is None:
-        return "–"
-    fits = [(unit, size) for unit, size in (("GB", GB), ("MB", MB)) if count % size == 0]
-    return f"{count // fits[0][1]} {fits[0][0]}" if fits else f"{count:,} bytes"

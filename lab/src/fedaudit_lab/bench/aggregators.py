@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit import BadInput
 from fedaudit.defences import AGGREGATORS, Cohort
 from fedaudit.utils import (
     Display,
@@ -30,6 +29,7 @@ from fedaudit.utils import (
     proc_field,
     start_measuring_memory,
 )
+from fedaudit_lab.bench import import_peer
 
 RULES = ("mean", "fedavg", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "afa", "fltrust", "inferguard")
 PEERS = {"byzfl": "byzfl", "flower": "flwr"}
@@ -55,10 +55,10 @@ class Case:
         return max(1, self.n // 10)
 
 
-def time_aggregators(
+def measure(
     *,
     quick: bool,
-    peers: Sequence[str],
+    peers: Sequence[str] = (),
     cap: float = 120.0,
     largest: int = 10**7,
     display: Display | None = None,
@@ -78,15 +78,8 @@ def time_aggregators(
     Raises:
         BadInput: a peer isn't there.
     """
-    with suppress(Exception):  # a peer wants it; if it isn't there, the peer says so
-        import_torchvision()
     for peer in peers:
-        try:
-            importlib.import_module(PEERS[peer])
-        except ImportError as error:
-            raise BadInput(
-                f"--vs {peer}: it can't be imported ({error}); make bench-peers sets up an environment that has it"
-            ) from None
+        import_peer(peer, PEERS[peer])
     cases = [
         Case(rule, tool, n, d)
         for n, d in (_QUICK if quick else SIZES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import warnings
 from typing import Any
@@ -11,28 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedaudit import BadInput
-from fedaudit.utils import import_torchvision
+from fedaudit_lab.bench import import_peer
 from fedaudit_lab.bench.cases import SHAPE, Prepared, Tool
-
-
-def load() -> Any:
-    """Import breaching.
-
-    Raises:
-        BadInput: it isn't installed, or doesn't import.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with contextlib.suppress(Exception):  # if it isn't there, breaching says so
-                import_torchvision()
-            return importlib.import_module("breaching")
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadInput(
-            f"--vs breaching: it can't be imported ({reason}); make bench-peers sets up an environment that has it"
-        ) from None
 
 
 def attacker(
@@ -46,7 +25,7 @@ def attacker(
         std: as ``mean``.
         total_variation: weight in place of its own, or None for its own.
     """
-    breaching = load()
+    (breaching,) = import_peer("breaching", "breaching")
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # it prints what it loads
         warnings.simplefilter("ignore")
         settings = breaching.get_attack_config("invertinggradients")

@@ -17,7 +17,7 @@ _WIDTH = 60  # of convnet-small: a million parameters
 _ROUNDS = (1, 5)  # what a longer simulation takes more is its further rounds'
 
 
-def time_canaries(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
+def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
     """Time rounds of FedAvg with and without 1,000 canary clients, in turn, one thread.
 
     Ten clients train convnet-small with a million parameters on photographs for four steps of eight. With local noise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import logging
 import os
 import time
@@ -11,13 +10,13 @@ from typing import Any
 
 import torch
 
-from fedaudit import BadInput
 from fedaudit.models import set_training_mode
 from fedaudit.simulation import Federation, train
+from fedaudit_lab.bench import import_peer
 
 
-def load() -> dict[str, Any]:
-    """Import Flower's parts.
+def import_flower() -> dict[str, Any]:
+    """Import Flower's parts, by their names.
 
     Raises:
         BadInput: it isn't installed.
@@ -25,12 +24,7 @@ def load() -> dict[str, Any]:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     names = ["flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation", "ray"]
-    try:
-        parts = {name: importlib.import_module(name) for name in names}
-    except ImportError as error:
-        raise BadInput(
-            f"--vs flower: it can't be imported ({error}); make bench-peers sets up an environment that has it"
-        ) from None
+    parts = dict(zip(names, import_peer("flower", *names), strict=True))
     logging.getLogger("flwr").setLevel(logging.ERROR)
     return parts
 
@@ -46,7 +40,7 @@ def time_flower(federation: Federation) -> tuple[float, float]:
     Raises:
         BadInput: Flower isn't installed.
     """
-    flwr = load()
+    flwr = import_flower()
     app, strategies = flwr["flwr.app"], flwr["flwr.serverapp.strategy"]
     spec, client_data = federation.spec, federation.client_data
     ends: list[float] = []

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from fedaudit.utils import (
     peak_memory,
     start_measuring_memory,
 )
+from fedaudit_lab.bench import import_peer
 from fedaudit_lab.bench.cases import (
     FULL,
     FULL_FEDAVG,
@@ -42,7 +44,7 @@ _MATRIX = 1024
 _PROCESSES = 3
 
 
-def time_inversion(*, quick: bool, peer: bool, display: Display | None = None) -> dict[str, Any]:
+def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None = None) -> dict[str, Any]:
     """Time whole iterations (distance, prior, gradient, Adam, clamping) and count their memory and arithmetic.
 
     Every repetition takes one iteration of each tool in turn, so that a drift of the machine's speed meets all alike.
@@ -50,21 +52,19 @@ def time_inversion(*, quick: bool, peer: bool, display: Display | None = None) -
 
     Args:
         quick: fewer victims and repetitions, no compilation, no memory.
-        peer: beside breaching.
+        peers: ``breaching``, to be timed beside it.
         display: shows progress.
 
     Raises:
         BadInput: breaching isn't there.
     """
-    if peer:
-        from fedaudit_lab.bench.breaching import load
-
-        load()
+    if peers:
+        import_peer("breaching", "breaching")
     repetitions = 5 if quick else 15
     tools: list[ToolName] = ["reference", "first-order"]
     tools += [] if quick else ["compiled"]
-    tools += ["breaching"] if peer else []
-    baseline: ToolName = "breaching" if peer else "reference"
+    tools += ["breaching"] if peers else []
+    baseline: ToolName = "breaching" if peers else "reference"
     ours: ToolName = "first-order" if quick else "compiled"
     cases = list(QUICK if quick else FULL)
     for model, images in QUICK_FEDAVG if quick else FULL_FEDAVG:

@@ -16,7 +16,7 @@ _QUICK = (10, 30, 100)
 _STEPS, _SHARE = 5, 0.3
 
 
-def time_local_model(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
+def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
     """Time the reconstruction from d + 1 rounds of a least-squares client, one thread, float64.
 
     The client has 2·d examples of d independent Gaussian columns and trains for 5 full-batch steps; the models sent are

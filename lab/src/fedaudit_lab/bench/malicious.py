@@ -17,7 +17,7 @@ _ROUNDS = 3
 _LONG = 30  # rounds with worker processes, enough for them to be started
 
 
-def time_malicious(
+def measure(
     *, quick: bool, data_dir: Path | None = None, workers: int = 2, display: Display | None = None
 ) -> dict[str, Any]:
     """Time rounds of FedAvg under InferGuard, a malicious client running ``gan`` in each, at several sizes.

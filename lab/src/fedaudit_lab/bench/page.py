@@ -99,28 +99,28 @@ def _print(sheet: Sheet, console: Console) -> None:
     console.print()
 
 
-def _threads(result: dict[str, Any]) -> str:
-    return f"{result['threads']} {'thread' if result['threads'] == 1 else 'threads'}, torch {result['torch']}"
-
-
 def _number(value: float | None, form: str = ".1f") -> str:
     return "–" if value is None else f"{value:{form}}"
+
+
+def _cells(row: dict[str, Any], *words: str, **numbers: str) -> list[str]:
+    """Return a row's values as texts: first words, then numbers, each in its own form."""
+    return [*(str(row[key]) for key in words), *(_number(row[key], form) for key, form in numbers.items())]
 
 
 def _inversion(result: dict[str, Any]) -> Sheet:
     ours, baseline = result["ours"], result["baseline"]
     return Sheet(
         title="Gradient inversion",
-        about=f"one iteration on images of 32×32, {_threads(result)}, {result['repetitions']} repetitions in turn",
+        about=f"one iteration on images of 32×32, 1 thread, torch {result['torch']}, "
+        f"{result['repetitions']} repetitions in turn",
         left=["model", "images", "matches", "tool"],
         right=["CPU ms", "min", "max", "wall ms", f"× {baseline}", "agreement", "GFLOP/s", "of matmul", "peak MiB"],
         rows=[
             [
-                *(row["model"], str(row["images"]), row["way"], row["tool"]),
-                *(_number(row[key]) for key in ("cpu_ms", "cpu_ms_min", "cpu_ms_max", "wall_ms")),
-                _number(row["speedup"], ".2f"),
-                _number(row["agreement"], ".5f"),
-                _number(row["gflops"], ".0f"),
+                *_cells(row, "model", "images", "way", "tool"),
+                *_cells(row, cpu_ms=".1f", cpu_ms_min=".1f", cpu_ms_max=".1f", wall_ms=".1f"),
+                *_cells(row, speedup=".2f", agreement=".5f", gflops=".0f"),
                 _number(row["gflops"] and row["gflops"] / row["matmul_gflops"], ".0%"),
                 _number(row["peak_mib"], ".0f"),
             ]
@@ -149,9 +149,7 @@ def _time_to_image(result: dict[str, Any]) -> Sheet:
             [
                 row["tool"],
                 *(_number(row["seconds"][goal]) for goal in goals),
-                str(row["iterations"]),
-                _number(row["cpu_seconds"]),
-                _number(row["psnr"]),
+                *_cells(row, "iterations", cpu_seconds=".1f", psnr=".1f"),
             ]
             for row in result["tools"]
         ],
@@ -171,13 +169,7 @@ def _simulator(result: dict[str, Any]) -> Sheet:
         left=["tool"],
         right=["client updates", "seconds", "updates/s", "seconds to start"],
         rows=[
-            [
-                row["tool"],
-                str(row["updates"]),
-                _number(row["seconds"], ".2f"),
-                _number(row["updates_per_second"]),
-                _number(row["start_seconds"]),
-            ]
+            _cells(row, "tool", "updates", seconds=".2f", updates_per_second=".1f", start_seconds=".1f")
             for row in result["simulators"]
         ],
         notes=[
@@ -199,10 +191,8 @@ def _training(result: dict[str, Any]) -> Sheet:
         ],
         rows=[
             [
-                *(row["model"], str(row["width"] or "–"), str(row["pixels"]), str(row["batch"])),
-                *(str(row["steps"]), str(row["rounds"])),
-                *(_number(row["bare_ms"], ".2f"), _number(row["gflops"], ".0f"), f"{row['share']:.0%}"),
-                *(_number(row[way], ".2f") for way in ("simulator", "fast", "flower")),
+                *_cells(row, "model", width="d", pixels="d", batch="d", steps="d", rounds="d"),
+                *_cells(row, bare_ms=".2f", gflops=".0f", share=".0%", simulator=".2f", fast=".2f", flower=".2f"),
             ]
             for row in result["rows"]
         ],
@@ -215,15 +205,15 @@ def _training(result: dict[str, Any]) -> Sheet:
 def _aggregators(result: dict[str, Any]) -> Sheet:
     return Sheet(
         title="Aggregators",
-        about=f"each rule merges n updates of d elements and holds a tenth of them malicious, {_threads(result)}",
+        about="each rule merges n updates of d elements and holds a tenth of them malicious, 1 thread, "
+        f"torch {result['torch']}",
         left=["n", "d", "rule", "tool"],
         right=["CPU s", "× ours", "MiB beside the updates"],
         rows=[
             [
                 *(str(row["n"]), f"{row['d']:,}", row["rule"], row["tool"]),
                 row["why"] or _number(row["seconds"], ".2g"),
-                _number(row["speedup"], ".1f"),
-                _number(row["peak_mib"], ".0f"),
+                *_cells(row, speedup=".1f", peak_mib=".0f"),
             ]
             for row in sorted(result["rows"], key=lambda row: (row["d"], row["n"]))
         ],
@@ -240,10 +230,7 @@ def _local_model(result: dict[str, Any]) -> Sheet:
         left=[],
         right=["d", "rounds", "CPU s", "condition", "relative error"],
         rows=[
-            [
-                *(str(row["d"]), str(row["rounds"]), _number(row["cpu_seconds"], ".4f")),
-                *(_number(row["condition"], ".1e"), _number(row["relative_error"], ".1e")),
-            ]
+            _cells(row, "d", "rounds", cpu_seconds=".4f", condition=".1e", relative_error=".1e")
             for row in result["rows"]
         ],
         notes=[f"Between the two largest d the time grows as d to the power of {result['slope']:.2f}."],
@@ -257,13 +244,7 @@ def _malicious(result: dict[str, Any]) -> Sheet:
         about=f"rounds in which one client generates images: {result['data']}, {result['examples']} examples a client",
         left=[],
         right=["clients", "processes", "rounds", "seconds a round"],
-        rows=[
-            [
-                *(str(row["clients"]), str(row["workers"]), str(row["rounds"])),
-                _number(row["seconds_a_round"], ".2f"),
-            ]
-            for row in result["rows"]
-        ],
+        rows=[_cells(row, "clients", "workers", "rounds", seconds_a_round=".2f") for row in result["rows"]],
         notes=[f"Worker processes make it {result['workers_speedup']:.2f} times faster."]
         if result["workers_speedup"]
         else [],
@@ -281,7 +262,7 @@ def _recorder(result: dict[str, Any]) -> Sheet:
         right=["parameters", "clients", "steps", "s without", "s with", "ratio", "CPU ratio"],
         rows=[
             [
-                *(row["model"], f"{row['parameters']:,}", str(row["clients"]), str(row["steps"])),
+                *_cells(row, "model", parameters=",", clients="d", steps="d"),
                 *(_number(statistics.median(row[key]), ".2f") for key in ("without", "with")),
                 _number(row["ratio"], ".3f") + _between(row["interval"]),
                 _number(row["cpu_ratio"], ".3f"),
@@ -311,8 +292,7 @@ def _canaries(result: dict[str, Any]) -> Sheet:
         right=["canaries", "CPU s without", "CPU s with", "ratio", "ms a canary", "MiB"],
         rows=[
             [
-                *(row["noise"], f"{row['canaries']:,}"),
-                *(_number(row["without"], ".2f"), _number(row["with"], ".2f"), _number(row["ratio"], ".3f")),
+                *_cells(row, "noise", canaries=",", without=".2f", **{"with": ".2f"}, ratio=".3f"),
                 _number(1000 * row["seconds_a_canary"], ".2f"),
                 _number(row["peak_mib"], ".0f"),
             ]

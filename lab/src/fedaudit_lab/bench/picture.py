@@ -33,15 +33,13 @@ class _Run:
     left: int
 
 
-def time_to_picture(
+def measure(
     *,
     images: int,
     model: str = "convnet-small",
     data_dir: Path | None = None,
-    split: str = "test",
-    peer: bool = False,
+    peers: Sequence[str] = (),
     cap: float = 600.0,
-    settings: dict[str, Any] | None = None,
     display: Display | None = None,
 ) -> dict[str, Any]:
     """Attack ``images`` gradients of one image each, in turn, and note when their mean PSNR reaches each goal.
@@ -55,18 +53,16 @@ def time_to_picture(
         images: CIFAR-10 images, or embedded photographs where no ``data_dir`` is given.
         model: attacked, untrained with default initialisation and eval-mode BatchNorm.
         data_dir: where CIFAR-10 lies.
-        split: of the data set.
-        peer: beside breaching.
+        peers: ``breaching``, to be timed beside it.
         cap: seconds for each tool, at most.
-        settings: of AGIC, in place of :data:`PRESET`.
         display: shows the mean PSNR on its way to the last goal.
 
     Raises:
         BadInput: the data or breaching aren't there.
     """
-    observations, truths = _victims(images, model, data_dir, split)
-    tools: dict[str, Callable[[Observation, Tensor], _Run]] = {"fedaudit": _ours(settings or PRESET)}
-    if peer:
+    observations, truths = _victims(images, model, data_dir)
+    tools: dict[str, Callable[[Observation, Tensor], _Run]] = {"fedaudit": _ours()}
+    if peers:
         tools["breaching"] = _peer(None)
         tools["breaching, our TV"] = _peer(1e-4)
     with one_thread():
@@ -87,10 +83,10 @@ def time_to_picture(
     }
 
 
-def _victims(images: int, model: str, data_dir: Path | None, split: str) -> tuple[list[Observation], list[Tensor]]:
+def _victims(images: int, model: str, data_dir: Path | None) -> tuple[list[Observation], list[Tensor]]:
     scenario = Scenario.model_validate(
         {
-            "data": {"name": "cifar10", "split": split} if data_dir else {"name": "photos"},
+            "data": {"name": "cifar10", "split": "test"} if data_dir else {"name": "photos"},
             "model": {"name": model, "initialisation": "default", "batch_norm": "eval"},
             "federations": [
                 {"name": "fedsgd", "algorithm": "fedsgd", "clients": images, "examples": images, "batch_size": 1}
@@ -109,8 +105,8 @@ def _start(observation: Observation) -> Tensor:
     )
 
 
-def _ours(settings: dict[str, Any]) -> Callable[[Observation, Tensor], _Run]:
-    attack = make_attack("agic", settings)
+def _ours() -> Callable[[Observation, Tensor], _Run]:
+    attack = make_attack("agic", PRESET)
     if not isinstance(attack, GradientInversion):
         raise BadInput("the benchmark's attack isn't a gradient inversion")
 

@@ -23,7 +23,7 @@ _SHAPE, _BATCH, _CLASSES = (3, 32, 32), 32, 10
 _SECONDS = 2.0  # that a client trains, at least
 
 
-def time_recorder(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
+def measure(*, quick: bool, display: Display | None = None) -> dict[str, Any]:
     """Time rounds with and without a recorder in turn, and measure a long recording of 11 million parameters.
 
     Clients train by SGD with momentum on batches of 32 colour images of 32×32, two seconds or more each; recording

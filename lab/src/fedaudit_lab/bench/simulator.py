@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import fedaudit
@@ -11,24 +12,24 @@ from fedaudit import Scenario
 from fedaudit.pipeline import resolve
 from fedaudit.simulation import simulate
 from fedaudit.utils import Display, Quiet, one_thread
-from fedaudit_lab.bench.flower import load, time_flower
+from fedaudit_lab.bench.flower import import_flower, time_flower
 
 _MODEL = "convnet-small"
 
 
-def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -> dict[str, Any]:
+def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None = None) -> dict[str, Any]:
     """Count client updates a second of FedAvg on embedded photographs, and evaluated findings a second.
 
     Args:
         quick: fewer clients and rounds.
-        peer: beside Flower's simulation engine, with the same model, data, batches and steps, one worker.
+        peers: ``flower``: its simulation engine with the same model, data, batches and steps, one worker.
         display: shows progress.
 
     Raises:
         BadInput: Flower isn't there.
     """
-    if peer:
-        load()
+    if peers:
+        import_flower()
     clients, rounds = (4, 2) if quick else (10, 5)
     scenario = Scenario.model_validate(
         {
@@ -63,7 +64,7 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
         rows: list[dict[str, Any]] = [
             {"tool": "fedaudit", "updates": updates, "seconds": seconds, "start_seconds": 0.0}
         ]
-        if peer:
+        if peers:
             running, starting = time_flower(federation)
             rows.append({"tool": "flower", "updates": updates, "seconds": running, "start_seconds": starting})
     report(2)
@@ -76,7 +77,7 @@ def time_simulator(*, quick: bool, peer: bool, display: Display | None = None) -
         "clients": clients,
         "rounds": rounds,
         "simulators": rows,
-        "speedup": rows[-1]["seconds"] / rows[0]["seconds"] if peer else None,
+        "speedup": rows[-1]["seconds"] / rows[0]["seconds"] if peers else None,
         "evaluation": evaluation,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +56,7 @@ _FULL = [
 ]
 
 
-def time_training(*, quick: bool, peer: bool = False, display: Display | None = None) -> dict[str, Any]:
+def measure(*, quick: bool, peers: Sequence[str] = (), display: Display | None = None) -> dict[str, Any]:
     """Time clients' local training (SGD with momentum, BatchNorm in training mode) in three ways.
 
     The bare loop is ``torch.optim.SGD`` on batches that lie ready, and nothing else. The simulator's time is that of a
@@ -64,7 +64,7 @@ def time_training(*, quick: bool, peer: bool = False, display: Display | None = 
 
     Args:
         quick: two small networks, few repetitions.
-        peer: beside Flower's simulation engine, whose client trains by our own loop; seconds that pass, not CPU time.
+        peers: ``flower``: its simulation engine, whose client trains by our own loop; seconds that pass, not CPU time.
         display: shows progress.
 
     Raises:
@@ -75,7 +75,7 @@ def time_training(*, quick: bool, peer: bool = False, display: Display | None = 
     rows = []
     with one_thread():
         for done, case in enumerate(cases, start=1):
-            rows.append(_time(case, repetitions=3 if quick else 5, peer=peer))
+            rows.append(_time(case, repetitions=3 if quick else 5, peer="flower" in peers))
             report(done)
     return {"native_code": native_code(), "clients": _CLIENTS, "rows": rows}
 

@@ -60,21 +60,32 @@ def study_run(
 ) -> None:
     """Run or resume a study; finished trials in the folder aren't rerun."""
     check_data_dir(data_dir)
-    from fedaudit_lab.cli.study_commands import run
+    from fedaudit.utils import live_display
+    from fedaudit_lab.cli.study_commands import conclude
+    from fedaudit_lab.studies import backends
+    from fedaudit_lab.studies.running import check_versions, run_study
+    from fedaudit_lab.studies.spec import expand, load_study
+    from fedaudit_lab.studies.store import Store
 
-    failed = run(
-        name,
-        out,
-        scale=scale,
-        overrides=settings or [],
-        only=only or [],
-        workers=number_of_workers(workers),
-        data_dir=data_dir,
-        again=again,
-        keep_old=keep_old,
-        ray_address=ray,
-        ray_resources=(ray_cpus, ray_gpus),
-    )
+    study, overrides = load_study(name), settings or []
+    trials = expand(study, scale, overrides=overrides, only=only)
+    store = Store(out)
+    try:
+        with store.exclusively():
+            about = {"name": study.name, "scale": scale, "study": study.model_dump(mode="json"), "overrides": overrides}
+            store.plan(about, trials, replace=again)
+            check_versions(trials, store, data_dir=data_dir, again=again, keep_old=keep_old)
+            here = ray is None
+            backend = (
+                backends.processes(number_of_workers(workers))
+                if ray is None
+                else backends.ray(ray, cpus=ray_cpus, gpus=ray_gpus)
+            )
+            with live_display() as display:
+                failed = run_study(study, trials, store, backend=backend, data_dir=data_dir, display=display, here=here)
+        conclude(study, scale, store)
+    finally:
+        store.close()
     if failed:
         raise FedAuditError(
             f"{failed} trials failed; 'fedaudit study log {out}' says why, the same command tries again"

@@ -1,4 +1,4 @@
-"""What the commands ``fedaudit study …`` do: describe, run, report."""
+"""What the commands ``fedaudit study …`` show: a study, and what came of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedaudit import BadInput
-from fedaudit.utils import live_display, wide_console
+from fedaudit.utils import wide_console
 from fedaudit_lab.cli.study_log import open_study, say_note
 from fedaudit_lab.studies.analysis import Analysis, analyse
-from fedaudit_lab.studies.backends import processes, ray
 from fedaudit_lab.studies.drawing import cell_text, difference_text, grid, write
 from fedaudit_lab.studies.pictures import write_pictures
-from fedaudit_lab.studies.running import check_versions, run_study
-from fedaudit_lab.studies.spec import ScaleName, StudySpec, check_metric, expand, load_study, study_from
+from fedaudit_lab.studies.spec import StudySpec, check_metric, expand, load_study, study_from
 from fedaudit_lab.studies.store import Store
 
 
@@ -41,50 +39,6 @@ def describe(name: str) -> None:
     console.print(table)
 
 
-def run(
-    name: str,
-    out: Path,
-    *,
-    scale: str,
-    overrides: list[str],
-    only: list[str],
-    workers: int,
-    data_dir: Path | None,
-    again: bool = False,
-    keep_old: bool = False,
-    ray_address: str | None = None,
-    ray_resources: tuple[float, float] = (1, 0),
-) -> int:
-    """Run a study, write its result, print its table, and return how many trials failed.
-
-    Raises:
-        BadInput: the study, the folder, the data or the cluster can't be used.
-    """
-    study = load_study(name)
-    if scale not in study.scales:
-        expand(study, scale)  # type: ignore[arg-type]  # raises, with what there is
-    chosen: ScaleName = scale  # type: ignore[assignment]
-    trials = expand(study, chosen, overrides=overrides, only=only)
-    store = Store(out)
-    try:
-        with store.exclusively():
-            about = {"name": study.name, "scale": scale, "study": study.model_dump(mode="json"), "overrides": overrides}
-            store.plan(about, trials, replace=again)
-            check_versions(trials, store, data_dir=data_dir, again=again, keep_old=keep_old)
-            backend = (
-                processes(workers)
-                if ray_address is None
-                else ray(ray_address, cpus=ray_resources[0], gpus=ray_resources[1])
-            )
-            with live_display() as display:
-                here = ray_address is None
-                failed = run_study(study, trials, store, backend=backend, data_dir=data_dir, display=display, here=here)
-        _conclude(study, scale, store)
-    finally:
-        store.close()
-    return failed
-
-
 def report(folder: Path, metric: str | None = None) -> None:
     """Draw what ``folder`` holds, complete or not.
 
@@ -105,14 +59,19 @@ def report(folder: Path, metric: str | None = None) -> None:
             except ValueError as error:
                 raise BadInput(f"--metric: {error}") from None
             study = study.model_copy(update={"metric": metric, "published": [], "claims": []})
-            _conclude(study, about["scale"], store, f"-{metric}")
+            conclude(study, about["scale"], store, f"-{metric}")
         else:
-            _conclude(study, about["scale"], store)
+            conclude(study, about["scale"], store)
     finally:
         store.close()
 
 
-def _conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
+def conclude(study: StudySpec, scale: str, store: Store, suffix: str = "") -> None:
+    """Draw and print what the store holds of a study; a ``suffix`` follows the files' names.
+
+    Raises:
+        BadInput: the folder can't be written.
+    """
     analysis = analyse(study, scale, store.rows(), store.about().get("overrides", []))
     pictures = write_pictures(study, store.rows(), store.folder)
     paths = write(analysis, store.folder, suffix, pictures.read_bytes() if pictures else None)

@@ -5,26 +5,21 @@ from __future__ import annotations
 import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fedaudit import BadInput
 from fedaudit.utils import run_tasks
 
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
-
-# An argument with its result, or with what went wrong
-Finished = tuple[Argument, Result | BaseException]
 Beat = Callable[[Any, float], None]
 
 
 class Backend(Protocol):
-    """Calls a function with every argument, somewhere, and returns the results as they arrive."""
+    """Calls a function with every argument, somewhere, and returns each with its result, or with what went wrong."""
 
     def __call__(
         self, function: Callable[[Any], Any], arguments: Sequence[Any], beat: Beat | None = None, /
     ) -> Iterator[tuple[Any, Any]]:
-        """Return arguments with their results; ``beat`` is told how much of an argument's work is done, where known."""
+        """Return what arrives, as it does; ``beat`` is told how much of an argument's work is done, where known."""
         ...
 
 
@@ -39,8 +34,8 @@ def processes(workers: int) -> Backend:
     """
 
     def run(
-        function: Callable[[Argument], Result], arguments: Sequence[Argument], beat: Beat | None = None
-    ) -> Iterator[Finished[Argument, Result]]:
+        function: Callable[[Any], Any], arguments: Sequence[Any], beat: Beat | None = None
+    ) -> Iterator[tuple[Any, Any]]:
         told = (lambda index, share: beat(arguments[index], share)) if beat else None
         for index, result in run_tasks(function, arguments, workers=workers, beat=told):
             yield arguments[index], result
@@ -73,10 +68,10 @@ def ray(address: str, *, cpus: float = 1, gpus: float = 0) -> Backend:
         raise BadInput(f"--ray {address}: no cluster there ({reason})") from None
 
     def run(
-        function: Callable[[Argument], Result],
-        arguments: Sequence[Argument],
+        function: Callable[[Any], Any],
+        arguments: Sequence[Any],
         beat: Beat | None = None,  # noqa: ARG001
-    ) -> Iterator[Finished[Argument, Result]]:
+    ) -> Iterator[tuple[Any, Any]]:
         remote = engine.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_RETRIES)(function)
         waiting = {remote.remote(argument): argument for argument in arguments}
         while waiting:

@@ -9,6 +9,8 @@ import itertools
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +54,7 @@ def write(analysis: Analysis, folder: Path, suffix: str = "", shown: bytes | Non
     Raises:
         BadInput: the folder can't be written.
     """
-    import matplotlib as mpl
-
-    with mpl.rc_context({"text.parse_math": False}):  # a study's own words may have dollars
+    with plain_text():
         drawn = figure(analysis)
         points = frontier(analysis)
     contents = {
@@ -69,6 +69,15 @@ def write(analysis: Analysis, folder: Path, suffix: str = "", shown: bytes | Non
         contents[f"figure{suffix}.png"] = drawn
     if points:
         contents[f"frontier{suffix}.png"] = points
+    return write_files(folder, contents)
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write files to ``folder`` by name, and return their paths.
+
+    Raises:
+        BadInput: it can't be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -76,6 +85,30 @@ def write(analysis: Analysis, folder: Path, suffix: str = "", shown: bytes | Non
     except OSError as error:
         raise BadInput(f"can't write to '{folder}': {error.strerror or error}") from None
     return [folder / name for name in contents]
+
+
+def pyplot() -> Any:
+    """Return matplotlib's pyplot, which draws into files only."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def plain_text() -> AbstractContextManager[None]:
+    """Draw texts as they are: a study's own words may have dollars."""
+    settings: AbstractContextManager[None] = pyplot().rc_context({"text.parse_math": False})
+    return settings
+
+
+def png(drawing: Any, dpi: int) -> bytes:
+    """Return a figure of pyplot's as a PNG, and forget it."""
+    out = io.BytesIO()
+    drawing.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
+    pyplot().close(drawing)
+    return out.getvalue()
 
 
 def _words(text: str) -> str:
@@ -130,57 +163,52 @@ def markdown(analysis: Analysis) -> str:
 
 def table_csv(analysis: Analysis) -> str:
     """Return one row per cell: levels, mean, median, interval, what n counts, the paper's, seconds, what's missing."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     axes = list(analysis.study.axes)
-    writer.writerow(
-        [
-            *map(_plain, axes),
-            analysis.study.metric,
-            *("median", "low", "high", "n", "images", "different", "seeds", "published", "seconds", "missing"),
-            *analysis.study.also,
-        ]
-    )
+    counts = ("median", "low", "high", "n", "images", "different", "seeds", "published", "seconds", "missing")
+    rows: list[list[Any]] = [[*axes, analysis.study.metric, *counts, *analysis.study.also]]
     for cell in analysis.cells:
         v = cell.value
         numbers = [v.mean, v.median, v.low, v.high, v.n] if v else [""] * 5
-        writer.writerow(
+        rows.append(
             [
-                *(_plain(cell.point[a]) for a in axes),
+                *(cell.point[a] for a in axes),
                 *numbers,
-                *(cell.images, cell.different, cell.seeds, cell.published, cell.seconds, _plain(cell.missing or "")),
+                *(cell.images, cell.different, cell.seeds, cell.published, cell.seconds, cell.missing or ""),
                 *(cell.others[name].mean if name in cell.others else "" for name in analysis.study.also),
             ]
         )
-    return out.getvalue()
+    return _csv(rows)
 
 
 def values_csv(analysis: Analysis) -> str:
     """Return one row per update of a cell (or federation): levels, repetition, which it is, and its metrics."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     metrics = [analysis.study.metric, *analysis.study.also]
     axes = list(analysis.study.axes)
-    writer.writerow([*map(_plain, axes), "repetition", "federation", "round", "client", *metrics])
+    rows: list[list[Any]] = [[*axes, "repetition", "federation", "round", "client", *metrics]]
     for cell in analysis.cells:
-        levels = [_plain(cell.point[a]) for a in axes]
+        levels = [cell.point[a] for a in axes]
         for (repetition, federation, number, client), found in cell.units.items():
             which = ["" if value in (None, -1) else value for value in (number, client)]
             numbers = [found.get(name, "") for name in metrics]
-            writer.writerow([*levels, repetition, _plain(federation), *which, *numbers])
-    return out.getvalue()
+            rows.append([*levels, repetition, federation, *which, *numbers])
+    return _csv(rows)
 
 
 def claims_csv(analysis: Analysis) -> str:
     """Return one row per claim and place: the paired difference, its interval, of how many updates, the outcome."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["claim", "where", "metric", "difference", "low", "high", "n", "outcome", "study", "scale"])
+    rows: list[list[Any]] = []
+    rows.append(["claim", "where", "metric", "difference", "low", "high", "n", "outcome", "study", "scale"])
     for claim in analysis.claims:
         d = claim.difference
         numbers = [d.mean, d.low, d.high, d.n] if d else [""] * 4
-        named = [_plain(analysis.study.name), analysis.scale]
-        writer.writerow([_plain(claim.text), _plain(claim.where), claim.metric, *numbers, claim.outcome, *named])
+        named = [analysis.study.name, analysis.scale]
+        rows.append([claim.text, claim.where, claim.metric, *numbers, claim.outcome, *named])
+    return _csv(rows)
+
+
+def _csv(rows: Iterable[list[Any]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_plain(cell) for cell in row] for row in rows)
     return out.getvalue()
 
 
@@ -189,11 +217,7 @@ def figure(analysis: Analysis) -> bytes | None:
 
     Many rows of several axes get a panel for each combination of all axes but the last.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     _, across, rows = grid(analysis)
     if not any(cell and cell.value for _, cells in rows for cell in cells):
         return None
@@ -208,7 +232,7 @@ def figure(analysis: Analysis) -> bytes | None:
     )
     for axes, (title, some) in zip(all_axes.flat, panels.items(), strict=False):
         if len(some) > 10:  # as many colours as the usual cycle has
-            axes.set_prop_cycle(color=[mpl.colormaps["tab20"](i) for i in range(20)])
+            axes.set_prop_cycle(color=[plt.colormaps["tab20"](i) for i in range(20)])
         _lines(axes, analysis, across, some)
         if _collide(across, _ROW[wide]):
             axes.tick_params(axis="x", rotation=40)
@@ -223,10 +247,7 @@ def figure(analysis: Analysis) -> bytes | None:
     }
     if len(marked) > 1:
         drawing.legend(list(marked.values()), list(marked), fontsize="small", loc="outside right center")
-    out = io.BytesIO()
-    drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
-    plt.close(drawing)
-    return out.getvalue()
+    return png(drawing, dpi=110)
 
 
 def _collide(labels: list[str], room: int) -> bool:
@@ -269,11 +290,6 @@ def frontier(analysis: Analysis) -> bytes | None:
 
     None unless the study measures leakage of images and, beside it, accuracy and bytes.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     points = [
         (" ".join(cell.point.values()), cell.value, cell.others["model_accuracy"], cell.others["bytes_sent"].mean)
         for cell in analysis.cells
@@ -281,7 +297,7 @@ def frontier(analysis: Analysis) -> bytes | None:
     ]
     if len(points) < 2 or analysis.study.metric not in IMAGE_METRICS:
         return None
-    drawing, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    drawing, axes = pyplot().subplots(figsize=(7, 4.5), layout="constrained")
     most = max(size for *_, size in points)
     for i, (name, leak, accuracy, size) in enumerate(points):
         x, y, colour = 100 * accuracy.mean, leak.mean, f"C{i % 10}"
@@ -297,10 +313,7 @@ def frontier(analysis: Analysis) -> bytes | None:
         axes.set_xlim(*limits([100 * accuracy.mean for _, _, accuracy, _ in points], 10, 100))
     _widen(axes, analysis.study.metric)
     axes.grid(alpha=0.3)
-    out = io.BytesIO()
-    drawing.savefig(out, format="png", dpi=110, metadata={"Software": None})
-    plt.close(drawing)
-    return out.getvalue()
+    return png(drawing, dpi=110)
 
 
 def _widen(axes: Any, metric: str) -> None:

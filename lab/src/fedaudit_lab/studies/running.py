@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedaudit import Audit, AuditResult, BadInput, FedAuditError, Scenario, load_dataset
+from fedaudit import Audit, BadInput, FedAuditError, Scenario, load_dataset
 from fedaudit.data import find_dataset, reading_once
 from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.pipeline import run_audit, training_once
@@ -200,7 +200,8 @@ def run_study(
         else:
             failed += 1
             store.fail(task.key, _one_line(result), when)
-            _keep(store.folder / "trials" / task.key, {"error.txt": _trace(result).encode("utf-8", "backslashreplace")})
+            trace = "".join(traceback.format_exception(result)).encode("utf-8", "backslashreplace")
+            _keep(store.folder / "trials" / task.key, {"error.txt": trace})
         shutil.rmtree(unfinished / task.key, ignore_errors=True)
         finished += 1
         shares.pop(task.key, None)
@@ -224,10 +225,10 @@ def run_trial(task: Task) -> Played:
             store=unfinished,
             display=_Share(scenario),
         )
-    result = audit.result
     cost = (None, None) if goes_on else (peak_memory(before), time.process_time() - cpu_began)  # a part of it isn't all
     outcome = _outcome(audit, *cost)
-    return Played(outcome, time.perf_counter() - began, _versions(result), _files(audit))
+    versions = {key: str(value) for key, value in audit.result.environment.items()}
+    return Played(outcome, time.perf_counter() - began, versions, _files(audit))
 
 
 class _Share(Quiet):
@@ -342,10 +343,6 @@ def _outcome(audit: Audit, memory: float | None, cpu_seconds: float | None) -> d
     return {"updates": updates, "courses": histories, "lpips_missing": result.lpips_missing}
 
 
-def _versions(result: AuditResult) -> dict[str, str]:
-    return {key: str(value) for key, value in result.environment.items()}
-
-
 def _files(audit: Audit) -> dict[str, bytes]:
     with temporary_folder() as folder:
         audit.save_data(folder)
@@ -373,7 +370,3 @@ def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     line = text if isinstance(error, FedAuditError) else f"{type(error).__name__}: {text}".rstrip(": ")
     return line.encode("utf-8", "backslashreplace").decode()  # half characters, as of a file's name, can't be stored
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

@@ -19,7 +19,6 @@ from fedaudit.evaluation import FINDING_TYPES, Metric, metric
 from fedaudit.scenario import EvaluationSpec, apply_override, scenario_from
 from fedaudit.utils import GRID, Count, Number, Spec, Title, Whole, explain, no_boolean, read_yaml, unknown_name
 
-SCALES = ("smoke", "cpu", "paper")
 # Metrics of images, each with whether a higher value is the attack's success.
 IMAGE_METRICS = {
     "psnr": True,
@@ -302,7 +301,7 @@ def study_from(values: Any, where: str) -> StudySpec:
 
 
 def expand(
-    study: StudySpec, scale: ScaleName, *, overrides: list[str] | None = None, only: list[str] | None = None
+    study: StudySpec, scale: str, *, overrides: list[str] | None = None, only: list[str] | None = None
 ) -> list[StudyTrial]:
     """Return the trials of ``study`` at ``scale``: repetitions outermost, so that every cell fills evenly.
 
@@ -315,9 +314,9 @@ def expand(
     Raises:
         BadInput: no such scale, axis or level; a scenario is wrong, or has not exactly one attack.
     """
-    if scale not in study.scales:
+    setting = next((setting for name, setting in study.scales.items() if name == scale), None)
+    if setting is None:
         raise BadInput(f"the study {study.name} has {unknown_name('scale', scale, study.scales)}")
-    setting = study.scales[scale]
     levels = {axis: list(setting.only.get(axis, values)) for axis, values in study.axes.items()}
     for axis, chosen in _parse_only(only or [], study).items():
         levels[axis] = [level for level in levels[axis] if level in chosen]

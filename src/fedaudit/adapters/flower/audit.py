@@ -124,8 +124,9 @@ def audit_flower(
                 folder / RECORDING, attacks, fail_above=fail_above, fail_on=fail_on, controls=controls, **asked
             )
         api.attack(folder / RECORDING, attacks, **asked)
+    because = f" ({'; '.join(watcher.notes)})" if watcher.notes else ""
     raise BadInput(
-        f"what the clients trained on couldn't be recorded{_because(watcher)}; what was recovered is listed in "
+        f"what the clients trained on couldn't be recorded{because}; what was recovered is listed in "
         f"{folder / 'findings.json'}"
     )
 
@@ -200,10 +201,6 @@ def _module(watcher: _Watcher, run: Run, recording: Path) -> nn.Module:
         "no client's training was seen: it runs in a thread or process of its own, or without torch; what travelled "
         f"is in {recording}, for fedaudit attack --model"
     )
-
-
-def _because(watcher: _Watcher) -> str:
-    return f" ({'; '.join(watcher.notes)})" if watcher.notes else ""
 
 
 def _make_room(recording: Path, *, overwrite: bool) -> None:

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedaudit.adapters import in_words
 from fedaudit.adapters.flower.messages import check_names, is_training, log, refusal, server_round, state_in
-from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard, let_in
+from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard
 from fedaudit.capture.capture import Capture
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.utils.errors import BadInput
@@ -62,11 +62,9 @@ class Guard(SiteGuard):
         records = msg.content.array_records
         count = len(next(iter(records.values()))) if len(records) == 1 else 0
         unnamed = [str(place) for place in range(count)]  # names tell these checks nothing but the architecture
-        agreed, examples = self._own
-        names = list(agreed.state_dict()) if agreed is not None else unnamed
-        state = state_in(msg.content, names)
-        who = f"node {context.node_id}, round {server_round(msg)}"
-        return let_in(state, self.on_received, log, who, agreed=agreed, examples=examples)
+        agreed, _ = self._own
+        state = state_in(msg.content, list(agreed.state_dict()) if agreed is not None else unnamed)
+        return self._lets_in(state, f"node {context.node_id}, round {server_round(msg)}")
 
     def _count(self, context: Context) -> int:
         """Return how many training messages came before this one: what a server says its round is proves nothing."""

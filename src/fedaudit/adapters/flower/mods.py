@@ -22,7 +22,6 @@ from fedaudit.adapters.flower.tensors import (
     torch_state,
 )
 from fedaudit.defences import SANITISERS
-from fedaudit.defences.privacy import DifferentialPrivacy, account
 from fedaudit.defences.sanitising import ClientContext, norm
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput
@@ -79,19 +78,14 @@ class SanitiserMod:
         clients: int | None = None,
         seed: int | None = None,
     ) -> None:
-        made = make(SANITISERS, sanitiser, settings)
-        if made.name == "dgc" and made.settings()["clip"] is not None and clients is None:
-            raise BadInput("dgc's clip is shared by the clients of a round: give clients=, their number")
-        if made.name == "sign" and made.settings()["scale"] == "one":
-            raise BadInput("sign with scale: one would add 1 or -1 to every weight; use scale: mean")
-        self.name = made.name
-        self.settings = made.settings()
-        self.rounds = _rounds(made, settings or {}) if isinstance(made, DifferentialPrivacy) else None
+        self.sanitiser = make(SANITISERS, sanitiser, settings)
+        self.rounds = self.sanitiser.check_alone(settings or {}, clients)
+        self.name = self.sanitiser.name
         self._given = names_of(parameters)
         self._layers = None if layers is None else tuple(map(tuple, layers))
         self._clients = clients or 1
         self._seed = seed
-        self._key = f"fedaudit.{made.name}"
+        self._key = f"fedaudit.{self.name}"
 
     def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Train, and return the reply with the sanitised update in it.
@@ -114,17 +108,15 @@ class SanitiserMod:
         key, record = only_record(reply, "reply")
         after = torch_state(record)
         update, whole = self._update(before, after)
-        sanitiser = make(SANITISERS, self.name, self.settings)
+        sanitiser = self.sanitiser.anew()
         if "sanitiser" in kept:
             sanitiser.load_state_dict(kept["sanitiser"])
-        if isinstance(sanitiser, DifferentialPrivacy) and self._seed is None:
-            sent = sanitiser(update, whole, None)
-        else:
-            sent = sanitiser(update, whole, self._generator(context.node_id, rounds))
+        draws: Any = None if self._seed is None and sanitiser.secret else self._generator(context.node_id, rounds)
+        sent = sanitiser(update, whole, draws)
         new = before | sent.buffers
         for name, tensor in sent.tensors.items():  # before + (after − before) would be rounded
             new[name] = after[name] if tensor is update.tensors[name] else before[name] + tensor
-        self._tell(norm(update.tensors.values()), norm(sent.tensors.values()))
+        self._tell(update, sent)
         save_state(context.state, self._key, {"rounds": rounds + 1, "sanitiser": sanitiser.state_dict()})
         reply.content[key] = ArrayRecord({name: new[name].to(tensor.dtype) for name, tensor in after.items()})
         return reply
@@ -140,7 +132,7 @@ class SanitiserMod:
         if not all(bool(torch.isfinite(tensor).all()) for tensor in after.values()):
             raise BadInput(f"{self.name}: the update has NaN or infinite values; it isn't sent")
         layers = self._layers or layers_in(before)
-        if self.settings.get("layers") == "modules" and len(layers) < 2:
+        if getattr(self.sanitiser, "layers", None) == "modules" and len(layers) < 2:
             raise BadInput(f"{self.name}: names like '{next(iter(before))}' don't tell the layers; give layers=")
         names = parameters_in(before, self._given)
         update = Update(
@@ -153,42 +145,18 @@ class SanitiserMod:
         )
         return update, ClientContext(before, layers, self._clients)
 
-    def _tell(self, before: float, after: float) -> None:
+    def _tell(self, update: Update, sent: Update) -> None:
+        before, after = norm(update.tensors.values()), norm(sent.tensors.values())
         log.info("fedaudit: %s: the update's norm is %.4g, what leaves has %.4g", self.name, before, after)
-        if self.name == "dp" and after > _LOUD * self.settings["clip"]:
+        clip = self.sanitiser.settings().get("clip")
+        if sent.sanitised is not None and sent.sanitised.noise and clip and after > _LOUD * clip:
             log.warning(
-                "fedaudit: dp: the noise is %.0f times as long as the clip; averaged over n clients √n less. "
+                "fedaudit: %s: the noise is %.0f times as long as the clip; averaged over n clients √n less. "
                 "Few trainings survive that: a smaller model, more clients, or less noise and a larger epsilon",
-                after / self.settings["clip"],
+                self.name,
+                after / clip,
             )
 
     def _generator(self, node: int, rounds: int) -> torch.Generator:
         secret = secrets.randbits(63) if self._seed is None else derive_seed(self._seed, "sanitiser", node, rounds)
         return torch.Generator().manual_seed(secret)
-
-
-def _rounds(dp: DifferentialPrivacy, given: Mapping[str, Any]) -> int | None:
-    """Return how many rounds the budget allows, or None where there is no budget.
-
-    Raises:
-        BadInput: these settings can't work on a client.
-    """
-    if missing := [name for name in ("clip", "noise") if name not in given]:
-        raise BadInput(
-            f"dp needs {' and '.join(missing)}, which nobody can choose for you: clip near your updates' norm "
-            "(SanitiserMod('none') logs it), noise in units of clip"
-        )
-    if dp.level != "client" or dp.where != "local":
-        raise BadInput(
-            f"dp with level: {dp.level}, where: {dp.where} works inside of the training or on the server; "
-            "a mod can do level: client, where: local"
-        )
-    if dp.epsilon is None:
-        return None
-    rounds = account(dp, clients=1, per_round=1, steps=1, batch=1, fewest=1).rounds(dp.epsilon)
-    if not rounds:
-        raise BadInput(
-            f"dp: noise {dp.noise:g} spends more than epsilon {dp.epsilon:g} in one round; raise noise, or set epsilon "
-            "to null to clip and add noise without a budget"
-        )
-    return rounds

@@ -11,7 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
 from fedaudit.adapters import in_words
-from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard, let_in
+from fedaudit.adapters.guard import NOT_LET_IN, REFUSED, SiteGuard
 from fedaudit.adapters.nvflare.site import (
     FORMS,
     Memory,
@@ -93,10 +93,7 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
             who = f"{site_of(context)}, round {round_of(shareable, context)}"
             if dxo is None:
                 return True
-            agreed, examples = self._own
-            if dxo.data_kind != DataKind.WEIGHTS:  # a difference of weights is no model to try
-                examples = None
-            return let_in(state_of(dxo), self.on_received, log, who, agreed=agreed, examples=examples)
+            return self._lets_in(state_of(dxo), who, difference=dxo.data_kind != DataKind.WEIGHTS)
         except Exception as error:
             log.warning("fedaudit guard: what came in isn't checked: %s", in_words(error))
             return True

@@ -78,7 +78,9 @@ class RecorderFilter(Filter):  # type: ignore[misc]
             elif (dxo := model_in(shareable)) is not None:
                 self._record(dxo, shareable, fl_ctx)
         except Exception as error:  # recording must never stop a federation
-            self._tell(f"fedaudit recorder: not recorded: {in_words(error)}")
+            if (line := f"fedaudit recorder: not recorded: {in_words(error)}") not in self._told:
+                self._told.add(line)
+                log.warning(line)
         return shareable
 
     def _record(self, dxo: DXO, shareable: Shareable, context: FLContext) -> None:
@@ -117,8 +119,3 @@ class RecorderFilter(Filter):  # type: ignore[misc]
                 _recorders[key] = recorder
                 break
             return _recorders[key]
-
-    def _tell(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
-            log.warning(line)
