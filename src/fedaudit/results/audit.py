@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from fedaudit.results.base import READING, Record, Timing
+from fedaudit.results.base import READING, Record, Timing, optional
 from fedaudit.results.findings import AttackSummary, Comparison, ControlResult, FindingResult, Verdict
 from fedaudit.results.setting import AdversaryRecord, AttackRecord, DataRecord, FederationRecord, ModelRecord
 from fedaudit.utils.bounds import read_json
@@ -23,17 +23,15 @@ class Threshold(Record):
     """A limit that the user set with --fail-above or --fail-on, and the worst that was met."""
 
     metric: str = Field(description="the metric of --fail-above; 'verdict' for --fail-on")
-    limit: float | None = Field(default=None, description="of --fail-above")
-    verdict: Verdict | None = Field(default=None, description="of --fail-on: it fails on this and on all worse ones")
-    worst: float | None = Field(
-        default=None, description="the highest value that was met; null: a verdict, or nothing measured it"
-    )
+    limit: float | None = optional("of --fail-above")
+    verdict: Verdict | None = optional("of --fail-on: it fails on this and on all worse ones")
+    worst: float | None = optional("the highest value that was met; null: a verdict, or nothing measured it")
     where: str | None = Field(description="attack and federation of the worst value")
     exceeded: bool = Field(description="whether the limit was")
     outcome: Literal["pass", "fail", "not tested"] = Field(
         default="not tested", description="not tested: nothing measured it, or what measured it is inconclusive"
     )
-    reason: str | None = Field(default=None, description="why it was not tested, or what the limit leaves out")
+    reason: str | None = optional("why it was not tested, or what the limit leaves out")
 
 
 class Digests(Record):
@@ -110,7 +108,7 @@ class AuditResult(Record):
     repeat: str = Field(default="fedaudit audit scenario.yaml --out DIR", description="the command that repeats it")
     thresholds: list[Threshold] = Field(description="the limits that the user set")
     environment: dict[str, str] = Field(description="the machine and the versions")
-    digests: Digests | None = Field(default=None, description="null in results of earlier versions")
+    digests: Digests | None = optional("null in results of earlier versions")
     timing: Timing = Field(description="of the whole audit")
 
     def save(self, path: Path) -> None:

@@ -28,12 +28,17 @@ class Record(BaseModel):
         return values
 
 
+def optional(description: str) -> Any:
+    """Return a field that may be null, which the description explains; null is its default."""
+    return Field(default=None, description=description)
+
+
 class Timing(Record):
     """What differs from run to run."""
 
     seconds: float = Field(description="wall seconds")
-    started: str | None = Field(default=None, description="ISO 8601, UTC")
-    workers: int | None = Field(default=None, description="processes; null: not said")
+    started: str | None = optional("ISO 8601, UTC")
+    workers: int | None = optional("processes; null: not said")
 
 
 class Interval(Record):

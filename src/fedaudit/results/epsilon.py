@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from fedaudit.results.base import Record
+from fedaudit.results.base import Record, optional
 
 EpsilonMethod = Literal["clopper_pearson", "clopper_pearson_fdp", "one_run", "one_run_fdp", "gaussian_estimate"]
 Unit = Literal["client", "record"]
@@ -30,8 +30,8 @@ class EpsilonBound(Record):
     canaries: int = Field(description="in and out")
     guesses: int = Field(description="canaries that were guessed at; on the others the guesser abstained")
     correct: int = Field(description="guesses that were right")
-    low: float | None = Field(default=None, description="guessed out up to this score; none: never")
-    high: float | None = Field(default=None, description="guessed in from this score on; none: never")
+    low: float | None = optional("guessed out up to this score; none: never")
+    high: float | None = optional("guessed in from this score on; none: never")
     correction: str = Field(description="for the choice of low and high")
     assumes: str = Field(description="what is taken for granted of the mechanism; empty: nothing")
 

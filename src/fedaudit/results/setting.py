@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedaudit.results.base import Record
+from fedaudit.results.base import Record, optional
 
 _WHO = {
     "server": "The server",
@@ -43,11 +43,9 @@ class HistoryRecord(Record):
     epsilon_of_clients: list[list[float]] = Field(
         default=[], description="after each round, of the clients that sent least, median and most often (Rényi)"
     )
-    epsilon_pld: float | None = Field(
-        default=None, description="the same after the last round, by the privacy loss distribution"
-    )
-    stopped: int | None = Field(default=None, description="rounds after which the privacy budget was spent")
-    why_stopped: str | None = Field(default=None, description="why the privacy budget ended the federation there")
+    epsilon_pld: float | None = optional("the same after the last round, by the privacy loss distribution")
+    stopped: int | None = optional("rounds after which the privacy budget was spent")
+    why_stopped: str | None = optional("why the privacy budget ended the federation there")
     honest_accepted: list[float | None] = Field(
         default=[], description="of each round, the share of honest clients' updates that the aggregator took"
     )
@@ -71,7 +69,7 @@ class RecordingRecord(Record):
     clients: list[str] = Field(description="as the framework names them, in the order of their numbers")
     totals: int = Field(default=0, description="rounds of which only the sum of several updates is known")
     training: list[str] = Field(default=[], description="how clients train, in words: each way once")
-    seconds: float | None = Field(default=None, description="that local training took, median; null: not recorded")
+    seconds: float | None = optional("that local training took, median; null: not recorded")
     replays: list[ReplayRecord] = Field(default=[], description="of every update whose truth is at hand")
     facts: Literal["verified", "contradicted", "unverified"] = Field(
         description="whether what is recorded of local training gives the updates that travelled, when it is repeated"
@@ -111,19 +109,18 @@ class FederationRecord(Record):
     description: str = Field(description="one sentence")
     aggregator: str = Field(default="mean", description="its name")
     sanitiser: str = Field(default="none", description="its name")
-    defences: str | None = Field(
-        default=None, description="what these two do, with which settings, in words; empty where neither is a defence"
+    defences: str | None = optional(
+        "what these two do, with which settings, in words; empty where neither is a defence"
     )
-    replay_error: float | None = Field(
-        default=None,
-        description="relative error with which the recorded local training, repeated on the truth, gives the first "
-        "updates; null: not checked",
+    replay_error: float | None = optional(
+        "relative error with which the recorded local training, repeated on the truth, gives the first "
+        "updates; null: not checked"
     )
-    recording: RecordingRecord | None = Field(default=None, description="null where the federation was simulated")
+    recording: RecordingRecord | None = optional("null where the federation was simulated")
     checks: list[ReceivedCheck] = Field(
         default=[], description="where the server is malicious: would a client notice? Each check of a received model"
     )
-    course: HistoryRecord | None = Field(default=None, description="null where a transcript was attacked from disk")
+    course: HistoryRecord | None = optional("null where a transcript was attacked from disk")
 
 
 class ModelRecord(Record):
@@ -134,10 +131,10 @@ class ModelRecord(Record):
     initialisation: str = Field(description="of the weights")
     batch_norm: str = Field(description="'eval', 'train' or 'none': decides much, see docs/reference/methods.md")
     trained: str = Field(description="'untrained', 'n epochs' or 'checkpoint ...'")
-    dropout: Literal["on", "off", "none"] | None = Field(
-        default=None, description="in the clients' training; 'none': the model has none; null: not recorded"
+    dropout: Literal["on", "off", "none"] | None = optional(
+        "in the clients' training; 'none': the model has none; null: not recorded"
     )
-    mode: str | None = Field(default=None, description="in which mode clients train, and who said so; null: no choice")
+    mode: str | None = optional("in which mode clients train, and who said so; null: no choice")
 
 
 class DataRecord(Record):
@@ -147,11 +144,9 @@ class DataRecord(Record):
     summary: str = Field(description="one line about it")
     classes: int | None = Field(description="how many; null: regression")
     class_names: list[str] | None = Field(description="null: they have none")
-    kind: str | None = Field(
-        default=None, description="of the examples: 'image', 'table' or another; null: not recorded"
-    )
+    kind: str | None = optional("of the examples: 'image', 'table' or another; null: not recorded")
     input_shape: list[int] = Field(description="of one example")
-    words: list[str] | None = Field(default=None, description="of text: what each token stands for; null: not known")
+    words: list[str] | None = optional("of text: what each token stands for; null: not known")
 
 
 class AdversaryRecord(Record):
