@@ -1,14 +1,59 @@
-"""What an audit found: findings, their summaries and controls, and the verdicts."""
+"""What the parts of a result share, and what an audit found: findings, their summaries and controls, the verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from fedaudit.results.base import Interval, Record, Timing, optional
-from fedaudit.results.epsilon import EpsilonResult
+READING = "fields that only a later fedaudit knows are left out"
+
+
+def _open(schema: dict[str, Any]) -> None:
+    """Let the published schema accept fields of later versions, as :meth:`AuditResult.load` does."""
+    schema.pop("additionalProperties", None)
+
+
+class Record(BaseModel):
+    """Refuses unknown fields where it is made, leaves them out where a file is read (docs/reference/results.md)."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_open)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unknown(cls, values: Any, info: ValidationInfo) -> Any:
+        if info.context == READING and isinstance(values, dict):
+            return {key: value for key, value in values.items() if key in cls.model_fields}
+        return values
+
+
+def optional(description: str) -> Any:
+    """Return a field that may be null, which the description explains; null is its default."""
+    return Field(default=None, description=description)
+
+
+class Timing(Record):
+    """What differs from run to run."""
+
+    seconds: float = Field(description="wall seconds")
+    started: str | None = optional("ISO 8601, UTC")
+    workers: int | None = optional("processes; null: not said")
+
+
+class Interval(Record):
+    """Mean and median over n images, with a 95 % interval of the mean (bootstrap; Student for paired differences)."""
+
+    mean: float = Field(description="of the n")
+    median: float = Field(description="of the n")
+    low: float = Field(description="lower end of the 95 % interval of the mean")
+    high: float = Field(description="upper end of it")
+    n: int = Field(description="how many")
+
+    def span(self, form: Callable[[float], str]) -> str:
+        """Return the interval in brackets, after a space; nothing for n = 1, which has none."""
+        return f" [{form(self.low)}, {form(self.high)}]" if self.n > 1 else ""
+
 
 # From the worst down; VERDICTS says what each means.
 Verdict = Literal["recovered", "identifiable", "inferred", "inconclusive", "not demonstrated", "not applicable"]
@@ -26,6 +71,68 @@ VERDICTS: dict[Verdict, str] = {
     "not applicable": "The attack could not be run under this threat model; the reason is given.",
 }
 LEAKS: tuple[Verdict, ...] = ("recovered", "identifiable", "inferred")
+
+
+EpsilonMethod = Literal["clopper_pearson", "clopper_pearson_fdp", "one_run", "one_run_fdp", "gaussian_estimate"]
+Unit = Literal["client", "record"]
+Adjacency = Literal["add-remove", "replace"]
+
+
+class EpsilonBound(Record):
+    """A lower bound of the true ε at δ, or an estimate of it, from the scores of canaries."""
+
+    model_config = ConfigDict(frozen=True)
+
+    method: EpsilonMethod = Field(description="by which the scores become an ε; docs/explanation/epsilon.md has each")
+    kind: Literal["bound", "estimate"] = Field(
+        description="a bound holds with its confidence; an estimate may be too high"
+    )
+    epsilon: float = Field(description="the claim of any smaller one, at this delta, is refuted")
+    delta: float = Field(description="δ, at which ε is told")
+    confidence: float | None = Field(description="probability that a bound isn't above the truth; none of an estimate")
+    unit: Unit = Field(description="who is protected, and so what a canary is")
+    adjacency: Adjacency = Field(description="an out canary is absent, or another takes its place")
+    canaries: int = Field(description="in and out")
+    guesses: int = Field(description="canaries that were guessed at; on the others the guesser abstained")
+    correct: int = Field(description="guesses that were right")
+    low: float | None = optional("guessed out up to this score; none: never")
+    high: float | None = optional("guessed in from this score on; none: never")
+    correction: str = Field(description="for the choice of low and high")
+    assumes: str = Field(description="what is taken for granted of the mechanism; empty: nothing")
+
+
+class ObserverEpsilon(Record):
+    """What one observer demonstrates from the canaries."""
+
+    observer: str = Field(description="'updates', 'sum', 'models' or 'final'")
+    who: str = Field(description="the observer, in words")
+    covered: bool = Field(description="whether the claim is made against this observer")
+    demonstrated: float | None = Field(description="the bound that counts, by its method; null: none applies")
+    bounds: list[EpsilonBound] = Field(description="every lower bound, each with its confidence")
+    estimates: list[EpsilonBound] = Field(description="what may be too high; never counted as demonstrated")
+
+
+class EpsilonResult(Record):
+    """The audit of an epsilon: what is claimed, and what canaries demonstrate."""
+
+    claimed: float | None = Field(description="after the last round, by the privacy loss distribution; or null")
+    claimed_in_words: str = Field(default="", description="what the claimed one promises")
+    delta: float = Field(description="δ, at which every ε here is told")
+    unit: Unit = Field(description="who is protected, and so what a canary is")
+    adjacency: Adjacency = Field(description="an out canary is absent, or another takes its place")
+    canaries: int = Field(description="in and out")
+    canaries_in: int = Field(description="how many of them took part")
+    confidence: float = Field(description="that no demonstrated value of a covered observer is above the truth")
+    correction: str = Field(description="for several observers")
+    demonstrated: float | None = Field(
+        description="the largest of the covered observers'; of all where nothing is claimed; null: none applies"
+    )
+    demonstrated_in_words: str = Field(default="", description="what the demonstrated one refutes")
+    attainable: float = Field(description="what as many canaries would demonstrate if every guess were right")
+    joint_noise: bool = Field(
+        default=False, description="the canaries' noise was drawn as it is declared, and the code that adds it not run"
+    )
+    observers: list[ObserverEpsilon] = Field(description="what each of them sees, and what that demonstrates")
 
 
 class RegisteredResult(Record):
