@@ -51,6 +51,15 @@ class Metric:
             **counted,
         )
 
+    def over(self, found: Interval, of: str, baseline: float | None = None) -> MetricResult:
+        """Return a mean over what ``of`` says, with its interval."""
+        return self.of(found.mean, baseline, low=found.low, high=found.high, n=found.n, of=of)
+
+    def share(self, count: int, n: int, of: str, baseline: float | None = None) -> MetricResult:
+        """Return the share of ``count`` in ``n`` of what ``of`` says, with its exact 95 % interval."""
+        low, high = proportion(count, n)
+        return self.of(count / n, baseline, low=low, high=high, n=n, of=of)
+
 
 class Judgement(NamedTuple):
     """What the findings of one attack on one federation show together, before any positive control.
@@ -205,20 +214,10 @@ def by_leaks(
 
     def verdict(findings: Sequence[FindingResult]) -> Judgement:
         counted = sum(counts(f) for f in findings)
-        low, high = proportion(counted, len(findings))
         text = what.format(counted, len(findings))
         ps = [f.p_value for f in findings if f.p_value is not None]
         p = combined(ps) if len(ps) == len(findings) else None
-        evidence = Evidence(
-            what=text,
-            value=counted / len(findings),
-            low=low,
-            high=high,
-            n=len(findings),
-            of=of,
-            p_value=p,
-            method="exact binomial interval (Clopper-Pearson)",
-        )
+        evidence = share_of(text, counted, len(findings), of, p_value=p)
         best = by_fisher(findings)[1]
         judged = decide(counted > 0, p, best, text, evidence, headline.replace("{text}", text))
         if counted and judged.verdict == "not demonstrated":
@@ -227,6 +226,13 @@ def by_leaks(
         return judged
 
     return verdict
+
+
+def share_of(what: str, count: int, n: int, of: str, *, test: str = "", **rest: Any) -> Evidence:
+    """Return as evidence the share of ``count`` in ``n`` of what ``of`` says; ``test``: that the verdict rests on."""
+    low, high = proportion(count, n)
+    method = f"exact binomial interval (Clopper-Pearson){f'; {test}' if test else ''}"
+    return Evidence(what=what, value=count / n, low=low, high=high, n=n, of=of, method=method, **rest)
 
 
 def by_fisher(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
@@ -240,7 +246,7 @@ def by_test(
     name: str,
     of: str,
     method: str,
-    headline: Callable[[Sequence[FindingResult], Evidence], str],
+    headline: str | Callable[[Sequence[FindingResult], Evidence], str],
     together: Callable[[Sequence[FindingResult]], tuple[float, float | None]] = by_fisher,
     least: float = 0.0,
 ) -> Callable[[Sequence[FindingResult]], Judgement]:
@@ -253,7 +259,8 @@ def by_test(
         name: of the metric, whose results have intervals.
         of: what its n counts, in the plural.
         method: of the interval and the test, in words.
-        headline: of a leak; see :class:`Judgement`.
+        headline: of a leak; see :class:`Judgement`; ``{value}``, ``{share}`` and ``{guess}`` (in percent), ``{n}`` and
+            ``{updates}`` are filled in from the evidence.
         together: the p-value of all findings, and the one that they would have if all were right.
         least: the metric's mean must be as high, too.
     """
@@ -281,9 +288,23 @@ def by_test(
         without = f", {guess:.3g} without the attack" if guess is not None else ""
         text = f"{words} {mean:.3g}{span}{without}; n = {evidence.n} {of}, p = {p:.2g}"
         there = _gain(found, least) or any(f.leak for f in findings)
-        return decide(there, p, best, text, evidence, headline(findings, evidence))
+        said = _filled(headline, evidence, len(findings)) if isinstance(headline, str) else headline(findings, evidence)
+        return decide(there, p, best, text, evidence, said)
 
     return verdict
+
+
+def _filled(headline: str, evidence: Evidence, updates: int) -> str:
+    words = {
+        "{value}": f"{evidence.value:.2f}",
+        "{share}": f"{100 * evidence.value:.0f}",
+        "{guess}": f"{100 * (evidence.by_guessing or 0):.0f}",
+        "{n}": str(evidence.n),
+        "{updates}": f"{updates} {'update' if updates == 1 else 'updates'}",
+    }
+    for key, value in words.items():
+        headline = headline.replace(key, value)
+    return headline
 
 
 def _gain(metrics: Sequence[MetricResult], least: float) -> bool:
@@ -300,20 +321,11 @@ def decide(leak: bool, p: float | None, best: float | None, text: str, evidence:
     """
     if leak and (p is None or p <= SURE):
         return Judgement("inferred", text, evidence, headline)
-    if p is None:
+    too_few = f"{evidence.n} are too few to exclude luck" if best is not None and best > SURE else ""
+    if p is None or (p > DOUBT and not too_few):
         return Judgement("not demonstrated", text, evidence)
-    if best is not None and best > SURE:
-        return Judgement(
-            "inconclusive", text, evidence, advice=f"test more {evidence.of}: {evidence.n} are too few to exclude luck"
-        )
-    if p <= DOUBT:
-        return Judgement(
-            "inconclusive",
-            text,
-            evidence,
-            advice=f"test more {evidence.of}: with {evidence.n}, luck does as well with a probability of {p:.2g}",
-        )
-    return Judgement("not demonstrated", text, evidence)
+    why = too_few or f"with {evidence.n}, luck does as well with a probability of {p:.2g}"
+    return Judgement("inconclusive", text, evidence, advice=f"test more {evidence.of}: {why}")
 
 
 def entry(attack: str, observation: Observation, **rest: Any) -> FindingResult:
@@ -334,8 +346,13 @@ def entry(attack: str, observation: Observation, **rest: Any) -> FindingResult:
     )
 
 
-def done(finding: Finding, observation: Observation, **rest: Any) -> FindingResult:
-    """Return the result of a run that was done; ``rest`` is its evaluation."""
+def refused(finding: Finding, observation: Observation, reason: str) -> Evaluation:
+    """Return the evaluation of a run that the truth has no answer to."""
+    return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
+
+
+def done(finding: Finding, observation: Observation, notes: Sequence[str] = (), **rest: Any) -> FindingResult:
+    """Return the result of a run that was done; ``rest`` is its evaluation, ``notes`` come after the finding's own."""
     return entry(
         finding.attack,
         observation,
@@ -343,7 +360,7 @@ def done(finding: Finding, observation: Observation, **rest: Any) -> FindingResu
         kind=finding.kind,
         objective=finding.objective,
         iterations=finding.iterations,
-        notes=list(finding.notes),
+        notes=[*finding.notes, *notes],
         timing=Timing(seconds=finding.seconds),
         **rest,
     )

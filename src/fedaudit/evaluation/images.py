@@ -23,12 +23,13 @@ from fedaudit.evaluation.finding_types import (
     Scores,
     done,
     evaluate,
+    share_of,
 )
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, overlapping, registered
-from fedaudit.evaluation.statistics import DOUBT, SURE, proportion
-from fedaudit.results import Curve, Evidence, FindingResult, ImageResult, RegisteredResult
+from fedaudit.evaluation.statistics import DOUBT, SURE
+from fedaudit.results import Curve, FindingResult, ImageResult, RegisteredResult
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
@@ -382,19 +383,9 @@ def _judged(images: Sequence[ImageResult], *, after_moves: bool) -> Judgement:
     recovered = seen > 0 and (p <= SURE or any(unmistakable(w) for ways in best for w in ways))
     moves = " after the best shift and flip" if after_moves else ""
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
-    low, high = proportion(counted, n)
-    evidence = Evidence(
-        what=f"images {what}{moves}",
-        value=counted / n,
-        low=low,
-        high=high,
-        n=n,
-        of="images",
-        by_guessing=None if recovered else sum(chances) / n,
-        p_value=None if recovered else p,
-        method="exact binomial interval (Clopper-Pearson)"
-        + ("" if recovered else "; one-sided exact binomial test against naming candidates of the class at random"),
-    )
+    against = "one-sided exact binomial test against naming candidates of the class at random"
+    luck = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
+    evidence = share_of(f"images {what}{moves}", counted, n, "images", **luck)
     candidates = fewest_candidates(images)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
     text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly{moves}; {which}"
