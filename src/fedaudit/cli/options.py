@@ -171,7 +171,7 @@ def formats_of(write: str | None) -> list[str]:
     Raises:
         BadInput: one isn't known.
     """
-    from fedaudit.report.formats import check_formats
+    from fedaudit.report.write import check_formats
 
     return check_formats([name.strip() for name in write.split(",")] if write is not None else [])
 
