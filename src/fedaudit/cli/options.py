@@ -17,7 +17,6 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import check_folder as check_folder
 
 if TYPE_CHECKING:
-    from fedaudit.api import Loss
     from fedaudit.results import AuditResult
 
 EXCEEDED = 1
@@ -274,7 +273,7 @@ def own_parts(
     return parts
 
 
-def _own_loss(text: str, known: Iterable[str]) -> Loss:
+def _own_loss(text: str, known: Iterable[str]) -> Any:
     from fedaudit.utils.objects import load_object
 
     if ":" not in text:

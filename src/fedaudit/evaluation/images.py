@@ -364,7 +364,7 @@ def _judged(images: Sequence[ImageResult], *, after_moves: bool) -> Judgement:
     moves = " after the best shift and flip" if after_moves else ""
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
     against = "one-sided exact binomial test against naming candidates of the class at random"
-    luck = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
+    luck: dict[str, Any] = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
     evidence = share_of(f"images {what}{moves}", counted, n, "images", **luck)
     candidates = fewest_candidates(images)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"

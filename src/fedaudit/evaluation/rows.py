@@ -151,8 +151,8 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         ACCURACY.of(share, guess, low=spread.low, high=spread.high, n=len(hits), of="rows"),
         EXACT.share(int(exact.sum()), len(exact), "rows", by_guess),
     ]
-    sorts = ((NUMBERS, SUREST_NUMBERS, table.numeric), (CATEGORIES, SUREST_CATEGORIES, ~table.numeric))
-    sorts = tuple(sort for sort in sorts if bool(sort[2].any()))
+    sorts = [(NUMBERS, SUREST_NUMBERS, table.numeric), (CATEGORIES, SUREST_CATEGORIES, ~table.numeric)]
+    sorts = [sort for sort in sorts if bool(sort[2].any())]
     metrics += [metric.of(float(hits[:, of].double().mean())) for metric, _, of in sorts]
     charts = []
     if sure:
