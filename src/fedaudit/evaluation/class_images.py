@@ -11,19 +11,10 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.statistics import SURE, proportion
+from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.results import Chart, FindingResult, Line, MetricResult, Sheet
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth

@@ -11,17 +11,9 @@ from torch import Tensor
 from fedaudit.attacks.epsilon import EpsilonFinding
 from fedaudit.epsilon.bounds import CanaryScores, demonstrated, words
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    done,
-    evaluate,
-    refused,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE
+from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import EpsilonBound, EpsilonResult, Evidence, FindingResult, ObserverEpsilon
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth

@@ -14,21 +14,12 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Over,
-    Scores,
-    done,
-    evaluate,
-    share_of,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Over, Scores, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, overlapping, registered
 from fedaudit.evaluation.statistics import DOUBT, SURE
+from fedaudit.evaluation.verdicts import Judgement, share_of
 from fedaudit.results import Curve, FindingResult, ImageResult, RegisteredResult
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth

@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.labels.attack import LabelFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Metric,
-    by_fisher,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE
+from fedaudit.evaluation.verdicts import by_fisher, by_test, leaks
 from fedaudit.results import FindingResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth

@@ -10,17 +10,9 @@ from scipy.special import betainc
 from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Metric,
-    by_leaks,
-    done,
-    evaluate,
-    leaks,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE, sign_test
+from fedaudit.evaluation.verdicts import by_leaks, leaks
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, FindingResult, Line, MetricResult
 from fedaudit.task.training import class_logits

@@ -11,20 +11,10 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from fedaudit.attacks.records.property import PropertyFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-    refused,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.records import roc
 from fedaudit.evaluation.statistics import SURE, proportion
+from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.results import Chart, FindingResult, Line
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth

@@ -13,18 +13,9 @@ from torch import Tensor
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.attacks.records.membership_finding import MembershipFinding
 from fedaudit.attacks.records.source import SourceFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Metric,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-    refused,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE, auc_interval, interval, pooled, sign_test
+from fedaudit.evaluation.verdicts import by_test, leaks
 from fedaudit.results import Chart, Evidence, FindingResult, Line
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED

@@ -11,21 +11,10 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks.findings import RowFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-    refused,
-    share_of,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.statistics import SURE, interval
+from fedaudit.evaluation.verdicts import Judgement, by_test, leaks, share_of
 from fedaudit.modalities.columns import Column, cells, numbers
 from fedaudit.results import Chart, FindingResult, Line, RowResult
 from fedaudit.task.info import TaskInfo

@@ -11,20 +11,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedaudit.attacks.findings import SequenceFinding, TokenFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    by_fisher,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-    share_of,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE, interval
+from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities import TokenInfo
 from fedaudit.results import FindingResult, SequenceResult
 from fedaudit.transcript.observation import Observation

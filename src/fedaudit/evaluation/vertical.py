@@ -10,17 +10,9 @@ from scipy.stats import binomtest, mannwhitneyu
 from torch import Tensor
 
 from fedaudit.attacks import ExampleLabelFinding, LabelScoreFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Metric,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE, proportion
+from fedaudit.evaluation.verdicts import by_test, leaks
 from fedaudit.results import Chart, Line
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
