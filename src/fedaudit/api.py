@@ -100,29 +100,14 @@ def audit(
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     check_files(made)
     folder = Path(out) if out else None
+    own: dict[str, Any] = {"data_dir": Path(data_dir) if data_dir else None, "dataset": dataset, "model": model}
     another = False
     if folder:
         check_folder(folder)
-        another = holds_another(
-            folder,
-            made,
-            overwrite=overwrite,
-            data_dir=Path(data_dir) if data_dir else None,
-            dataset=dataset,
-            model=model,
-        )
+        another = holds_another(folder, made, overwrite=overwrite, **own)
+    store = folder / "findings" if folder else None
     with live_display(progress) as display:
-        finished = run_audit(
-            made,
-            data_dir=Path(data_dir) if data_dir else None,
-            dataset=dataset,
-            model=model,
-            loss=loss,
-            workers=workers,
-            store=folder / "findings" if folder else None,
-            display=display,
-        )
-    finished = finished.held_to(limits)
+        finished = run_audit(made, **own, loss=loss, workers=workers, store=store, display=display).held_to(limits)
     if folder:
         if another:
             clear(folder)
@@ -284,13 +269,8 @@ def evaluate(
         check_folder(Path(out))
         holds_another(Path(out), findings.request(), overwrite=overwrite)
     with live_display(progress) as display:
-        finished = evaluate_findings(
-            findings,
-            Path(truth) if isinstance(truth, str) else truth,
-            workers=workers,
-            controls=controls,
-            display=display,
-        )
+        known = Path(truth) if isinstance(truth, str) else truth
+        finished = evaluate_findings(findings, known, workers=workers, controls=controls, display=display)
     return _written(finished.held_to(limits), findings, out)
 
 

@@ -20,7 +20,7 @@ from fedaudit.evaluation.class_images import likeness
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import run_audit
-from fedaudit.report import frontier, histories
+from fedaudit.report import frontier
 from fedaudit.report.terminal import print_summary
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.behaviour import BEHAVIOURS, Behaviour, ClientStep
@@ -402,7 +402,7 @@ def test_many_rounds_are_averaged_in_groups() -> None:
         update={"honest_accepted": [1.0, 0.0] * 50, "malicious_accepted": [None, 1.0, None, 0.0] * 25}
     )
     result = audit.result.model_copy(update={"federations": [federation.model_copy(update={"course": history})]})
-    (chart,) = histories.taken(result)
+    (chart,) = frontier.taken(result)
     honest, malicious = chart.lines
     assert honest.x[:2] == [1.5, 5.5]  # four rounds each
     assert set(honest.y) == {50.0}

@@ -28,7 +28,7 @@ from fedaudit.evaluation import (
     summarise,
 )
 from fedaudit.evaluation.image_metrics import _lpips_network, lpips, lpips_missing, mse, psnr, ssim
-from fedaudit.evaluation.images import assign, rank, verdict_of
+from fedaudit.evaluation.images import assign, standing, verdict_of
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.results import AttackSummary, FindingResult, ImageResult, MetricResult
 from fedaudit.task.info import TaskInfo
@@ -173,16 +173,16 @@ def test_pairing_is_the_best_of_all_permutations(count, seed):
 
 def test_rank_counts_the_candidates_that_are_nearer():
     candidates = torch.tensor([0.0, 0.25, 0.5, 0.75]).view(4, 1, 1, 1)
-    assert rank(torch.full((1, 1, 1), 0.51), candidates[2], candidates) == 1
-    assert rank(torch.full((1, 1, 1), 0.51), candidates[1], candidates) == 3  # 0.5 and 0.75 are nearer
-    assert rank(torch.full((1, 1, 1), 0.375), candidates[1], candidates) == 2  # a tie, of exact numbers, counts against
-    assert rank(torch.full((1, 1, 1), 0.0), torch.full((1, 1, 1), 0.9), candidates) == 5  # truth from elsewhere
+    assert standing(torch.full((1, 1, 1), 0.51), candidates[2], candidates)[0] == 1
+    assert standing(torch.full((1, 1, 1), 0.51), candidates[1], candidates)[0] == 3  # 0.5 and 0.75 are nearer
+    assert standing(torch.full((1, 1, 1), 0.375), candidates[1], candidates)[0] == 2  # a tie counts against
+    assert standing(torch.full((1, 1, 1), 0.0), torch.full((1, 1, 1), 0.9), candidates)[0] == 5  # truth from elsewhere
 
 
 def test_a_copy_of_the_victim_among_the_candidates_does_not_count_against_it():
     victim = torch.full((1, 1, 1), 0.5)
     candidates = torch.cat([victim[None], victim[None], torch.zeros(1, 1, 1, 1)])
-    assert rank(torch.full((1, 1, 1), 0.5), victim, candidates) == 1
+    assert standing(torch.full((1, 1, 1), 0.5), victim, candidates)[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedaudit.report import frontier
-from fedaudit.report.comparison import _guarantee
 from fedaudit.report.conclusion import headline
-from fedaudit.report.frontier import strongest
+from fedaudit.report.frontier import _guarantee, strongest
 from fedaudit.report.images import after_move
 from fedaudit.report.page import render_report
 from fedaudit.report.terminal import print_summary

@@ -20,7 +20,17 @@ from fedaudit.cli.convert import convert
 from fedaudit.cli.explain import explain
 from fedaudit.cli.generator import train_generator
 from fedaudit.cli.init import init
-from fedaudit.cli.options import DataDir, Seed, Settings, Workers, check_data_dir, check_folder, number_of_workers
+from fedaudit.cli.options import (
+    DataDir,
+    Json,
+    Seed,
+    Settings,
+    Workers,
+    check_data_dir,
+    check_folder,
+    number_of_workers,
+    print_json,
+)
 from fedaudit.cli.verify import verify
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import FedAuditError
@@ -82,9 +92,7 @@ def list_command(
         check_listed(kind.value)
     shown = catalogue([kind.value] if kind else [k.value for k in Kind])
     if json_output:
-        import json
-
-        print(json.dumps(shown, indent=2))
+        print_json(shown)
     elif long:
         print_catalogue(shown)
     elif kind:
@@ -102,7 +110,7 @@ def rank(
     settings: Settings = None,
     seed: Seed = None,
     data_dir: DataDir = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: Json = False,
 ) -> None:
     """Predict without an attack whether a network's gradient reveals its input: unknowns and equations by layer."""
     check_data_dir(data_dir)
@@ -110,9 +118,7 @@ def rank(
 
     analysis = rank_of(load(scenario, settings or [], seed), data_dir=data_dir)
     if json_output:
-        import json
-
-        print(json.dumps(for_programs(analysis), indent=2))
+        print_json(for_programs(analysis))
     else:
         show(analysis)
 

@@ -8,32 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.flower import App, AppAttacks, Nodes, RunConfig, check_alone
-from fedaudit.cli.gate import FailAbove, FailOn, NoControls, Policy, Write, exit_code, formats_of, limits_of
-from fedaudit.cli.options import (
-    DataDir,
-    Overwrite,
-    Seed,
-    Settings,
-    Workers,
-    check_data_dir,
-    folder,
-    number_of_workers,
-)
-from fedaudit.cli.own import (
-    BatchNorm,
-    InputShape,
-    Mean,
-    OwnCheckpoint,
-    OwnLoss,
-    OwnModel,
-    Rounds,
-    Std,
-    Task,
-    loss_of,
-    rounds_of,
-    task_of,
-)
+from fedaudit.cli import options
 from fedaudit.utils.errors import BadInput, unknown_name
 
 if TYPE_CHECKING:
@@ -41,61 +16,54 @@ if TYPE_CHECKING:
 
 
 def audit(
-    scenario: Annotated[Path | None, typer.Argument(help="YAML file; default: the built-in scenario.")] = None,
-    settings: Settings = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
+    scenario: options.Scenario = None,
+    settings: options.Settings = None,
+    seed: options.Seed = None,
+    data_dir: options.DataDir = None,
     out: Annotated[
         Path,
-        typer.Option(parser=folder, metavar="FOLDER", help="Folder for report.html, results.json and scenario.yaml."),
+        typer.Option(
+            parser=options.folder, metavar="FOLDER", help="Folder for report.html, results.json and scenario.yaml."
+        ),
     ] = Path("audit"),
-    overwrite: Overwrite = False,
-    workers: Workers = None,
-    fail_above: FailAbove = None,
-    fail_on: FailOn = None,
-    policy: Policy = None,
-    no_controls: NoControls = False,
+    overwrite: options.Overwrite = False,
+    workers: options.Workers = None,
+    fail_above: options.FailAbove = None,
+    fail_on: options.FailOn = None,
+    policy: options.Policy = None,
+    no_controls: options.NoControls = False,
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Repeat the audit under three suitable defences, and compare.")
     ] = False,
-    write: Write = None,
-    flower: App = None,
-    nodes: Nodes = None,
-    run_config: RunConfig = None,
-    attacks: AppAttacks = None,
-    mean: Mean = None,
-    std: Std = None,
+    write: options.Write = None,
+    flower: options.App = None,
+    nodes: options.Nodes = None,
+    run_config: options.RunConfig = None,
+    attacks: options.AppAttacks = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
 ) -> None:
     """Simulate a federation or run a Flower app, attack what the adversary sees, and write a report."""
-    from fedaudit.scenario.yaml import parse_setting
-
-    formats = formats_of(write)
-    check_alone(
+    formats = options.formats_of(write)
+    options.check_alone(
         flower,
         {"SCENARIO": scenario, "--what-if": what_if},
         {"--nodes": nodes, "--run-config": run_config, "--attack": attacks, "--mean": mean, "--std": std},
     )
     if flower is not None:
-        asked: dict[str, Any] = {"attacks": [{"name": name} for name in attacks or []], "threat": {}}
-        dotted = [text for text in settings or [] if parse_setting(text)[0].split(".")[0] in asked]
-        short = [long for text in settings or [] if text not in dotted for long in _for_attacks(text, attacks or [])]
         from fedaudit.adapters import flower as adapter
 
-        task, limits = task_of(mean, std, None, None), limits_of(fail_above, fail_on, policy)
-        asked = _with_settings(asked, [*short, *dotted])
+        task, limits = options.task_of(mean, std), options.limits_of(fail_above, fail_on, policy)
         finished = adapter.audit_flower(
             flower,
             nodes=nodes,
             config=adapter.parse_config(run_config or []),
-            attacks=asked["attacks"] or None,
-            threat=asked["threat"],
-            mean=task.get("mean"),
-            std=task.get("std"),
+            **_asked(attacks or [], {}, settings or []),
+            **task,
             seed=seed or 0,
             out=out,
-            workers=number_of_workers(workers),
-            fail_above=dict(limits.fail_above),
-            fail_on=limits.fail_on,
+            workers=options.number_of_workers(workers),
+            **limits,
             controls=not no_controls,
             overwrite=overwrite,
         )
@@ -109,35 +77,28 @@ def audit(
         from fedaudit.pipeline.what_if import with_what_if
 
         loaded = with_what_if(loaded)
-    limits = limits_of(fail_above, fail_on, policy)
-    check_data_dir(data_dir)
-    finished = api.audit(
-        loaded,
-        data_dir=data_dir,
-        out=out,
-        workers=number_of_workers(workers),
-        fail_above=dict(limits.fail_above),
-        fail_on=limits.fail_on,
-        overwrite=overwrite,
-    )
+    limits = options.limits_of(fail_above, fail_on, policy)
+    options.check_data_dir(data_dir)
+    processes = options.number_of_workers(workers)
+    finished = api.audit(loaded, data_dir=data_dir, out=out, workers=processes, **limits, overwrite=overwrite)
     _conclude(finished, out, formats, scenario=_from_here(scenario))
 
 
 def simulate(
-    scenario: Annotated[Path | None, typer.Argument(help="YAML file; default: the built-in scenario.")] = None,
+    scenario: options.Scenario = None,
     out: Annotated[
         Path,
         typer.Option(
-            parser=folder,
+            parser=options.folder,
             metavar="FOLDER",
             help="New folder for the transcript; of several federations, one folder each.",
         ),
     ] = Path("transcript"),
     federation: Annotated[str | None, typer.Option(help="Simulate only this federation; default: all.")] = None,
-    settings: Settings = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
-    workers: Workers = None,
+    settings: options.Settings = None,
+    seed: options.Seed = None,
+    data_dir: options.DataDir = None,
+    workers: options.Workers = None,
 ) -> None:
     """Simulate federations and write transcripts; the ground truth goes to a separate file."""
     from fedaudit import api
@@ -147,8 +108,8 @@ def simulate(
     from fedaudit.utils.progress import live_display
 
     loaded = load_scenario(scenario, settings, seed)
-    check_data_dir(data_dir)
-    processes = number_of_workers(workers)
+    options.check_data_dir(data_dir)
+    processes = options.number_of_workers(workers)
     if federation is not None or len(loaded.runs()) == 1:
         found = {out: api.simulate(loaded, federation=federation, data_dir=data_dir, out=out, workers=processes)}
     else:
@@ -169,15 +130,15 @@ def attack(
     attacks: Annotated[
         list[str] | None, typer.Option("--attack", help="Attack to run; repeatable; default: all that fit.")
     ] = None,
-    model: OwnModel = None,
-    checkpoint: OwnCheckpoint = None,
-    loss: OwnLoss = None,
-    mean: Mean = None,
-    std: Std = None,
-    input_shape: InputShape = None,
-    batch_norm: BatchNorm = None,
-    task_file: Task = None,
-    rounds: Rounds = None,
+    model: options.OwnModel = None,
+    checkpoint: options.OwnCheckpoint = None,
+    loss: options.OwnLoss = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    input_shape: options.InputShape = None,
+    batch_norm: options.BatchNorm = None,
+    task_file: options.Task = None,
+    rounds: options.Rounds = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -198,74 +159,53 @@ def attack(
         int | None, typer.Option(help="Seed of the attacks; default: the simulation's.", min=0, max=2**63 - 1)
     ] = None,
     out: Annotated[
-        Path, typer.Option(parser=folder, metavar="FOLDER", help="Folder for the report and what was recovered.")
+        Path,
+        typer.Option(parser=options.folder, metavar="FOLDER", help="Folder for the report and what was recovered."),
     ] = Path("audit"),
-    overwrite: Overwrite = False,
-    workers: Workers = None,
+    overwrite: options.Overwrite = False,
+    workers: options.Workers = None,
     device: Annotated[str, typer.Option(help="Run attacks on cpu or cuda.")] = "cpu",
     truth: Annotated[
         Path | None, typer.Option(help="File with the ground truth; default: the transcript's own, if there is one.")
     ] = None,
-    fail_above: FailAbove = None,
-    fail_on: FailOn = None,
-    policy: Policy = None,
-    no_controls: NoControls = False,
-    write: Write = None,
+    fail_above: options.FailAbove = None,
+    fail_on: options.FailOn = None,
+    policy: options.Policy = None,
+    no_controls: options.NoControls = False,
+    write: options.Write = None,
 ) -> None:
     """Attack a transcript on disk; with the ground truth, measure what was recovered."""
-    from fedaudit.scenario.yaml import parse_setting
-
-    formats = formats_of(write)
-    attacks = attacks or []
-    task, chosen = task_of(mean, std, input_shape, batch_norm, task_file), rounds_of(rounds)
-    asked: dict[str, Any] = {
-        "attacks": [{"name": name} for name in attacks],
-        "threat": {
-            "adversary": adversary,
-            "knows_labels": knows_labels,
-            "knows_training": knows_training,
-            "knows_public_data": knows_public_data,
-        },
-    }
-    dotted = [text for text in settings or [] if parse_setting(text)[0].split(".")[0] in asked]
-    short = [text for text in settings or [] if text not in dotted]
+    formats = options.formats_of(write)
+    task = options.task_of(mean, std, input_shape, batch_norm, task_file)
+    own = options.own_parts(model, checkpoint, loss, task, rounds)
     from fedaudit import api
-    from fedaudit.pipeline.recordings import own_module
     from fedaudit.pipeline.transcripts import check_single
     from fedaudit.transcript.truth import truth_beside
 
-    limits = limits_of(fail_above, fail_on, policy)
+    limits = options.limits_of(fail_above, fail_on, policy)
     check_single(transcript)
-    own_loss, named = loss_of(loss)
-    task |= {"loss": named} if named else {}
-    written = [long for text in short for long in _for_attacks(text, attacks)]
-    asked = _with_settings(asked, [*written, *dotted])  # what is set of one attack wins over what is set of all
-    asked_of: dict[str, Any] = {
-        "module": own_module(model, checkpoint) if model else None,
-        "loss": own_loss,
-        "task": task,
-        "rounds": chosen,
-        "threat": asked["threat"],
+    threat = {
+        "adversary": adversary,
+        "knows_labels": knows_labels,
+        "knows_training": knows_training,
+        "knows_public_data": knows_public_data,
+    }
+    asked: dict[str, Any] = {
+        **own,
+        **_asked(attacks or [], threat, settings or []),
         "seed": seed,
         "device": device,
         "truth": truth,
         "out": out,
-        "workers": number_of_workers(workers),
+        "workers": options.number_of_workers(workers),
         "overwrite": overwrite,
     }
-    if not limits and truth is None and truth_beside(transcript) is None:
-        api.attack(transcript, asked["attacks"] or None, **asked_of)
+    if not any(limits.values()) and truth is None and truth_beside(transcript) is None:
+        api.attack(transcript, **asked)
         unwritten = ", so nothing is written for --write" if formats else ""
         print(f"not evaluated: no ground truth{unwritten}; what was recovered is listed in {out / 'findings.json'}")
         return
-    finished = api.audit_transcript(
-        transcript,
-        asked["attacks"] or None,
-        fail_above=dict(limits.fail_above),
-        fail_on=limits.fail_on,
-        controls=not no_controls,
-        **asked_of,
-    )
+    finished = api.audit_transcript(transcript, **asked, **limits, controls=not no_controls)
     _conclude(finished, out, formats)
 
 
@@ -276,11 +216,17 @@ def _from_here(scenario: Path | None) -> str:
     return scenario.resolve().relative_to(Path.cwd()).as_posix()
 
 
-def _with_settings(asked: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Return what is asked of an attack with ``attacks.NAME.key=value`` and ``threat.key=value`` set."""
-    from fedaudit.scenario.yaml import apply_override
+def _asked(attacks: Sequence[str], threat: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return ``attacks`` (None: those that fit) and ``threat`` with what ``--set`` changes of them.
 
-    for text in texts:
+    What is set of one attack wins over what is set of all.
+    """
+    from fedaudit.scenario.yaml import apply_override, parse_setting
+
+    asked: dict[str, Any] = {"attacks": [{"name": name} for name in attacks], "threat": threat}
+    dotted = [text for text in settings if parse_setting(text)[0].split(".")[0] in asked]
+    short = [long for text in settings if text not in dotted for long in _for_attacks(text, attacks)]
+    for text in [*short, *dotted]:
         changed = apply_override(asked, text)
         listed = isinstance(changed["attacks"], list)  # a text, too, is a sequence
         if not listed or not isinstance(changed["threat"], dict) or _names(changed) != _names(asked):
@@ -288,14 +234,11 @@ def _with_settings(asked: dict[str, Any], texts: Sequence[str]) -> dict[str, Any
                 f"--set {text}: give attacks.NAME.key=value or threat.key=value; --attack says which attacks"
             )
         asked = changed
-    return asked
+    return {**asked, "attacks": asked["attacks"] or None}
 
 
 def _names(asked: dict[str, Any]) -> list[Any]:
-    attacks = asked["attacks"]
-    return [
-        one.get("name") if isinstance(one, dict) else None for one in (attacks if isinstance(attacks, list) else [])
-    ]
+    return [one.get("name") if isinstance(one, dict) else None for one in asked["attacks"]]
 
 
 def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
@@ -331,5 +274,5 @@ def _conclude(finished: Audit, out: Path, formats: Sequence[str], *, scenario: s
     print_summary(finished.result)
     print(f"report: {report}")
     print(next_step(finished.result, report))
-    if code := exit_code(finished.result):
+    if code := options.exit_code(finished.result):
         raise typer.Exit(code)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedaudit.cli.options import DataDir, Seed, Settings, check_data_dir
+from fedaudit.cli.options import DataDir, Json, Seed, Settings, check_data_dir, print_json
 
 ALARM = 1  # as where an audit's limit is exceeded
 
@@ -25,7 +26,7 @@ def check_model(
         int | None,
         typer.Option(help="Also check on this client's examples, from 0; default: the weights alone."),
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: Json = False,
 ) -> None:
     """Inspect a received model for manipulations before training on it; exit code 1 where a check raises an alarm."""
     check_data_dir(data_dir)
@@ -34,10 +35,7 @@ def check_model(
 
     checks = check_file(received, load_scenario(scenario, settings or [], seed), data_dir=data_dir, client=client)
     if json_output:
-        import dataclasses
-        import json
-
-        print(json.dumps([dataclasses.asdict(check) | {"alarm": check.alarm} for check in checks], indent=2))
+        print_json([asdict(check) | {"alarm": check.alarm} for check in checks])
     else:
         for check in checks:
             print(f"{'ALARM' if check.alarm else 'ok':<6}{check.name}: {check.text}")

@@ -12,10 +12,10 @@ from fedaudit.utils.errors import BadInput
 GROUP = "fedaudit.commands"
 LISTED = "fedaudit.catalogue"  # and kinds of things to what is listed: a function that returns them
 
-# Commands, and kinds of things that are listed, of packages that may not be installed, and which package has them.
-_ELSEWHERE = {"study": "fedaudit-lab", "bench": "fedaudit-lab"}
-_LISTED = {"studies": "fedaudit-lab"}
-_LINES = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
+_LAB = "fedaudit-lab"  # a package that may not be installed, which has these commands and lists these kinds
+_COMMANDS = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
+_KINDS = ("studies",)
+_MISSING = f"come with the package {_LAB}, which isn't installed: pip install {_LAB}"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -23,10 +23,10 @@ def add_commands(app: typer.Typer) -> None:
     found = {point.name: point for point in entry_points(group=GROUP)}
     for name, point in sorted(found.items()):
         app.add_typer(point.load(), name=name)
-    for name in sorted(_ELSEWHERE.keys() - found.keys()):
+    for name in sorted(_COMMANDS.keys() - found.keys()):
         app.command(
             name,
-            help=f"{_LINES[name]} Needs {_ELSEWHERE[name]}.",
+            help=f"{_COMMANDS[name]} Needs {_LAB}.",
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         )(_missing(name))
 
@@ -37,16 +37,12 @@ def check_listed(kind: str) -> None:
     Raises:
         BadInput: it isn't.
     """
-    if kind in _LISTED and kind not in {point.name for point in entry_points(group=LISTED)}:
-        raise BadInput(f"{kind} {_where(_LISTED[kind])}")
-
-
-def _where(package: str) -> str:
-    return f"come with the package {package}, which isn't installed: pip install {package}"
+    if kind in _KINDS and kind not in {point.name for point in entry_points(group=LISTED)}:
+        raise BadInput(f"{kind} {_MISSING}")
 
 
 def _missing(name: str) -> Callable[[], None]:
     def refuse() -> None:
-        raise BadInput(f"the commands 'fedaudit {name} …' {_where(_ELSEWHERE[name])}")
+        raise BadInput(f"the commands 'fedaudit {name} …' {_MISSING}")
 
     return refuse

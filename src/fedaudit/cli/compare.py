@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedaudit.cli.options import Json, print_json
+
 if TYPE_CHECKING:
     from fedaudit.report.compare import AuditComparison, Row
 
@@ -18,7 +20,7 @@ _STYLES = {"worse": "bold red", "better": "green", "unchanged": "", "can't be co
 def compare(
     old: Annotated[Path, typer.Argument(help="Folder of an audit, or its results.json.")],
     new: Annotated[Path, typer.Argument(help="Folder of a later audit, or its results.json.")],
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: Json = False,
 ) -> None:
     """Compare two audits: what leaks more or less than before; exit 1 if anything leaks more."""
     from fedaudit.report.compare import compare_audits, open_audit
@@ -26,9 +28,7 @@ def compare(
     before, after = open_audit(old), open_audit(new)
     found = compare_audits(before[0], after[0], folders=(before[1], after[1]))
     if json_output:
-        import json
-
-        print(json.dumps(found.for_programs(), indent=2))
+        print_json(found.for_programs())
     else:
         _show(found)
     if found.regression:

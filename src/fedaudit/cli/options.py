@@ -1,15 +1,34 @@
-"""Options that several commands share, and what is checked before work begins."""
+"""Options that several commands share, and what is checked before work begins. Heavy imports happen inside."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
+from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import check_folder as check_folder
+
+if TYPE_CHECKING:
+    from fedaudit.results import AuditResult
+
+EXCEEDED = 1
+NOT_TESTED = 3
+
+
+class Level(StrEnum):
+    """Verdicts that an audit can fail on, from the worst down."""
+
+    recovered = "recovered"
+    identifiable = "identifiable"
+    inferred = "inferred"
 
 
 def folder(given: str | Path) -> Path:
@@ -19,10 +38,12 @@ def folder(given: str | Path) -> Path:
     return Path(given)
 
 
+# Of scenarios and of work.
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", envvar="FEDAUDIT_DATA", help="Folder with data sets that don't come with fedaudit."),
 ]
+Scenario = Annotated[Path | None, typer.Argument(help="YAML file; default: the built-in scenario.")]
 Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, max=1024, help="Number of processes; default: one per core."),
@@ -37,6 +58,85 @@ Settings = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="If the folder holds another audit, delete its report and images.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+# Of limits, and of what is written.
+FailAbove = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-above", help="Limit on a metric, e.g. psnr=20: exit 1 if exceeded, 3 if not tested; repeatable."
+    ),
+]
+FailOn = Annotated[
+    Level | None, typer.Option("--fail-on", help="Exit 1 on this verdict or a worse one, 3 if not tested.")
+]
+Policy = Annotated[
+    Path | None,
+    typer.Option("--policy", help="YAML file with fail_above and fail_on; default: ./fedaudit.yaml, if there is one."),
+]
+NoControls = Annotated[
+    bool,
+    typer.Option("--no-controls", help="Skip positive controls: an attack that finds nothing is then inconclusive."),
+]
+Write = Annotated[
+    str | None,
+    typer.Option("--write", metavar="FORMATS", help="Files for CI, separated by commas: sarif, junit, markdown."),
+]
+
+# Of a recording of a user's own federation: what it doesn't say.
+OwnModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="MODULE:NAME", help="For a recording: the model that clients train, or what makes it."
+    ),
+]
+OwnCheckpoint = Annotated[
+    Path | None, typer.Option("--checkpoint", help="Weights of --model, for the parts that clients don't send.")
+]
+OwnLoss = Annotated[
+    str | None,
+    typer.Option("--loss", metavar="NAME", help="For a recording: cross-entropy, bce-with-logits, mse or MODULE:NAME."),
+]
+Mean = Annotated[
+    str | None, typer.Option(metavar="0.5,0.5,0.5", help="For a recording: the mean by which inputs are normalised.")
+]
+Std = Annotated[str | None, typer.Option(metavar="0.5,0.5,0.5", help="The standard deviation; give it with --mean.")]
+InputShape = Annotated[str | None, typer.Option(metavar="3,32,32", help="For a recording: the shape of one input.")]
+BatchNorm = Annotated[
+    str | None, typer.Option(metavar="train|eval", help="For a recording: BatchNorm's mode in local training.")
+]
+Task = Annotated[
+    Path | None,
+    typer.Option(
+        "--task",
+        help="For a recording: YAML file with what it doesn't say of the task, such as a table's columns, or tokens.",
+    ),
+]
+Rounds = Annotated[str | None, typer.Option(metavar="0,5-9", help="For a recording: attack only these rounds.")]
+
+# Of a Flower app.
+App = Annotated[
+    Path | None,
+    typer.Option("--flower", metavar="APP", help="Folder of a Flower app to run here, unchanged, and audit."),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, max=10_000, help="Nodes of the Flower app; default: the app's own number, or 10."),
+]
+RunConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--run-config", metavar="'k=v k=v'", help="Settings of the Flower app, as 'flwr run' takes them; repeatable."
+    ),
+]
+AppAttacks = Annotated[
+    list[str] | None, typer.Option("--attack", help="Attack on the Flower app; repeatable; default: all that fit.")
+]
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` for programs."""
+    print(json.dumps(value, indent=2))
 
 
 def check_data_dir(data_dir: Path | None) -> None:
@@ -48,3 +148,153 @@ def check_data_dir(data_dir: Path | None) -> None:
 def number_of_workers(workers: int | None) -> int:
     """Return how many processes to use: as asked, or all cores."""
     return workers or os.cpu_count() or 1
+
+
+def check_alone(app: Path | None, others: dict[str, Any], own: dict[str, Any]) -> None:
+    """Raise where an option of a scenario stands beside an app's, or one of an app where there is none.
+
+    Args:
+        app: the app, if one is given.
+        others: options of a scenario and their values; falsy: not given.
+        own: those of an app.
+    """
+    for name, value in (own if app is None else others).items():
+        if value:
+            without = " needs --flower" if app is None else ": not with --flower"
+            raise BadInput(f"{name}{without}; see fedaudit audit --help")
+
+
+def formats_of(write: str | None) -> list[str]:
+    """Return the formats of ``--write``.
+
+    Raises:
+        BadInput: one isn't known.
+    """
+    from fedaudit.report.write import check_formats
+
+    return check_formats([name.strip() for name in write.split(",")] if write is not None else [])
+
+
+def limits_of(fail_above: list[str] | None, fail_on: Level | None, policy: Path | None) -> dict[str, Any]:
+    """Return ``fail_above`` and ``fail_on``, as given, over those of the policy.
+
+    Raises:
+        BadInput: one can't be used.
+    """
+    from fedaudit.evaluation import Limits, read_policy
+    from fedaudit.evaluation.limits import POLICY_FILE
+
+    if policy is None and Path(POLICY_FILE).is_file():
+        policy = Path(POLICY_FILE)
+    team = read_policy(policy) if policy else Limits()
+    above: dict[str, float] = {}
+    for text in fail_above or []:
+        metric, _, value = text.partition("=")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = math.nan
+        if not math.isfinite(limit):
+            raise BadInput(f"--fail-above {text}: expected metric=number, for example psnr=20")
+        if metric.strip() in above:
+            raise BadInput(f"--fail-above {text}: '{metric.strip()}' has a limit already; give one")
+        above[metric.strip()] = limit
+    limits = Limits({**team.fail_above, **above}, fail_on.value if fail_on else team.fail_on).check()
+    return {"fail_above": dict(limits.fail_above), "fail_on": limits.fail_on}
+
+
+def exit_code(result: AuditResult) -> int:
+    """Return 0 where every limit was kept, 1 where one was exceeded, 3 where one could not be tested."""
+    outcomes = {threshold.outcome for threshold in result.thresholds}
+    return EXCEEDED if "fail" in outcomes else NOT_TESTED if "not tested" in outcomes else 0
+
+
+def task_of(
+    mean: str | None,
+    std: str | None,
+    input_shape: str | None = None,
+    batch_norm: str | None = None,
+    file: Path | None = None,
+) -> dict[str, Any]:
+    """Return these options as :meth:`fedaudit.Transcript.load` takes them; they count more than what ``file`` says.
+
+    Raises:
+        BadInput: one is malformed, or the file can't be read.
+    """
+    told = {}
+    if file is not None:
+        from fedaudit.utils import plain_yaml  # its library takes as long to import as the rest
+
+        told = plain_yaml.read(file, f"the task '{file}'")
+        if not isinstance(told, dict):
+            raise BadInput(f"the task '{file}': expected a mapping of keys such as columns, tokens, input_shape")
+    if batch_norm not in (None, "train", "eval"):
+        raise BadInput(f"--batch-norm is '{batch_norm}'; give train or eval")
+    if (mean is None) != (std is None):
+        raise BadInput("give --mean and --std together")
+    given = {
+        "mean": _numbers("--mean", mean, float),
+        "std": _numbers("--std", std, float),
+        "input_shape": _numbers("--input-shape", input_shape, int),
+        "batch_norm": batch_norm,
+    }
+    return {**told, **{key: value for key, value in given.items() if value is not None}}
+
+
+def _numbers(flag: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise BadInput(f"{flag} is '{text}'; give numbers separated by commas, such as 0.5,0.5,0.5") from None
+
+
+def own_parts(
+    model: str | None, checkpoint: Path | None, loss: str | None, task: dict[str, Any], rounds: str | None
+) -> dict[str, Any]:
+    """Return the user's own parts of a recording as the Python interface takes them; ``task`` is of :func:`task_of`.
+
+    Raises:
+        BadInput: one is malformed, or can't be loaded.
+    """
+    parts: dict[str, Any] = {"model": None, "loss": None, "task": task, "rounds": _rounds(rounds)}
+    if model:
+        from fedaudit.pipeline.recordings import own_module
+
+        parts["model"] = own_module(model, checkpoint)
+    if loss is not None:
+        from fedaudit.api import LOSSES
+
+        if loss in LOSSES:
+            task["loss"] = loss
+        else:
+            parts["loss"] = _own_loss(loss, LOSSES)
+    return parts
+
+
+def _own_loss(text: str, known: Iterable[str]) -> Any:
+    from fedaudit.utils.objects import load_object
+
+    if ":" not in text:
+        raise BadInput(f"--loss is '{text}'; give {', '.join(known)}, or package.module:function")
+    found = load_object(text, "--loss")
+    if isinstance(found, type):
+        found = found()
+    if not callable(found):
+        raise BadInput(f"--loss '{text}' is a {type(found).__name__}; give a function of (outputs, targets)")
+    return found
+
+
+def _rounds(text: str | None) -> list[int] | None:
+    """Return the rounds in ``0,5-9``."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
+        if not match:
+            raise BadInput(f"--rounds is '{text}'; give rounds such as 0,5-9")
+        first, last = int(match[1]), int(match[2] or match[1])
+        found += range(first, last + 1)
+    return found

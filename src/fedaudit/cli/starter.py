@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -134,105 +135,25 @@ def scenario_text(choice: Choice, dataset: Dataset) -> str:
             f"--clients is {clients}, and the {split} split of {choice.data} has {held} examples; give fewer"
         )
     federation = _federation(choice, dataset, question, held)
-    asks = {
-        "inversion": "rebuild training images from what clients send",
-        "words": "read training text in what clients send",
-        "members": "tell whose records the federation trained on",
-        "attribute": f"tell the attribute '{_hidden(dataset)}' of records that the federation trained on",
-        "drawing": "draw what the others' images of a class look like",
-    }[question]
-    who = "a malicious client" if choice.adversary == MALICIOUS else _WHO[choice.adversary]
-    lines = [
-        f"# Can {who} {asks}?",
-        *(f"# {line}" if line else "#" for line in choice.told),
-        "# Written by fedaudit init. Every key and its default: docs/reference/scenario.md",
-        "version: 1",
-        f"name: {choice.data}, {choice.algorithm}, {choice.adversary}",
-        "seed: 0                       # another seed, other random draws; the same seed, the same bits",
-        "",
-        "data:",
-        *_lines({"name": choice.data, "split": split}, _ABOUT_DATA),
-        "",
-        "model:",
-        *_lines(_model(choice, question), _ABOUT_MODEL),
-        "",
-        "federations:                  # several are compared: add another with a name of its own",
-        *_lines(federation, _ABOUT_FEDERATION, item=True),
-        "",
-        "# A defence beside no defence: take the # away, and the report tells what it stops and what it costs.",
-        "# defences:",
-        "#   - {name: plain}",
-        f"#   - {{name: defended, sanitiser: {_DEFENCE[question]}}}",
-        "",
-        "threat:",
-        *_lines(_threat(choice, dataset, question, federation), _ABOUT_THREAT),
-        "",
-        "attacks:                      # fedaudit list attacks; without this list those that fit are run",
-        *_attacks(choice, dataset, question),
-        "",
-        "evaluation:",
-        *_lines(_evaluation(question, federation), _ABOUT_EVALUATION),
-    ]
-    return "\n".join(lines) + "\n"
+    return _rendered(
+        choice=choice,
+        asked=question,
+        hidden=_hidden(dataset),
+        data={"name": choice.data, "split": split},
+        model=_model(choice, question),
+        federation=federation,
+        threat=_threat(choice, dataset, question, federation),
+        attacks=_attacks(choice, dataset, question),
+        evaluation=_evaluation(question, federation),
+    )
 
 
-_WHO = {
-    "server": "an honest-but-curious server",
-    "eavesdropper": "an eavesdropper",
-    "client": "an honest-but-curious client",
-}
-_DEFENCE = {
-    "inversion": "{name: top-k, ratio: 0.1}",
-    "words": "{name: top-k, ratio: 0.1}",
-    "members": "{name: dp, clip: 1.0, noise: 1.0, epsilon: null}",
-    "attribute": "{name: dp, clip: 1.0, noise: 1.0, epsilon: null}",
-    "drawing": "{name: top-k, ratio: 0.1}",
-}
-_ABOUT_DATA = {"name": "fedaudit list datasets", "split": "the split that clients hold"}
-_ABOUT_MODEL = {
-    "name": "fedaudit list models",
-    "width": "of its layers",
-    "initialisation": "default, he or uniform",
-    "batch_norm": "BatchNorm's mode in local training: eval or train",
-}
-_ABOUT_FEDERATION = {
-    "algorithm": "fedsgd sends gradients; fedavg and fedprox send weights",
-    "clients": "more clients, more to attack; each holds examples / clients",
-    "clients_per_round": "drawn anew in every round",
-    "rounds": "of training; rebuilding images, one tells as much as many",
-    "examples": "that all clients hold together",
-    "draw": "the data set's first examples; random: drawn by the seed",
-    "batch_size": "the smaller, the more an update tells of each example",
-    "local_steps": "mini-batches of a client in a round",
-    "local_epochs": "passes of a client over its data in a round",
-    "learning_rate": "of the clients; under fedsgd of the server",
-    "proximal_mu": "how strongly fedprox keeps clients near the global model",
-    "malicious": "the last client; fedaudit list behaviours",
-}
-_ABOUT_THREAT = {
-    "adversary": "server, eavesdropper or client",
-    "knows_labels": "true: the labels of the examples in each update",
-    "records": "that it holds; half of them are clients'",
-    "knows_public_data": "it has other data of the same kind",
-    "public_examples": "so many, none of them a client's",
-    "hidden_attribute": "what the records lack",
-}
-_ABOUT_EVALUATION = {
-    "updates": "the first so many are attacked; null: all",
-    "accuracy_every": "rounds; what the federation learnt stands in the report",
-    "controls": "an attack that finds nothing must first win an easy case",
-}
+def _rendered(**values: Any) -> str:
+    import jinja2  # not needed for a command's help
 
-
-def _lines(values: dict[str, Any], about: dict[str, str], *, item: bool = False) -> list[str]:
-    """Return ``key: value  # what it is`` for each, indented; the first one behind a dash where it is an item."""
-    found = []
-    for number, (key, value) in enumerate(values.items()):
-        text = f"{key}: {_written(value)}"
-        start = "  - " if item and number == 0 else "    " if item else "  "
-        comment = about.get(key)
-        found.append(f"{start}{text}".ljust(29) + f" # {comment}" if comment else f"{start}{text}")
-    return found
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = Path(__file__).parent / "scenario.yaml.j2"
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values | {"written": _written})
 
 
 def _written(value: Any) -> str:
@@ -329,17 +250,17 @@ def _attacks(choice: Choice, dataset: Dataset, question: str) -> list[str]:
     if question == "inversion":
         usual = 600 if choice.model in _QUICK else 100
         iterations = usual if choice.algorithm == "fedsgd" else usual // 2
-        return [f"  - {{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic")]
+        return [f"{{name: {name}, iterations: {iterations}}}" for name in ("invg", "agic")]
     if question == "words":
-        return ["  - dager", "  - which-tokens"]
+        return ["dager", "which-tokens"]
     if question == "drawing":
-        return ["  - gan"]
+        return ["gan"]
     if question == "attribute":
-        return ["  - attribute-loss"]
+        return ["attribute-loss"]
     if choice.adversary == MALICIOUS:
-        return ["  - agrevader", "  - loss-threshold"]
-    shadows = ["  - shadow-models"] if dataset.task == "classification" and choice.model in _SMALL else []
-    return ["  - loss-threshold", "  - gradient-norm", *shadows]
+        return ["agrevader", "loss-threshold"]
+    shadows = ["shadow-models"] if dataset.task == "classification" and choice.model in _SMALL else []
+    return ["loss-threshold", "gradient-norm", *shadows]
 
 
 def _evaluation(question: str, federation: dict[str, Any]) -> dict[str, Any]:

@@ -7,21 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.options import DataDir, Workers, check_data_dir, number_of_workers
-from fedaudit.cli.own import (
-    BatchNorm,
-    InputShape,
-    Mean,
-    OwnCheckpoint,
-    OwnLoss,
-    OwnModel,
-    Rounds,
-    Std,
-    Task,
-    loss_of,
-    rounds_of,
-    task_of,
-)
+from fedaudit.cli import options
 from fedaudit.utils.errors import BadInput
 
 _MOST = 20  # of the differences, as many are told
@@ -35,37 +21,26 @@ def verify(
     truth: Annotated[
         Path | None, typer.Option(help="File with the ground truth; default: the transcript's own.")
     ] = None,
-    data_dir: DataDir = None,
-    model: OwnModel = None,
-    checkpoint: OwnCheckpoint = None,
-    loss: OwnLoss = None,
-    mean: Mean = None,
-    std: Std = None,
-    input_shape: InputShape = None,
-    batch_norm: BatchNorm = None,
-    task_file: Task = None,
-    rounds: Rounds = None,
-    workers: Workers = None,
+    data_dir: options.DataDir = None,
+    model: options.OwnModel = None,
+    checkpoint: options.OwnCheckpoint = None,
+    loss: options.OwnLoss = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    input_shape: options.InputShape = None,
+    batch_norm: options.BatchNorm = None,
+    task_file: options.Task = None,
+    rounds: options.Rounds = None,
+    workers: options.Workers = None,
 ) -> None:
     """Recompute an audit's numbers from its saved findings, and show differences; exit 2 if there are any."""
-    task, chosen = task_of(mean, std, input_shape, batch_norm, task_file), rounds_of(rounds)
-    check_data_dir(data_dir)
+    task = options.task_of(mean, std, input_shape, batch_norm, task_file)
+    own = options.own_parts(model, checkpoint, loss, task, rounds)
+    options.check_data_dir(data_dir)
     from fedaudit import api
-    from fedaudit.pipeline.recordings import own_module
 
-    own_loss, named = loss_of(loss)
-    task |= {"loss": named} if named else {}
-    found = api.verify(
-        folder,
-        transcript=transcript,
-        truth=truth,
-        data_dir=data_dir,
-        model=own_module(model, checkpoint) if model else None,
-        loss=own_loss,
-        task=task,
-        rounds=chosen,
-        workers=number_of_workers(workers),
-    )
+    processes = options.number_of_workers(workers)
+    found = api.verify(folder, transcript=transcript, truth=truth, data_dir=data_dir, workers=processes, **own)
     for note in found.notes:
         print(f"note: {note}")
     for line in found.differences[:_MOST]:

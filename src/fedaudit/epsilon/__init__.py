@@ -1,6 +1,6 @@
 """Auditing ε: canaries, what observers read of them, what is spent, and which ε is demonstrated."""
 
 from fedaudit.epsilon.bounds import CanaryScores, demonstrated
-from fedaudit.results.epsilon import Adjacency, EpsilonBound, Unit
+from fedaudit.results.findings import Adjacency, EpsilonBound, Unit
 
 __all__ = ["Adjacency", "CanaryScores", "EpsilonBound", "Unit", "demonstrated"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from fedaudit.results.epsilon import Adjacency
+from fedaudit.results.findings import Adjacency
 
 _MOST_ROUNDS = 10**6
 # The privacy loss distribution's step, and how many steps at most it is spread over, roughly.

@@ -2,17 +2,15 @@
 
 # they fill FINDING_TYPES and register their evaluation
 from fedaudit.evaluation import (  # noqa: F401
-    attributes,
     class_images,
     epsilon,
     images,
     labels,
     local_models,
-    membership,
     properties,
+    records,
     rows,
     sequences,
-    sources,
     vertical,
 )
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, entry, evaluate, metric

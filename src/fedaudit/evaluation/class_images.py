@@ -11,20 +11,11 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from fedaudit.attacks import ClassImagesFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.statistics import SURE, proportion
-from fedaudit.results import Chart, Evidence, FindingResult, Line, MetricResult, Sheet
+from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
+from fedaudit.results import Chart, FindingResult, Line, MetricResult, Sheet
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.errors import BadInput
@@ -268,19 +259,12 @@ def nearest_ssim(images: Tensor, real: Tensor, *, apart: bool) -> float | None:
     return float(ssim(images, real[errors.argmin(dim=1)]).mean())
 
 
-def _headline(_: Sequence[FindingResult], evidence: Evidence) -> str:
-    return (
-        "{who} can draw what a class looks like that it has no example of: an independent classifier takes "
-        f"{100 * evidence.value:.0f} of 100 of its {{things}} for the class, and "
-        f"{100 * (evidence.by_guessing or 0):.0f} of 100 real ones of other classes."
-    )
-
-
 _BY_TEST = by_test(
     RECOGNISED.name,
     "generated images",
     "exact binomial interval (Clopper-Pearson), over the images of one generator; Fisher's exact test",
-    _headline,
+    "{who} can draw what a class looks like that it has no example of: an independent classifier takes {share} of 100 "
+    "of its {things} for the class, and {guess} of 100 real ones of other classes.",
     least=_HALF,
 )
 

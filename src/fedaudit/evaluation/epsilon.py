@@ -11,17 +11,9 @@ from torch import Tensor
 from fedaudit.attacks.epsilon import EpsilonFinding
 from fedaudit.epsilon.bounds import CanaryScores, demonstrated, words
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    done,
-    entry,
-    evaluate,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE
+from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import EpsilonBound, EpsilonResult, Evidence, FindingResult, ObserverEpsilon
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
@@ -41,10 +33,10 @@ def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: T
     canaries, coins = observation.canaries, truth.coins
     if canaries is None or len(coins) != finding.scores.shape[1]:
         reason = "it isn't known which canaries were in: the truth is another federation's"
-        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
+        return refused(finding, observation, reason)
     if not 0 < int(coins.sum()) < len(coins):
         reason = f"{int(coins.sum())} of {len(coins)} canaries were in: too few to tell anything; use more canaries"
-        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
+        return refused(finding, observation, reason)
     covered = [name for name in finding.observers if name in canaries.covered]
     counted = covered or list(finding.observers)
     claimed = canaries.claimed if covered else None

@@ -14,21 +14,13 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Over,
-    Scores,
-    done,
-    evaluate,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Over, Scores, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, overlapping, registered
-from fedaudit.evaluation.statistics import DOUBT, SURE, proportion
-from fedaudit.results import Curve, Evidence, FindingResult, ImageResult, RegisteredResult
+from fedaudit.evaluation.statistics import DOUBT, SURE
+from fedaudit.evaluation.verdicts import Judgement, share_of
+from fedaudit.results import Curve, FindingResult, ImageResult, RegisteredResult
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
@@ -56,19 +48,14 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         finding, observation = _by_example(finding, observation)
     federation, kind = observation.federation, observation.task_info.example_kind
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
-    messages = [m for m, rows in covered if len(rows)]
-    parts = [rows for _, rows in covered if len(rows)]
-    true = torch.cat([truth.inputs[m.round, m.client] for m in messages])
-    true_labels = torch.cat([truth.labels[m.round, m.client] for m in messages])
-    places = [(m, i) for m in messages for i in range(len(truth.inputs[m.round, m.client]))]
+    covered = [(m, rows) for m, rows in covered if len(rows)]
+    true = torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
+    true_labels = torch.cat([truth.labels[m.round, m.client] for m, _ in covered])
+    places = [(m, i) for m, _ in covered for i in range(len(truth.inputs[m.round, m.client]))]
 
     def paired(images: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                rows[assign(kind.vectors(truth.inputs[m.round, m.client]), kind.vectors(images[rows]))]
-                for m, rows in zip(messages, parts, strict=True)
-            ]
-        )
+        parts = [(kind.vectors(truth.inputs[m.round, m.client]), rows) for m, rows in covered]
+        return torch.cat([rows[assign(own, kind.vectors(images[rows]))] for own, rows in parts])
 
     order = paired(finding.images)
     images, labels = finding.images[order], finding.labels[order]
@@ -82,17 +69,14 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     mean_image = truth.candidates.mean(dim=0, keepdim=True).expand_as(true)
     if different == 1:  # that would be the victim itself
         mean_image = true.mean(dim=(-2, -1), keepdim=True).expand_as(true)
-    rngs = {
-        id(m): np.random.default_rng(derive_seed(seed, "same-class", federation, m.round, m.client)) for m in messages
-    }
+    rngs, lucky = {}, {}
+    for m, rows in covered:
+        rngs[id(m)] = np.random.default_rng(derive_seed(seed, "same-class", federation, m.round, m.client))
+        lucky[id(m)] = by_luck(len(rows), different, truth.labels[m.round, m.client], truth)
     results: list[ImageResult] = []
     image_files: dict[str, Tensor] = {}
     first, uses = _distinct(true)
-    lucky = {
-        id(m): by_luck(len(rows), different, truth.labels[m.round, m.client], truth)
-        for m, rows in zip(messages, parts, strict=True)
-    }
-    moved = _paired_after_moves(finding.images, messages, parts, truth) if true.ndim == 4 else None
+    moved = _paired_after_moves(finding.images, covered, truth) if true.ndim == 4 else None
     candidates, recovered, wanted = (kind.vectors(part) for part in (truth.candidates, images, true))
     for i in first:
         message, position = places[i]
@@ -138,10 +122,10 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         observation,
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
-        certified_wrong=None if finding.certified is None else _wrongly(finding, messages, parts, truth),
+        certified_wrong=None if finding.certified is None else _wrongly(finding, covered, truth),
         label_source=finding.label_source,
         label_accuracy=label_accuracy(labels, true_labels),
-        matching=matching(finding, messages, parts, truth, kind.vectors),
+        matching=matching(finding, covered, truth, kind.vectors),
         curve=curve,
     )
     if vertical:  # what stood for examples were no rounds
@@ -158,10 +142,10 @@ def _by_example(finding: ImageFinding, observation: Observation) -> tuple[ImageF
     return replace(finding, rounds=tuple((i,) for i in numbers)), replace(observation, messages=messages)
 
 
-def _wrongly(finding: ImageFinding, messages: Sequence[Message], parts: Sequence[Tensor], truth: Truth) -> int:
+def _wrongly(finding: ImageFinding, covered: Sequence[tuple[Message, Tensor]], truth: Truth) -> int:
     """Return how many certified images are none of their client's, up to half a grey level (root mean square)."""
     wrong = 0
-    for message, rows in zip(messages, parts, strict=True):
+    for message, rows in covered:
         assert finding.certified is not None
         own = finding.images[rows[finding.certified[rows]]].flatten(1).double()
         true = truth.inputs[message.round, message.client].flatten(1).double()
@@ -185,17 +169,13 @@ def _rows(finding: ImageFinding, message: Message, received: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def _paired_after_moves(images: Tensor, messages: Sequence[Message], parts: Sequence[Tensor], truth: Truth) -> Tensor:
-    """Return, for every true image of every round, the recovered one that is paired with it after each one's best move.
+def _paired_after_moves(images: Tensor, covered: Sequence[tuple[Message, Tensor]], truth: Truth) -> Tensor:
+    """Return, for every true image of every round, the one of (n, C, H, W) ``images`` that is paired with it.
 
-    Args:
-        images: (n, C, H, W) recovered.
-        messages: of every round that images were recovered of.
-        parts: for each, which images are its examples.
-        truth: what they are paired with.
+    Each is compared after its own best move.
     """
     pairs = []
-    for message, rows in zip(messages, parts, strict=True):
+    for message, rows in covered:
         true = truth.inputs[message.round, message.client]
         errors = torch.stack([registered(image, true)[0] for image in images[rows]]) if len(rows) > 1 else None
         columns = [0] if errors is None else linear_sum_assignment(errors.T.numpy())[1]
@@ -230,8 +210,7 @@ def _after_move(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
 
 def matching(
     finding: ImageFinding,
-    messages: Sequence[Message],
-    parts: Sequence[Tensor],
+    covered: Sequence[tuple[Message, Tensor]],
     truth: Truth,
     vectors: Callable[[Tensor], Tensor],
 ) -> float | None:
@@ -242,15 +221,14 @@ def matching(
 
     Args:
         finding: the images.
-        messages: of every round that images were recovered of.
-        parts: for each, which images are its examples.
+        covered: the message of every round that images were recovered of, and which images are its examples.
         truth: what they are paired with.
         vectors: what images are compared by.
     """
     if all(len(rounds) < 2 for rounds in finding.rounds):
         return None
     partners: dict[int, list[Tensor]] = {}
-    for message, rows in zip(messages, parts, strict=True):
+    for message, rows in covered:
         images, labels = finding.images[rows], finding.labels[rows]
         if finding.separate:
             epoch = finding.rounds[int(rows[0])].index(message.round)
@@ -296,13 +274,11 @@ def assign(true: Tensor, images: Tensor, alike: Tensor | None = None) -> Tensor:
     return torch.as_tensor(columns, dtype=torch.int64)
 
 
-def rank(image: Tensor, true: Tensor, candidates: Tensor) -> int:
-    """Return how many candidates are at least as near to ``image`` as ``true``, which counts as one itself."""
-    return standing(image, true, candidates)[0]
-
-
 def standing(image: Tensor, true: Tensor, candidates: Tensor) -> tuple[int, int | None]:
-    """Return that rank, and the position of the candidate other than ``true`` that is nearest to ``image``, if any."""
+    """Return a rank, and the position of the candidate other than ``true`` that is nearest to ``image``, if any.
+
+    The rank is how many candidates are at least as near to ``image`` as ``true``, which counts as one itself.
+    """
     distances = _squared_distances(image, candidates)
     own = _squared_distances(image, true[None])
     same = _squared_distances(true, candidates) == 0
@@ -360,12 +336,8 @@ def verdict_of(images: Sequence[ImageResult]) -> Judgement:
     if plain.verdict == "recovered" or not any(i.registered and i.registered.rank for i in images):
         return plain
     moved = _judged(images, after_moves=True)
-    worse = ("recovered", "identifiable", "inconclusive")  # in this order
-    return moved if moved.verdict in worse[: _place(plain.verdict, worse)] else plain
-
-
-def _place(verdict: str, order: Sequence[str]) -> int:
-    return order.index(verdict) if verdict in order else len(order)
+    order = ("recovered", "identifiable", "inconclusive", "not demonstrated")
+    return moved if order.index(moved.verdict) < order.index(plain.verdict) else plain
 
 
 def _judged(images: Sequence[ImageResult], *, after_moves: bool) -> Judgement:
@@ -382,19 +354,9 @@ def _judged(images: Sequence[ImageResult], *, after_moves: bool) -> Judgement:
     recovered = seen > 0 and (p <= SURE or any(unmistakable(w) for ways in best for w in ways))
     moves = " after the best shift and flip" if after_moves else ""
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
-    low, high = proportion(counted, n)
-    evidence = Evidence(
-        what=f"images {what}{moves}",
-        value=counted / n,
-        low=low,
-        high=high,
-        n=n,
-        of="images",
-        by_guessing=None if recovered else sum(chances) / n,
-        p_value=None if recovered else p,
-        method="exact binomial interval (Clopper-Pearson)"
-        + ("" if recovered else "; one-sided exact binomial test against naming candidates of the class at random"),
-    )
+    against = "one-sided exact binomial test against naming candidates of the class at random"
+    luck: dict[str, Any] = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
+    evidence = share_of(f"images {what}{moves}", counted, n, "images", **luck)
     candidates = fewest_candidates(images)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
     text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly{moves}; {which}"
@@ -425,16 +387,12 @@ def fewest_candidates(images: Sequence[ImageResult]) -> int:
     return max(1, min(i.candidates if i.different_candidates is None else i.different_candidates for i in images))
 
 
-def guessing(images: Sequence[ImageResult]) -> float:
+def _at_least(identified: int, chances: Sequence[float]) -> float:
     """Return the probability that at least as many images are identified by naming candidates at random (binomial).
 
     Candidates that are equal are one: an image among 20 equal ones is identified by anything. Where chances differ,
     their mean stands for all, which makes the tail no smaller (Hoeffding 1956).
     """
-    return _at_least(sum(i.rank == 1 for i in images), [_chance(image) for image in images])
-
-
-def _at_least(identified: int, chances: Sequence[float]) -> float:
     return float(binomtest(identified, len(chances), sum(chances) / len(chances), alternative="greater").pvalue)
 
 

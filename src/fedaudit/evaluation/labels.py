@@ -10,19 +10,10 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.labels.attack import LabelFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Metric,
-    by_fisher,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-)
-from fedaudit.evaluation.statistics import SURE, proportion
-from fedaudit.results import Evidence, FindingResult
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
+from fedaudit.evaluation.statistics import SURE
+from fedaudit.evaluation.verdicts import by_fisher, by_test, leaks
+from fedaudit.results import FindingResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
@@ -50,14 +41,13 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     guess = label_accuracy(equally, true)
     by_class, by_guess = (class_accuracies(labels, true, finding.num_classes) for labels in (finding.labels, equally))
     found = round(accuracy * len(true))
-    low, high = proportion(found, len(true))
     by_luck = _found_by_luck(true, finding.num_classes, seed)
     p_value = _at_least(by_luck, found)
     result = done(
         finding,
         observation,
         metrics=[
-            ACCURACY.of(accuracy, guess, low=low, high=high, n=len(true), of="labels"),
+            ACCURACY.share(found, len(true), "labels", guess),
             COUNTS.of(by_class[0], by_guess[0]),
             EXISTENCE.of(by_class[1], by_guess[1]),
         ],
@@ -112,17 +102,14 @@ def _together(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
     return _at_least(by_luck, found), _at_least(by_luck, total)
 
 
-def _headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
-    guess = 100 * (evidence.by_guessing or 0)
-    return (
-        f"{{who}} can tell which classes a client trained on: {100 * evidence.value:.0f} of 100 labels, where guessing "
-        f"gets {guess:.0f} (in {len(findings)} {'update' if len(findings) == 1 else 'updates'})."
-    )
-
-
 FINDING_TYPES["labels"] = FindingType(
     verdict=by_test(
-        ACCURACY.name, "labels", "exact binomial interval (Clopper-Pearson); Monte Carlo test", _headline, _together
+        ACCURACY.name,
+        "labels",
+        "exact binomial interval (Clopper-Pearson); Monte Carlo test",
+        "{who} can tell which classes a client trained on: {share} of 100 labels, where guessing gets {guess} (in "
+        "{updates}).",
+        _together,
     ),
     rules=(
         "Labels are 'inferred' when more of them are found than by naming every class equally often, and random labels "

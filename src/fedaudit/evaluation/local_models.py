@@ -10,17 +10,9 @@ from scipy.special import betainc
 from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Metric,
-    by_leaks,
-    done,
-    evaluate,
-    leaks,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE, sign_test
+from fedaudit.evaluation.verdicts import by_leaks, leaks
 from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, FindingResult, Line, MetricResult
 from fedaudit.task.training import class_logits
@@ -118,21 +110,20 @@ def evaluate_local_model(
     local = _local(observation, truth, last.client, {n: t for n, t in double.items() if n not in names})
     optimum, converged = least_loss(local, returned)
     metrics: list[MetricResult] = []
+    states = {"own": optimum, "rebuilt": rebuilt, "returned": returned, "sent": sent}
     with torch.no_grad():
-        losses = {
-            k: float(local.value(s)) for k, s in {"own": optimum, "returned": returned, "rebuilt": rebuilt}.items()
-        }
+        losses = {name: float(local.value(state)) for name, state in states.items() if name != "sent"}
     gap = losses["returned"] - losses["own"]
     left = losses["rebuilt"] - losses["own"]
     closed = 1 - left / gap if gap > _SMALL * max(1.0, losses["own"]) else None
     better = closed is not None and closed >= _HALF
     p_value = 1.0
     if observation.task_info.num_classes is not None:
-        accuracies = {k: local.accuracy(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
+        hits = {name: local.hits(state) for name, state in states.items() if name != "own"}
+        accuracies = {name: float(hit.double().mean()) for name, hit in hits.items()}
         metrics.append(LOCAL_ACCURACY.of(accuracies["rebuilt"], accuracies["returned"]))
         metrics.append(OVER_GLOBAL.of(accuracies["rebuilt"] - accuracies["sent"]))
         better = accuracies["rebuilt"] > max(accuracies["returned"], accuracies["sent"])
-        hits = {k: local.hits(s) for k, s in {"rebuilt": rebuilt, "returned": returned, "sent": sent}.items()}
         others = max((hits["returned"], hits["sent"]), key=lambda h: int(h.sum()))
         p_value = sign_test(int((hits["rebuilt"] & ~others).sum()), int((~hits["rebuilt"] & others).sum()))
     if closed is not None:
@@ -147,16 +138,15 @@ def evaluate_local_model(
             p_value = as_near_by_luck(apart[0] / max(apart[1], 1e-30), len(own)) if nearer else 1.0
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
-    return Evaluation(
-        done(
-            finding,
-            observation,
-            metrics=metrics,
-            leak=leaks(better, p_value),
-            p_value=p_value,
-            charts=[_chart(observation, rebuilt, optimum if converged else None)],
-        )
+    result = done(
+        finding,
+        observation,
+        metrics=metrics,
+        leak=leaks(better, p_value),
+        p_value=p_value,
+        charts=[_chart(observation, rebuilt, optimum if converged else None)],
     )
+    return Evaluation(result)
 
 
 def as_near_by_luck(ratio: float, dimensions: int) -> float:

@@ -11,21 +11,11 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from fedaudit.attacks.records.property import PropertyFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    by_test,
-    done,
-    entry,
-    evaluate,
-    leaks,
-)
-from fedaudit.evaluation.membership import roc
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
+from fedaudit.evaluation.records import roc
 from fedaudit.evaluation.statistics import SURE, proportion
-from fedaudit.results import Chart, Evidence, FindingResult, Line
+from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
+from fedaudit.results import Chart, FindingResult, Line
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import derive_seed
@@ -75,7 +65,7 @@ def evaluate_property(finding: PropertyFinding, observation: Observation, truth:
             "of their examples: there is nothing to tell apart; change threat.property_share, or share examples out by "
             "partition: attribute"
         )
-        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
+        return refused(finding, observation, reason)
     scores = finding.scores.numpy()
     labels = [_labels(observation, truth, client) for client in clients]
     by_label = _log_ratios(observation, labels)
@@ -99,6 +89,7 @@ def evaluate_property(finding: PropertyFinding, observation: Observation, truth:
     result = done(
         finding,
         observation,
+        notes,
         metrics=[
             AUC.of(area, alone, low=low, high=high, **counted),
             PARTIAL.of(r, 0.0, low=ends[0], high=ends[1], **counted),
@@ -108,7 +99,7 @@ def evaluate_property(finding: PropertyFinding, observation: Observation, truth:
         p_value=p_value,
         p_value_at_best=best,
     )
-    return Evaluation(result.model_copy(update={"notes": [*result.notes, *notes]}))
+    return Evaluation(result)
 
 
 def partial_test(
@@ -249,20 +240,13 @@ def _chart(scores: np.ndarray, by_label: np.ndarray, has: np.ndarray) -> Chart:
     )
 
 
-def _headline(_: Sequence[FindingResult], evidence: Evidence) -> str:
-    return (
-        "{who} can tell which clients' data have a property: of a client with it and one without, the former is named "
-        f"in {100 * evidence.value:.0f} of 100 cases, where their labels alone would name it in "
-        f"{100 * (evidence.by_guessing or 0.5):.0f}."
-    )
-
-
 _judge = by_test(
     AUC.name,
     "clients",
     "percentile bootstrap interval over clients; permutation test (Freedman and Lane) of the partial correlation of "
     "score and property, labels and sizes taken out",
-    _headline,
+    "{who} can tell which clients' data have a property: of a client with it and one without, the former is named in "
+    "{share} of 100 cases, where their labels alone would name it in {guess}.",
 )
 
 

@@ -11,23 +11,12 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks.findings import RowFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    by_fisher,
-    by_test,
-    done,
-    entry,
-    evaluate,
-    leaks,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.labels import label_accuracy
-from fedaudit.evaluation.statistics import SURE, interval, proportion
+from fedaudit.evaluation.statistics import SURE, interval
+from fedaudit.evaluation.verdicts import Judgement, by_test, leaks, share_of
 from fedaudit.modalities.columns import Column, cells, numbers
-from fedaudit.results import Chart, Evidence, FindingResult, Line, RowResult
+from fedaudit.results import Chart, FindingResult, Line, RowResult
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.truth import Truth
@@ -119,7 +108,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     parts = [(m, own) for m, own in parts if len(own) or len(observation.messages) == 1]
     if not parts:  # it says for none of several updates which rows are its examples
         reason = "no row was tied to any update"
-        return Evaluation(entry(finding.attack, observation, status="not applicable", reason=reason))
+        return refused(finding, observation, reason)
     drawn: list[RowResult] = []
     right: list[Tensor] = []
     sure: list[Tensor] = []
@@ -143,69 +132,29 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         if finding.confidence is not None and len(found):
             sure.append(finding.confidence[own][order.clamp(min=0)].masked_fill((order < 0)[:, None], 0.0))
         drawn += _results(finding, own, order, true, hits, targets, uses, lucky, table, _DRAWN - len(drawn))
-    return _evaluation(finding, observation, truth, table, drawn, torch.cat(right), sure, guesses, common, parts, seed)
-
-
-def _evaluation(
-    finding: RowFinding,
-    observation: Observation,
-    truth: Truth,
-    table: _Table,
-    drawn: list[RowResult],
-    right: Tensor,
-    sure: list[Tensor],
-    guesses: list[tuple[Tensor, Tensor]],
-    common: list[tuple[Tensor, Tensor, Tensor]],
-    parts: Sequence[tuple[Message, Tensor]],
-    seed: int,
-) -> Evaluation:
-    share = float(right.double().mean())
-    counts = torch.tensor([float(len(one[2])) for one in common], dtype=torch.float64)
-    by_draws, exact_draws = (torch.stack([g[i] for g in guesses], dim=1) @ counts / counts.sum() for i in (0, 1))
-    by_mode = torch.cat([one[2] for one in common])
-    mode_elsewhere = torch.stack([one[0] for one in common], dim=1) @ counts / counts.sum()
-    elsewhere_exact = torch.cat([one[1] for one in common])
-    guess = max(float(by_draws.mean()), float(by_mode.mean()))
-    p_value = max(_at_least(by_draws, share), _at_least(mode_elsewhere, share))
-    best = max(_at_least(by_draws, 1.0), _at_least(mode_elsewhere, 1.0))
-    rows = right.double().mean(dim=1)
-    spread = interval(rows.tolist(), resamples=_RESAMPLES, seed=derive_seed(seed, "rows"))
-    exact = right.all(dim=1)
-    ends = proportion(int(exact.sum()), len(exact))
-    counted = {"n": len(rows), "of": "rows"}
-    by_guess = max(float(exact_draws.mean()), float(elsewhere_exact.double().mean()))
+    hits = torch.cat(right)
+    share, exact = float(hits.double().mean()), hits.all(dim=1)
+    guess, by_guess, p_value, best = _against_luck(guesses, common, share)
+    spread = interval(hits.double().mean(dim=1).tolist(), resamples=_RESAMPLES, seed=derive_seed(seed, "rows"))
     metrics = [
-        ACCURACY.of(share, guess, low=spread.low, high=spread.high, **counted),
-        EXACT.of(float(exact.double().mean()), by_guess, low=ends[0], high=ends[1], **counted),
+        ACCURACY.of(share, guess, low=spread.low, high=spread.high, n=len(hits), of="rows"),
+        EXACT.share(int(exact.sum()), len(exact), "rows", by_guess),
     ]
-    for metric, of in ((NUMBERS, table.numeric), (CATEGORIES, ~table.numeric)):
-        if bool(of.any()):
-            metrics.append(metric.of(float(right[:, of].double().mean())))
+    sorts = [(NUMBERS, SUREST_NUMBERS, table.numeric), (CATEGORIES, SUREST_CATEGORIES, ~table.numeric)]
+    sorts = [sort for sort in sorts if bool(sort[2].any())]
+    metrics += [metric.of(float(hits[:, of].double().mean())) for metric, _, of in sorts]
     charts = []
     if sure:
         confidence = torch.cat(sure)
-        hits = _by_confidence(confidence, right)
-        metrics.append(SUREST.of(_surest(hits), share))
-        for metric, of in ((SUREST_NUMBERS, table.numeric), (SUREST_CATEGORIES, ~table.numeric)):
-            if bool(of.any()):
-                own = _by_confidence(confidence[:, of], right[:, of])
-                metrics.append(metric.of(_surest(own), float(own.mean())))
-        groups = [group for group in hits.tensor_split(_BINS) if len(group)]
-        line = Line(name="cells", x=[100 * (i + 0.5) / len(groups) for i in range(len(groups))], y=_means(groups))
-        level = Line(name="all cells", x=[0.0, 100.0], y=[share, share])
-        charts.append(
-            Chart(
-                title=f"confidence of {finding.attack}",
-                caption=_CAPTION,
-                x_label="cells, from the least sure to the surest (%)",
-                y_label="share recovered",
-                lines=[line, level],
-            )
-        )
+        ordered = _by_confidence(confidence, hits)
+        metrics.append(SUREST.of(_surest(ordered), share))
+        for _, metric, of in sorts:
+            own = _by_confidence(confidence[:, of], hits[:, of])
+            metrics.append(metric.of(_surest(own), float(own.mean())))
+        charts.append(_chart(finding.attack, ordered, share))
     if finding.certified is not None:
-        proved = [row for row in drawn if row.certified]
-        shown = sum(row.exact for row in proved)
-        metrics += [CERTIFIED.of(shown / len(rows)), WRONGLY.of(float(int(finding.certified.sum()) - shown))]
+        shown = sum(row.exact for row in drawn if row.certified)
+        metrics += [CERTIFIED.of(shown / len(hits)), WRONGLY.of(float(int(finding.certified.sum()) - shown))]
     true_labels = torch.cat([truth.labels[m.round, m.client][_distinct(truth, m)[0]] for m, _ in parts])
     classes = not true_labels.is_floating_point() and len(finding.labels) > 0
     result = done(
@@ -222,6 +171,35 @@ def _evaluation(
         p_value_at_best=best,
     )
     return Evaluation(result)
+
+
+def _against_luck(
+    guesses: Sequence[tuple[Tensor, Tensor]], common: Sequence[tuple[Tensor, Tensor, Tensor]], share: float
+) -> tuple[float, float, float, float]:
+    """Return the shares of cells and of rows that guessing gets, and p-values of ``share`` of the cells and of all."""
+    counts = torch.tensor([float(len(one[2])) for one in common], dtype=torch.float64)
+    by_draws, exact_draws = (torch.stack([g[i] for g in guesses], dim=1) @ counts / counts.sum() for i in (0, 1))
+    elsewhere = torch.stack([one[0] for one in common], dim=1) @ counts / counts.sum()
+    exact, cells_right = (torch.cat([one[i] for one in common]).double() for i in (1, 2))
+    guess = max(float(by_draws.mean()), float(cells_right.mean()))
+    by_guess = max(float(exact_draws.mean()), float(exact.mean()))
+    p_value, best = (max(_at_least(by_draws, of), _at_least(elsewhere, of)) for of in (share, 1.0))
+    return guess, by_guess, p_value, best
+
+
+def _chart(attack: str, hits: Tensor, share: float) -> Chart:
+    groups = [group for group in hits.tensor_split(_BINS) if len(group)]
+    middles = [100 * (i + 0.5) / len(groups) for i in range(len(groups))]
+    return Chart(
+        title=f"confidence of {attack}",
+        caption=_CAPTION,
+        x_label="cells, from the least sure to the surest (%)",
+        y_label="share recovered",
+        lines=[
+            Line(name="cells", x=middles, y=[float(group.mean()) for group in groups]),
+            Line(name="all cells", x=[0.0, 100.0], y=[share, share]),
+        ],
+    )
 
 
 def _results(
@@ -383,10 +361,6 @@ def _surest(hits: Tensor) -> float:
     return float(hits[-max(1, len(hits) // 4) :].mean())
 
 
-def _means(groups: Sequence[Tensor]) -> list[float]:
-    return [float(group.mean()) for group in groups]
-
-
 def verdict_of(findings: Sequence[FindingResult]) -> Judgement:
     """Return the judgement on all findings of one attack on one federation, by the rules of its finding type.
 
@@ -404,38 +378,19 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     judged = _BY_CELLS(findings)
     rows = [row for finding in findings for row in finding.rows]
     exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
-    low, high = proportion(exact, len(rows))
     p = binomtest(exact, len(rows), max(row.by_luck for row in rows), alternative="greater").pvalue if rows else 1.0
     certified = f", {proved} of {len(rows)} certified" if proved else ""
     text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
         return judged._replace(text=text)
-    evidence = Evidence(
-        what="rows recovered with every cell",
-        value=exact / len(rows),
-        low=low,
-        high=high,
-        n=len(rows),
-        of="rows",
-        p_value=p if p <= SURE or judged.evidence is None else judged.evidence.p_value,
-        method="exact binomial interval (Clopper-Pearson); "
-        + (
-            "exact binomial test against rows drawn from the candidates"
-            if p <= SURE
-            else "Monte Carlo test of the cells against the columns' distributions"
-        ),
-    )
+    test = "exact binomial test against rows drawn from the candidates"
+    if p > SURE:
+        test = "Monte Carlo test of the cells against the columns' distributions"
+        p = judged.evidence.p_value if judged.evidence else p
+    evidence = share_of("rows recovered with every cell", exact, len(rows), "rows", test=test, p_value=p)
     rest = f"{judged.evidence.value:.0%} of all cells" if judged.evidence else "most cells"
     headline = f"{{who}} can reconstruct training {{things}}: {exact} of {len(rows)} with every cell, {rest}."
     return Judgement("recovered", text, evidence, headline)
-
-
-def _headline(_: Sequence[FindingResult], evidence: Evidence) -> str:
-    guess = 0.0 if evidence.by_guessing is None else evidence.by_guessing
-    return (
-        f"{{who}} can tell cells of training {{things}}: {evidence.value:.0%} are right, where the columns' "
-        f"distributions alone give {guess:.0%}."
-    )
 
 
 _BY_CELLS = by_test(
@@ -443,8 +398,8 @@ _BY_CELLS = by_test(
     of="rows",
     method="95 % bootstrap interval over rows; Monte Carlo test against what the columns' distributions give, the "
     "findings' p-values by Fisher's method",
-    headline=_headline,
-    together=by_fisher,
+    headline="{who} can tell cells of training {things}: {share}% are right, where the columns' distributions alone "
+    "give {guess}%.",
 )
 
 FINDING_TYPES["rows"] = FindingType(

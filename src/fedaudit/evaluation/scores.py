@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement, Over, Scores, metric, type_of
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Over, Scores, metric, type_of
 from fedaudit.evaluation.statistics import interval, paired_interval, pooled
+from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import (
     LEAKS,
     VERDICTS,

@@ -11,21 +11,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedaudit.attacks.findings import SequenceFinding, TokenFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Judgement,
-    Metric,
-    by_fisher,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-)
-from fedaudit.evaluation.statistics import SURE, interval, pooled, proportion
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
+from fedaudit.evaluation.statistics import SURE, interval
+from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities import TokenInfo
-from fedaudit.results import Evidence, FindingResult, SequenceResult
+from fedaudit.results import FindingResult, SequenceResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
@@ -83,7 +73,6 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
     p_value = (1 + sum(value >= mean for value in lucky)) / (1 + len(lucky))
     guess = sum(lucky) / len(lucky)
     over = interval(one, resamples=_RESAMPLES, seed=seed)
-    low, high = proportion(exact, len(true))
     label = truth.labels[message.round, message.client]
     results = [
         SequenceResult(
@@ -101,7 +90,7 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
         metrics=[
             ROUGE1.of(mean, guess, low=over.low, high=over.high, n=len(true), of="sequences"),
             ROUGE2.of(sum(two) / len(two), n=len(true), of="sequences"),
-            EXACT.of(exact / len(true), 0.0, low=low, high=high, n=len(true), of="sequences"),
+            EXACT.share(exact, len(true), "sequences", 0.0),
         ],
         leak=leaks(mean > guess, p_value),
         p_value=p_value,
@@ -149,35 +138,19 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
     p, _ = by_fisher(findings)
     if not exact or p > SURE:
         return _BY_WORDS(findings)
-    low, high = proportion(exact, n)
     text = f"{exact} of {n} {'sequence' if n == 1 else 'sequences'} came out word for word; p = {p:.2g}"
-    evidence = Evidence(
-        what="sequences that came out word for word",
-        value=exact / n,
-        low=low,
-        high=high,
-        n=n,
-        of="sequences",
-        by_guessing=0.0,
-        p_value=p,
-        method="exact binomial interval (Clopper-Pearson); Monte Carlo test of ROUGE-1 against guesses by the marginal",
-    )
+    what = "sequences that came out word for word"
+    test = "Monte Carlo test of ROUGE-1 against guesses by the marginal"
+    evidence = share_of(what, exact, n, "sequences", test=test, by_guessing=0.0, p_value=p)
     headline = f"{{who}} can read what clients wrote: {exact} of {n} training {{things}} came out word for word."
     return Judgement("recovered", text, evidence, headline)
-
-
-def _by_words(_findings: Sequence[FindingResult], evidence: Evidence) -> str:
-    return (
-        f"{{who}} can tell words of training {{things}}: of each, {100 * evidence.value:.0f} % of the words, where "
-        f"guessing gets {100 * (evidence.by_guessing or 0):.0f} %."
-    )
 
 
 _BY_WORDS = by_test(
     ROUGE1.name,
     "sequences",
     "bootstrap interval; Monte Carlo test against guesses by the public marginal, updates combined by Fisher's method",
-    _by_words,
+    "{who} can tell words of training {things}: of each, {share} % of the words, where guessing gets {guess} %.",
 )
 
 FINDING_TYPES["sequences"] = FindingType(
@@ -220,13 +193,12 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
         draws = torch.multinomial(weights.expand(len(hits), -1), len(named), generator=rng)
         hits = torch.isin(draws, true).sum(dim=1).numpy()
     p_value, best = ((1 + int((hits >= k).sum())) / (1 + len(hits)) for k in (right, len(true)))
-    low, high = proportion(right, len(true))
     recall, guess = right / len(true), float(hits.mean()) / len(true)
     result = done(
         finding,
         observation,
         metrics=[
-            RECALL.of(recall, guess, low=low, high=high, n=len(true), of="words"),
+            RECALL.share(right, len(true), "words", guess),
             PRECISION.of(right / max(1, len(named))),
         ],
         leak=leaks(recall > guess, p_value),
@@ -236,21 +208,13 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
     return Evaluation(result)
 
 
-def _words_headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
-    found = pooled([m for f in findings for m in f.metrics if m.name == RECALL.name])
-    share = found.mean if found else evidence.value
-    return (
-        f"{{who}} can tell which words training {{things}} have: {100 * share:.0f} of 100 were named, where guessing "
-        f"as many finds {100 * (evidence.by_guessing or 0):.0f}."
-    )
-
-
 FINDING_TYPES["tokens"] = FindingType(
     verdict=by_test(
         RECALL.name,
         "words",
         "exact binomial interval (Clopper-Pearson); Monte Carlo test against naming as many words by their frequency",
-        _words_headline,
+        "{who} can tell which words training {things} have: {share} of 100 were named, where guessing as many finds "
+        "{guess}.",
     ),
     rules=(
         "Words are 'inferred' when more of those that occur in an update were named than by naming as many at random, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,18 +10,10 @@ from scipy.stats import binomtest, mannwhitneyu
 from torch import Tensor
 
 from fedaudit.attacks import ExampleLabelFinding, LabelScoreFinding
-from fedaudit.evaluation.finding_types import (
-    FINDING_TYPES,
-    Evaluation,
-    FindingType,
-    Metric,
-    by_test,
-    done,
-    evaluate,
-    leaks,
-)
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE, proportion
-from fedaudit.results import Chart, Evidence, FindingResult, Line
+from fedaudit.evaluation.verdicts import by_test, leaks
+from fedaudit.results import Chart, Line
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 
@@ -45,12 +36,11 @@ def evaluate_labels(finding: ExampleLabelFinding, observation: Observation, trut
     n = len(true)
     right = int((finding.labels == true).sum())
     most = int(torch.bincount(true).max()) / n
-    low, high = proportion(right, n)
     p_value = _by_luck(right, n, most)
     result = done(
         finding,
         observation,
-        metrics=[ACCURACY.of(right / n, most, low=low, high=high, n=n, of="labels")],
+        metrics=[ACCURACY.share(right, n, "labels", most)],
         label_accuracy=right / n,
         leak=leaks(right / n > most, p_value),
         p_value=p_value,
@@ -127,27 +117,13 @@ def _roc(own: np.ndarray, others: np.ndarray, attack: str) -> Chart:
     )
 
 
-def _headline_of_labels(_findings: Sequence[FindingResult], evidence: Evidence) -> str:
-    guess = 100 * (evidence.by_guessing or 0)
-    return (
-        f"{{who}} can tell the labels, which the server keeps to itself: {100 * evidence.value:.0f} of 100, where "
-        f"naming the most frequent class gets {guess:.0f} ({evidence.n} labels)."
-    )
-
-
-def _headline_of_scores(_findings: Sequence[FindingResult], evidence: Evidence) -> str:
-    return (
-        f"{{who}} can tell which examples are of the rarer class: leak AUC {evidence.value:.2f}, where 0.5 is none "
-        f"({evidence.n} examples)."
-    )
-
-
 FINDING_TYPES["example-labels"] = FindingType(
     verdict=by_test(
         ACCURACY.name,
         "labels",
         "exact binomial interval (Clopper-Pearson); one-sided exact binomial test",
-        _headline_of_labels,
+        "{who} can tell the labels, which the server keeps to itself: {share} of 100, where naming the most frequent "
+        "class gets {guess} ({n} labels).",
     ),
     rules=(
         "Labels of single examples are 'inferred' when more of them are right than by naming the most frequent class, "
@@ -159,7 +135,12 @@ FINDING_TYPES["example-labels"] = FindingType(
 )
 
 FINDING_TYPES["label-scores"] = FindingType(
-    verdict=by_test(LEAK_AUC.name, "examples", "DeLong's interval; one-sided Mann-Whitney test", _headline_of_scores),
+    verdict=by_test(
+        LEAK_AUC.name,
+        "examples",
+        "DeLong's interval; one-sided Mann-Whitney test",
+        "{who} can tell which examples are of the rarer class: leak AUC {value}, where 0.5 is none ({n} examples).",
+    ),
     rules=(
         "The class of single examples is 'inferred' when the leak AUC is above 0.5, and scores without meaning would "
         f"do as well with a probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test). The positive class "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.pipeline.prepare import spell_out
-from fedaudit.report.formats import FILES
+from fedaudit.report.write import FILES
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.bounds import read_json

@@ -99,9 +99,8 @@ class Audit:
         Raises:
             BadInput: the folder can't be written, a name leads out of it, or a format isn't known.
         """
-        from fedaudit.report.formats import check_formats
         from fedaudit.report.page import write_report
-        from fedaudit.report.write import remove_outputs, write_outputs
+        from fedaudit.report.write import check_formats, remove_outputs, write_outputs
 
         folder, formats = Path(folder), check_formats(write)
         self.save_data(folder)

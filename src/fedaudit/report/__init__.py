@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from fedaudit.utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedaudit.report.comparison import defence_tables
     from fedaudit.report.figures import LEAST_DB, limits
+    from fedaudit.report.frontier import defence_tables
     from fedaudit.report.style import render
 else:
     __getattr__, __dir__ = lazy(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any, NamedTuple
 
-from fedaudit.report.comparison import UNDEFENDED
 from fedaudit.report.conclusion import headline
+from fedaudit.report.frontier import UNDEFENDED
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
 
 _COMMAND = "fedaudit audit scenario.yaml --out DIR"

@@ -147,50 +147,29 @@ def compare_audits(old: AuditResult, new: AuditResult, *, folders: tuple[Path, P
     for key in dict.fromkeys([*after, *before]):
         one, other = before.get(key), after.get(key)
         if one is None or other is None:
-            rows.append(_missing(key, one, other))
-            continue
-        rows.append(_row(key, (old, one), (new, other), folders))
+            reason = "only the new audit has it" if one is None else "the new audit doesn't have it"
+            found = _Measured(None, "", None, reason)
+        elif one.images and other.images:
+            found = _images((old, one), (new, other), folders)
+        else:
+            found = _metric((old, one), (new, other))
+        rows.append(_row(key, one, other, found))
     return AuditComparison(_judged(rows), _different_settings(old.scenario, new.scenario))
 
 
-def _missing(key: tuple[str, str], old: AttackSummary | None, new: AttackSummary | None) -> Row:
-    present = old or new
-    assert present is not None
-    return Row(
-        *key,
-        metric=None,
-        unit="",
-        more_leaks=True,
-        old=None,
-        new=None,
-        difference=None,
-        p_corrected=None,
-        old_verdict=old.verdict if old else None,
-        new_verdict=new.verdict if new else None,
-        outcome="can't be compared",
-        reason="only the new audit has it" if old is None else "the new audit doesn't have it",
-    )
-
-
-def _row(
-    key: tuple[str, str],
-    old: tuple[AuditResult, AttackSummary],
-    new: tuple[AuditResult, AttackSummary],
-    folders: tuple[Path, Path] | None,
-) -> Row:
+def _row(key: tuple[str, str], old: AttackSummary | None, new: AttackSummary | None, found: _Measured) -> Row:
     """Return what was measured; the outcome is that of the verdicts alone, until :func:`_judged` has seen all rows."""
-    found = _images(old, new, folders) if old[1].images and new[1].images else _metric(old, new)
     return Row(
         *key,
         metric=found.metric,
         unit=found.unit,
         more_leaks=found.more_leaks,
-        old=_mean(old[1], found.metric),
-        new=_mean(new[1], found.metric),
+        old=_mean(old, found.metric),
+        new=_mean(new, found.metric),
         difference=found.difference,
         p_corrected=None,
-        old_verdict=old[1].verdict,
-        new_verdict=new[1].verdict,
+        old_verdict=old.verdict if old else None,
+        new_verdict=new.verdict if new else None,
         outcome="can't be compared" if found.difference is None else "unchanged",
         reason=found.reason,
     )
@@ -259,7 +238,7 @@ def _metric(old: tuple[AuditResult, AttackSummary], new: tuple[AuditResult, Atta
     one, other = (next(m for m in summary.metrics if m.name == name) for _, summary in (old, new))
     results = [_by_run(result, summary, name) for result, summary in (old, new)]
     if all(m.low is not None and m.n for runs in results for m in runs.values()):
-        difference = _independent(one, other, _counted(results[1].values()))
+        difference = _independent(one, other, next((m.of for m in results[1].values() if m.of), "records"))
     else:
         shared = [place for place in results[1] if place in results[0]]
         if not shared:
@@ -270,10 +249,6 @@ def _metric(old: tuple[AuditResult, AttackSummary], new: tuple[AuditResult, Atta
 
 def _by_run(result: AuditResult, summary: AttackSummary, name: str) -> dict[Any, MetricResult]:
     return {_place(f): m for f in _findings(result, summary) for m in f.metrics if m.name == name}
-
-
-def _counted(metrics: Any) -> str:
-    return next((m.of for m in metrics if m.of), "records")
 
 
 def _paired(differences: Sequence[float], of: str) -> Difference:
@@ -307,8 +282,8 @@ def _independent(old: MetricSummary, new: MetricSummary, of: str) -> Difference:
     return Difference(mean, mean - below, mean + above, b.n, of, p)
 
 
-def _mean(summary: AttackSummary, metric: str | None) -> float | None:
-    return next((m.value.mean for m in summary.measured if m.name == metric), None)
+def _mean(summary: AttackSummary | None, metric: str | None) -> float | None:
+    return next((m.value.mean for m in summary.measured if m.name == metric), None) if summary else None
 
 
 def _judged(rows: Sequence[Row]) -> list[Row]:

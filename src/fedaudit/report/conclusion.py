@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedaudit.report.comparison import defence_tables
-from fedaudit.report.frontier import strongest
+from fedaudit.report.frontier import defence_tables, strongest
 from fedaudit.report.wording import count, number, sentence, short
 from fedaudit.results import (
     LEAKS,
@@ -14,6 +13,7 @@ from fedaudit.results import (
     AuditResult,
     Comparison,
     ControlResult,
+    Evidence,
     Interval,
     Threshold,
     Verdict,
@@ -168,3 +168,35 @@ def _signed_short(value: float) -> str:
 def _signed(value: float) -> str:
     text = number(value, 1)
     return text if text.startswith(("−", "–")) else f"+{text}"
+
+
+def message_of(result: AuditResult, summary: AttackSummary) -> str:
+    """Return a verdict in a sentence, with the number behind it."""
+    said = summary.headline or f"{result.adversary.who}, by {summary.attack}: {summary.verdict}."
+    parts = [sentence(said)]
+    parts.append(sentence(f"Evidence: {evidence_text(summary.evidence)}" if summary.evidence else summary.verdict_text))
+    parts += [sentence(f"Caution: {caution}") for caution in summary.cautions]
+    parts += [sentence(f"To conclude: {advice}") for advice in summary.advice if advice not in said]
+    if summary.verdict == "not demonstrated":
+        parts.append("This never means safe.")
+    return " ".join(parts)
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """Return the number behind a verdict: value, 95 % interval, n, what guessing gives, p."""
+    text = f"{evidence.what} {short(evidence.value)}"
+    if evidence.low is not None and evidence.high is not None:
+        text += f" [{short(evidence.low)}, {short(evidence.high)}]"
+    text += f", n = {evidence.n} {evidence.of}"
+    if evidence.by_guessing is not None:
+        text += f", {short(evidence.by_guessing)} by guessing"
+    if evidence.p_value is not None:
+        text += f", p = {evidence.p_value:.2g}"
+    return text
+
+
+def limit_name(threshold: Threshold) -> str:
+    """Return what a limit is, without what was met: the same in every run."""
+    if threshold.limit is None:
+        return f"no verdict '{threshold.verdict}' or worse"
+    return f"{threshold.metric} at most {threshold.limit:g}"

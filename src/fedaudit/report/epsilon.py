@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from fedaudit.report import figures
 from fedaudit.report.panels import PANELS, Panel
 from fedaudit.report.wording import number
-from fedaudit.results import AuditResult, Chart, EpsilonBound, EpsilonResult, HistoryRecord, Line
+from fedaudit.results import AuditResult, Chart, EpsilonResult, HistoryRecord, Line
 
 METHODS = {
     "clopper_pearson": "Clopper–Pearson",
@@ -19,29 +19,7 @@ METHODS = {
 _LINES = ("whoever sent least often", "the median client", "whoever sent most often")
 
 
-@dataclass(frozen=True)
-class EpsilonChapter:
-    """What the page says of one federation's ε.
-
-    Attributes:
-        federation: its name.
-        found: the numbers.
-        picture: SVG of claimed and demonstrated values, an observer a row.
-        rows: of the table: the observer, whether the claim is made against it, a bound or an estimate of it, and its
-            method in words.
-        composition: title and SVG of how ε adds up over rounds; None where that isn't known.
-        legend: name and swatch of its lines.
-    """
-
-    federation: str
-    found: EpsilonResult
-    picture: str
-    rows: list[tuple[str, bool, EpsilonBound, str]]
-    composition: tuple[str, str] | None
-    legend: list[tuple[str, str]]
-
-
-def epsilon_chapters(result: AuditResult) -> list[EpsilonChapter]:
+def epsilon_chapters(result: AuditResult) -> list[dict[str, Any]]:
     """Return a chapter for every federation in which ε was audited."""
     courses = {federation.name: federation.course for federation in result.federations}
     return [
@@ -51,21 +29,22 @@ def epsilon_chapters(result: AuditResult) -> list[EpsilonChapter]:
     ]
 
 
-def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None, index: int) -> EpsilonChapter:
+def _chapter(federation: str, found: EpsilonResult, course: HistoryRecord | None, index: int) -> dict[str, Any]:
+    """Return the numbers, their picture, a row a method, and how ε adds up over rounds, where that is known."""
     prefix = f"e{index}-"
     chart = composition(course) if course else None
     names = [line.name for line in chart.lines] if chart else []
     drawn = figures.to_svg(figures.draw_chart(chart, names), f"{prefix}c-", _composed(chart)) if chart else None
-    return EpsilonChapter(
-        federation=federation,
-        found=found,
-        picture=figures.to_svg(figures.draw_room(room(found), found.claimed), f"{prefix}r-", alt(federation, found)),
-        rows=[
+    return {
+        "federation": federation,
+        "found": found,
+        "picture": figures.to_svg(figures.draw_room(room(found), found.claimed), f"{prefix}r-", alt(federation, found)),
+        "rows": [
             (o.observer, o.covered, b, METHODS[b.method]) for o in found.observers for b in (*o.bounds, *o.estimates)
         ],
-        composition=(chart.title, drawn) if chart and drawn else None,
-        legend=[(n, figures.to_svg(figures.draw_swatch(i), f"{prefix}l{i}-", None)) for i, n in enumerate(names)],
-    )
+        "composition": (chart.title, drawn) if chart and drawn else None,
+        "legend": [(n, figures.to_svg(figures.draw_swatch(i), f"{prefix}l{i}-", None)) for i, n in enumerate(names)],
+    }
 
 
 def room(found: EpsilonResult) -> list[figures.Room]:

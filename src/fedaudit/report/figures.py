@@ -162,11 +162,7 @@ def draw_room(rows: list[Room], claimed: float | None) -> Figure:
                 axes.plot([row.estimate], [y], "o", color=_INK, markerfacecolor="none", markersize=9)
         if claimed is not None:
             axes.axvline(claimed, color=_INK, linewidth=2.2)
-        axes.set_yticks(range(len(rows)), [row.observer for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
+        _name_rows(axes, [row.observer for row in rows])
         axes.set_xlim(left=0)
         axes.set_xlabel("ε (nats)")
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -218,14 +214,9 @@ def draw_spread(rows: list[Spread]) -> Figure:
             axes.plot([row.mean], [y + 0.17], "|", color=_INK, markersize=13, mew=2.6)
             if row.baseline is not None:
                 axes.plot([row.baseline] * 2, [y - 0.4, y + 0.4], color=_MUTED, linestyle=(0, (3, 2)), linewidth=1.6)
-        axes.set_yticks(range(len(rows)), [_short(row.attack) for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        axes.set_xlim(
-            *limits([v for r in rows for v in [*r.psnr, r.low, r.high, r.baseline] if v is not None], LEAST_DB)
-        )
+        _name_rows(axes, [_short(row.attack) for row in rows])
+        values = [v for r in rows for v in [*r.psnr, r.low, r.high, r.baseline] if v is not None]
+        axes.set_xlim(*limits(values, LEAST_DB))
         axes.set_xlabel("PSNR (dB)")
         axes.xaxis.set_major_locator(MaxNLocator(6))
     return figure
@@ -319,6 +310,15 @@ def to_svg(figure: Figure, prefix: str, description: str | None) -> str:
 def _new_figure(height: int) -> tuple[Figure, Any]:
     figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
     return figure, figure.add_subplot()
+
+
+def _name_rows(axes: Any, names: list[str]) -> None:
+    """Make the vertical axis one of rows, the first on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
 
 
 def _look(style: int) -> tuple[str, Any, str]:

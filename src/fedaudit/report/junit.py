@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from fedaudit.report.conclusion import tested, threshold_text
-from fedaudit.report.sarif_texts import limit_name, message_of
+from fedaudit.report.conclusion import limit_name, message_of, tested, threshold_text
 from fedaudit.results import AttackSummary, AuditResult, Threshold
 
 # What XML 1.0 has no way to write.

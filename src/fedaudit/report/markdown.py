@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fedaudit.report.conclusion import headline, threshold_text
-from fedaudit.report.sarif_texts import evidence_text
+from fedaudit.report.conclusion import evidence_text, headline, threshold_text
 from fedaudit.report.wording import sentence
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
 

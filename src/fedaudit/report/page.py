@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
 from fedaudit.modalities import ExampleKind, example_kind, fitting_kind
-from fedaudit.report import epsilon, figures, frontier, histories, recovered_text  # noqa: F401
+from fedaudit.report import epsilon, figures, frontier, recovered_text  # noqa: F401
 from fedaudit.report import rows as _rows  # noqa: F401
 from fedaudit.report.advice import advice, command
-from fedaudit.report.comparison import defence_tables
 from fedaudit.report.conclusion import (
     SEVERITY,
     UPDATES,
@@ -22,8 +21,8 @@ from fedaudit.report.conclusion import (
     headline,
     threshold_text,
 )
-from fedaudit.report.frontier import strongest
-from fedaudit.report.images import Reconstruction, Victim, after_move, identified, label_of, victims_of
+from fedaudit.report.frontier import defence_tables, strongest
+from fedaudit.report.images import after_move, identified, label_of, victims_of
 from fedaudit.report.mapping import assessment
 from fedaudit.report.panels import ImageReader, PageImage, sections
 from fedaudit.report.style import render
@@ -32,10 +31,8 @@ from fedaudit.results import (
     AttackSummary,
     AuditResult,
     Chart,
-    Comparison,
     FederationRecord,
     FindingResult,
-    ImageResult,
     Threshold,
     Verdict,
     overall,
@@ -47,31 +44,7 @@ from fedaudit.utils.errors import BadInput
 CHARTS = 8  # figures about single findings, a federation
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """Everything that the page says about one federation."""
-
-    record: FederationRecord
-    summaries: list[AttackSummary]
-    strongest: AttackSummary | None
-    typical: tuple[Victim, Reconstruction] | None
-    drawn: list[tuple[str, PageImage]]
-    others: list[tuple[str, Verdict]]
-    comparisons: list[tuple[Comparison, str]]
-    candidates: int | None
-    curves: dict[str, str]
-    legend: list[tuple[str, str]]
-    banded: bool
-    spread: str | None
-    image_rows: list[tuple[str, PageImage]]
-    charts: list[tuple[str, str]]
-    chart_lines: list[tuple[str, str]]
-    more_charts: int
-    captions: list[str]
-
-
-@dataclass(frozen=True)
-class Plots:
+class Plots(NamedTuple):
     """Figures that share their lines: title and drawing of each, then name and swatch of each line."""
 
     drawn: list[tuple[str, str]]
@@ -102,6 +75,8 @@ def render_report(result: AuditResult, folder: Path) -> str:
             raise BadInput(f"results: federation '{name}' is not among the federations; repeat the audit")
     chapters = [_chapter(result, record, images, i) for i, record in enumerate(result.federations, start=1)]
     shown = sections(result, images)
+    left_out = [f for f in result.findings if f.status != "done"]
+    image_rows, other_rows = with_images(result.summaries)
     return render(
         "report.html.j2",
         *dict.fromkeys(section.about.package for section in shown),
@@ -111,7 +86,10 @@ def render_report(result: AuditResult, folder: Path) -> str:
         chapters=chapters,
         headline=headline(result),
         limits=[(t.outcome, threshold_text(t)) for t in result.thresholds],
-        controls=[(c, control_text(c), [_control_images(i, images) for i in c.images[:1]]) for c in result.controls],
+        controls=[
+            (c, control_text(c), [(images[i.true_image], images[i.reconstruction]) for i in c.images[:1]])
+            for c in result.controls
+        ],
         kinds=UPDATES,
         update_kinds={f.name: f.update_kind for f in result.federations},
         measured=any(s.psnr for s in result.summaries),
@@ -119,8 +97,8 @@ def render_report(result: AuditResult, folder: Path) -> str:
         after_move=after_move,
         rounds_of=rounds_of,
         client_of=client_of,
-        with_images=with_images(result.summaries)[0],
-        others=with_images(result.summaries)[1],
+        with_images=image_rows,
+        others=other_rows,
         given={(f.federation, f.attack) for f in result.findings if f.label_source == "given"},
         label_of=lambda label: label_of(result, label),
         who=result.adversary.who,
@@ -128,8 +106,8 @@ def render_report(result: AuditResult, folder: Path) -> str:
         **_frontier(result),
         defence_tables=defence_tables(result),
         advice=[(item, command(result, item.change)) for item in advice(result)],
-        refused=_refused(result.findings),
-        notes=_notes(result.findings),
+        refused=list(dict.fromkeys((f.attack, f.federation, f.reason or "no reason given") for f in left_out)),
+        notes=list(Counter(f"{f.attack} on {f.federation}: {n}" for f in result.findings for n in f.notes).items()),
         seed=result.scenario.get("seed"),
         repeat=_command(result.repeat, result.thresholds),
         scenario=yaml.safe_dump(result.scenario, sort_keys=False, allow_unicode=True),
@@ -139,13 +117,13 @@ def render_report(result: AuditResult, folder: Path) -> str:
     )
 
 
-def _frontier(result: AuditResult) -> dict[str, object]:
+def _frontier(result: AuditResult) -> dict[str, Any]:
     """Return the rows of the comparison of defences, if there is one, and its figure."""
     rows = frontier.prices(result) if frontier.worth_comparing(result) else []
     by = frontier.scale(result)
     drawing = frontier.draw(rows, by)
     _, first = frontier.ORDERS[frontier.order(result)]
-    learning, taken = histories.accuracy(result), histories.taken(result)
+    learning, taken = frontier.accuracy(result), frontier.taken(result)
     return {
         "prices": rows,
         "price_scale": by,
@@ -173,7 +151,8 @@ def _kind(result: AuditResult) -> ExampleKind:
     return example_kind(result.data.kind) if result.data.kind else fitting_kind(tuple(result.data.input_shape))
 
 
-def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader, index: int) -> Chapter:
+def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader, index: int) -> dict[str, Any]:
+    """Return everything that the page says about one federation."""
     summaries = [s for s in result.summaries if s.federation == record.name]
     findings = [f for f in result.findings if f.federation == record.name]
     best = strongest(result, summaries)
@@ -183,7 +162,6 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         if best and (c := v.reconstructions.get(best.attack))
     ]
     reconstructions.sort(key=lambda pair: pair[1].scores.psnr)
-    candidates = [i.candidates for f in findings for i in f.images]
     spread_rows = figures.spreads(result, record.name)
     charts = [c.model_copy(update={"title": f"{f.attack}, {c.title}"}) for f in findings for c in f.charts]
     plots = _plots(charts[:CHARTS], f"f{index}-c")
@@ -199,27 +177,28 @@ def _chapter(result: AuditResult, record: FederationRecord, images: ImageReader,
         banded |= any(line.updates > 1 for line in series)
         for line in series:
             legend[line.attack] = figures.to_svg(figures.draw_swatch(line.style), f"f{index}-l{line.style}-", None)
-    return Chapter(
-        record=record,
-        summaries=summaries,
-        strongest=best,
-        drawn=_drawn(best, findings, images),
-        others=_others(best, summaries),
-        typical=reconstructions[(len(reconstructions) - 1) // 2] if reconstructions else None,
-        comparisons=[(c, comparison_text(c)) for c in result.comparisons if c.federation == record.name],
-        candidates=max(candidates, default=None),
-        curves=curves,
-        legend=list(legend.items()),
-        banded=banded,
-        spread=figures.to_svg(figures.draw_spread(spread_rows), f"f{index}-spread-", _spread_alt(spread_rows))
-        if spread_rows
-        else None,
-        image_rows=[(f"{f.attack}, {s.title}", images[s.path]) for f in findings for s in f.sheets],
-        charts=plots.drawn,
-        captions=list(dict.fromkeys(c.caption for c in charts[:CHARTS])),
-        chart_lines=plots.legend,
-        more_charts=max(0, len(charts) - CHARTS),
-    )
+    spread = None
+    if spread_rows:
+        spread = figures.to_svg(figures.draw_spread(spread_rows), f"f{index}-spread-", _spread_alt(spread_rows))
+    return {
+        "record": record,
+        "summaries": summaries,
+        "strongest": best,
+        "drawn": _drawn(best, findings, images),
+        "others": _others(best, summaries),
+        "typical": reconstructions[(len(reconstructions) - 1) // 2] if reconstructions else None,
+        "comparisons": [(c, comparison_text(c)) for c in result.comparisons if c.federation == record.name],
+        "candidates": max((i.candidates for f in findings for i in f.images), default=None),
+        "curves": curves,
+        "legend": list(legend.items()),
+        "banded": banded,
+        "spread": spread,
+        "image_rows": [(f"{f.attack}, {s.title}", images[s.path]) for f in findings for s in f.sheets],
+        "charts": plots.drawn,
+        "captions": list(dict.fromkeys(c.caption for c in charts[:CHARTS])),
+        "chart_lines": plots.legend,
+        "more_charts": max(0, len(charts) - CHARTS),
+    }
 
 
 def _drawn(
@@ -261,20 +240,6 @@ def _spread_alt(rows: list[figures.Spread]) -> str:
         for r in rows
     ]
     return f"PSNR of every image by attack: {'; '.join(lines)}."
-
-
-def _control_images(image: ImageResult, images: ImageReader) -> tuple[PageImage, PageImage]:
-    return images[image.true_image], images[image.reconstruction]
-
-
-def _refused(findings: list[FindingResult]) -> list[tuple[str, str, str]]:
-    refused = [(f.attack, f.federation, f.reason or "no reason given") for f in findings if f.status != "done"]
-    return list(dict.fromkeys(refused))
-
-
-def _notes(findings: list[FindingResult]) -> list[tuple[str, int]]:
-    notes = Counter(f"{f.attack} on {f.federation}: {note}" for f in findings for note in f.notes)
-    return list(notes.items())
 
 
 def _command(repeat: str, thresholds: list[Threshold]) -> str:

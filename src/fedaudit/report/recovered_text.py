@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from fedaudit.evaluation.scores import grouped
 from fedaudit.report.panels import PANELS, Panel
 from fedaudit.report.wording import client_of, rounds_of
-from fedaudit.results import AuditResult, FindingResult, SequenceResult
+from fedaudit.results import AuditResult, SequenceResult
 
 SHOWN = 24  # sequences that are shown, an attack on a federation
 
@@ -50,12 +51,8 @@ class Sentences:
 
 def sentences(result: AuditResult) -> list[Sentences]:
     """Return what each attack read of each federation's sequences; none where no attack is on sequences."""
-    groups: dict[tuple[str, str], list[FindingResult]] = {}
-    for finding in result.findings:
-        if finding.sequences:
-            groups.setdefault((finding.federation, finding.attack), []).append(finding)
     read = []
-    for (federation, attack), findings in groups.items():
+    for (federation, attack), findings in grouped([f for f in result.findings if f.sequences]).items():
         own = [(f, s) for f in findings for s in f.sequences]
         shown = [
             _sentence(i, result.data.words, client_of(f, result), rounds_of(f), s)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fedaudit.evaluation.scores import grouped
 from fedaudit.report.panels import PANELS, Panel
 from fedaudit.results import AuditResult, FindingResult, RowResult
 
@@ -55,15 +55,11 @@ class DrawnTable:
 
 def drawn_tables(result: AuditResult) -> list[DrawnTable]:
     """Return the rows of each attack on each federation, those of them that the page shows."""
-    groups: dict[tuple[str, str], list[FindingResult]] = {}
-    for finding in result.findings:
-        if finding.rows:
-            groups.setdefault((finding.federation, finding.attack), []).append(finding)
     made = []
-    for (federation, attack), findings in groups.items():
-        rows = [drawn for finding in findings for drawn in _drawn(finding)][:SHOWN]
-        rows = [DrawnRow(i, row.where, row.scores, row.cells) for i, row in enumerate(rows, start=1)]
+    for (federation, attack), findings in grouped([f for f in result.findings if f.rows]).items():
         scores = [row for finding in findings for row in finding.rows]
+        drawn = [(finding, row) for finding in findings for row in finding.rows if row.true][:SHOWN]
+        rows = [DrawnRow(i, _where(f), row, _cells(f, row)) for i, (f, row) in enumerate(drawn, start=1)]
         made.append(
             DrawnTable(
                 federation=federation,
@@ -78,24 +74,22 @@ def drawn_tables(result: AuditResult) -> list[DrawnTable]:
     return made
 
 
-def _drawn(finding: FindingResult) -> Iterator[DrawnRow]:
-    client = "" if finding.client is None else f"client {finding.client}, "
-    where = f"{client}round {finding.round}" if finding.round is not None else client.rstrip(", ")
-    for scores in finding.rows:
-        if not scores.true:
-            continue
-        wrong = set(scores.wrong)
-        cells = [
-            Cell(
-                column=name,
-                true=true,
-                rebuilt=scores.recovered[i] if scores.recovered else None,
-                wrong=i in wrong,
-                confidence=scores.confidence[i] if scores.confidence else None,
-            )
-            for i, (name, true) in enumerate(zip(finding.columns, scores.true, strict=True))
-        ]
-        yield DrawnRow(0, where, scores, cells)
+def _where(finding: FindingResult) -> str:
+    client = [] if finding.client is None else [f"client {finding.client}"]
+    return ", ".join([*client, *([] if finding.round is None else [f"round {finding.round}"])])
+
+
+def _cells(finding: FindingResult, row: RowResult) -> list[Cell]:
+    return [
+        Cell(
+            column=name,
+            true=true,
+            rebuilt=row.recovered[i] if row.recovered else None,
+            wrong=i in row.wrong,
+            confidence=row.confidence[i] if row.confidence else None,
+        )
+        for i, (name, true) in enumerate(zip(finding.columns, row.true, strict=True))
+    ]
 
 
 PANELS["rows"] = Panel("Rows", "parts/rows.html.j2", lambda result, images: drawn_tables(result))  # noqa: ARG005

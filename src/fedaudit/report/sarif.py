@@ -14,8 +14,7 @@ from urllib.parse import quote
 
 from fedaudit.attacks.standards import ABOUT, BY_KIND
 from fedaudit.evaluation.finding_types import FINDING_TYPES
-from fedaudit.report.conclusion import headline, tested, threshold_text
-from fedaudit.report.sarif_texts import limit_name, message_of
+from fedaudit.report.conclusion import headline, limit_name, message_of, tested, threshold_text
 from fedaudit.results import LEAKS, VERDICTS, AttackSummary, AuditResult, MappingRecord, Threshold, Verdict
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

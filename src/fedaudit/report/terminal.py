@@ -10,9 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedaudit.report.advice import is_vertical
-from fedaudit.report.comparison import DefenceTable, defence_tables
 from fedaudit.report.conclusion import comparison_text, control_text, headline, threshold_text
-from fedaudit.report.frontier import ORDERS, PSNR, order, prices, scale, worth_comparing
+from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 

@@ -1,21 +1,33 @@
-"""The files of ``--write``: which there are, and all of them written."""
+"""The files of ``--write``: which there are, and all of them written. No heavy import: formats are checked early."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedaudit.report import junit, markdown, sarif
-from fedaudit.report.formats import FILES, check_formats
-from fedaudit.results import AuditResult
-from fedaudit.utils.errors import BadInput
+from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.folders import inside
 
-_RENDER: dict[str, Callable[[AuditResult, str], str]] = {
-    "sarif": sarif.render,
-    "junit": lambda result, _: junit.render(result),
-    "markdown": lambda result, _: markdown.render(result),
-}
+if TYPE_CHECKING:
+    from fedaudit.results import AuditResult
+
+FILES = {"sarif": "results.sarif", "junit": "junit.xml", "markdown": "summary.md"}
+
+
+def check_formats(formats: Iterable[str]) -> list[str]:
+    """Return the formats, each once.
+
+    Raises:
+        BadInput: one isn't known.
+    """
+    if isinstance(formats, str):
+        raise BadInput(f"write: give a list of formats, such as ['{formats}']")
+    found = list(dict.fromkeys(formats))
+    for name in found:
+        if name not in FILES:
+            raise BadInput(f"write: {unknown_name('format', name, FILES)}")
+    return found
 
 
 def write_outputs(
@@ -32,11 +44,15 @@ def write_outputs(
     Raises:
         BadInput: a format isn't known, or a file can't be written.
     """
+    from fedaudit.report import junit, markdown, sarif
+
+    render = {"sarif": lambda: sarif.render(result, scenario), "junit": lambda: junit.render(result)}
+    render["markdown"] = lambda: markdown.render(result)
     written = []
     for name in check_formats(formats):
         path = inside(folder, FILES[name])
         try:
-            path.write_text(_RENDER[name](result, scenario), encoding="utf-8")
+            path.write_text(render[name](), encoding="utf-8")
         except OSError as error:
             raise BadInput(f"can't write '{path}': {error.strerror or error}") from None
         written.append(path)

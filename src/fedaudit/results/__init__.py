@@ -5,35 +5,13 @@ load stands under a key named ``timing`` (and the machine itself under ``environ
 the same scenario is repeated on the same machine.
 """
 
-from fedaudit.results.audit import SCHEMA_VERSION, AuditResult, Digests, Threshold
-from fedaudit.results.base import Interval, Timing
-from fedaudit.results.epsilon import EpsilonBound, EpsilonResult, ObserverEpsilon
-from fedaudit.results.findings import (
-    LEAKS,
-    VERDICTS,
-    AttackSummary,
-    Chart,
-    Comparison,
-    ControlResult,
-    Curve,
-    Evidence,
-    FindingResult,
-    ImageResult,
-    Line,
-    MetricResult,
-    MetricSummary,
-    RegisteredResult,
-    RowResult,
-    SequenceResult,
-    Sheet,
-    Verdict,
-    overall,
-    with_images,
-)
-from fedaudit.results.setting import (
+from fedaudit.results.audit import (
+    SCHEMA_VERSION,
     AdversaryRecord,
     AttackRecord,
+    AuditResult,
     DataRecord,
+    Digests,
     FederationRecord,
     HistoryRecord,
     HistoryTiming,
@@ -42,6 +20,34 @@ from fedaudit.results.setting import (
     ReceivedCheck,
     RecordingRecord,
     ReplayRecord,
+    Threshold,
+)
+from fedaudit.results.findings import (
+    LEAKS,
+    VERDICTS,
+    AttackSummary,
+    Chart,
+    Comparison,
+    ControlResult,
+    Curve,
+    EpsilonBound,
+    EpsilonResult,
+    Evidence,
+    FindingResult,
+    ImageResult,
+    Interval,
+    Line,
+    MetricResult,
+    MetricSummary,
+    ObserverEpsilon,
+    RegisteredResult,
+    RowResult,
+    SequenceResult,
+    Sheet,
+    Timing,
+    Verdict,
+    overall,
+    with_images,
 )
 
 __all__ = [

@@ -1,14 +1,59 @@
-"""What an audit found: findings, their summaries and controls, and the verdicts."""
+"""What the parts of a result share, and what an audit found: findings, their summaries and controls, the verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from fedaudit.results.base import Interval, Record, Timing
-from fedaudit.results.epsilon import EpsilonResult
+READING = "fields that only a later fedaudit knows are left out"
+
+
+def _open(schema: dict[str, Any]) -> None:
+    """Let the published schema accept fields of later versions, as :meth:`AuditResult.load` does."""
+    schema.pop("additionalProperties", None)
+
+
+class Record(BaseModel):
+    """Refuses unknown fields where it is made, leaves them out where a file is read (docs/reference/results.md)."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_open)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unknown(cls, values: Any, info: ValidationInfo) -> Any:
+        if info.context == READING and isinstance(values, dict):
+            return {key: value for key, value in values.items() if key in cls.model_fields}
+        return values
+
+
+def optional(description: str) -> Any:
+    """Return a field that may be null, which the description explains; null is its default."""
+    return Field(default=None, description=description)
+
+
+class Timing(Record):
+    """What differs from run to run."""
+
+    seconds: float = Field(description="wall seconds")
+    started: str | None = optional("ISO 8601, UTC")
+    workers: int | None = optional("processes; null: not said")
+
+
+class Interval(Record):
+    """Mean and median over n images, with a 95 % interval of the mean (bootstrap; Student for paired differences)."""
+
+    mean: float = Field(description="of the n")
+    median: float = Field(description="of the n")
+    low: float = Field(description="lower end of the 95 % interval of the mean")
+    high: float = Field(description="upper end of it")
+    n: int = Field(description="how many")
+
+    def span(self, form: Callable[[float], str]) -> str:
+        """Return the interval in brackets, after a space; nothing for n = 1, which has none."""
+        return f" [{form(self.low)}, {form(self.high)}]" if self.n > 1 else ""
+
 
 # From the worst down; VERDICTS says what each means.
 Verdict = Literal["recovered", "identifiable", "inferred", "inconclusive", "not demonstrated", "not applicable"]
@@ -26,6 +71,68 @@ VERDICTS: dict[Verdict, str] = {
     "not applicable": "The attack could not be run under this threat model; the reason is given.",
 }
 LEAKS: tuple[Verdict, ...] = ("recovered", "identifiable", "inferred")
+
+
+EpsilonMethod = Literal["clopper_pearson", "clopper_pearson_fdp", "one_run", "one_run_fdp", "gaussian_estimate"]
+Unit = Literal["client", "record"]
+Adjacency = Literal["add-remove", "replace"]
+
+
+class EpsilonBound(Record):
+    """A lower bound of the true ε at δ, or an estimate of it, from the scores of canaries."""
+
+    model_config = ConfigDict(frozen=True)
+
+    method: EpsilonMethod = Field(description="by which the scores become an ε; docs/explanation/epsilon.md has each")
+    kind: Literal["bound", "estimate"] = Field(
+        description="a bound holds with its confidence; an estimate may be too high"
+    )
+    epsilon: float = Field(description="the claim of any smaller one, at this delta, is refuted")
+    delta: float = Field(description="δ, at which ε is told")
+    confidence: float | None = Field(description="probability that a bound isn't above the truth; none of an estimate")
+    unit: Unit = Field(description="who is protected, and so what a canary is")
+    adjacency: Adjacency = Field(description="an out canary is absent, or another takes its place")
+    canaries: int = Field(description="in and out")
+    guesses: int = Field(description="canaries that were guessed at; on the others the guesser abstained")
+    correct: int = Field(description="guesses that were right")
+    low: float | None = optional("guessed out up to this score; none: never")
+    high: float | None = optional("guessed in from this score on; none: never")
+    correction: str = Field(description="for the choice of low and high")
+    assumes: str = Field(description="what is taken for granted of the mechanism; empty: nothing")
+
+
+class ObserverEpsilon(Record):
+    """What one observer demonstrates from the canaries."""
+
+    observer: str = Field(description="'updates', 'sum', 'models' or 'final'")
+    who: str = Field(description="the observer, in words")
+    covered: bool = Field(description="whether the claim is made against this observer")
+    demonstrated: float | None = Field(description="the bound that counts, by its method; null: none applies")
+    bounds: list[EpsilonBound] = Field(description="every lower bound, each with its confidence")
+    estimates: list[EpsilonBound] = Field(description="what may be too high; never counted as demonstrated")
+
+
+class EpsilonResult(Record):
+    """The audit of an epsilon: what is claimed, and what canaries demonstrate."""
+
+    claimed: float | None = Field(description="after the last round, by the privacy loss distribution; or null")
+    claimed_in_words: str = Field(default="", description="what the claimed one promises")
+    delta: float = Field(description="δ, at which every ε here is told")
+    unit: Unit = Field(description="who is protected, and so what a canary is")
+    adjacency: Adjacency = Field(description="an out canary is absent, or another takes its place")
+    canaries: int = Field(description="in and out")
+    canaries_in: int = Field(description="how many of them took part")
+    confidence: float = Field(description="that no demonstrated value of a covered observer is above the truth")
+    correction: str = Field(description="for several observers")
+    demonstrated: float | None = Field(
+        description="the largest of the covered observers'; of all where nothing is claimed; null: none applies"
+    )
+    demonstrated_in_words: str = Field(default="", description="what the demonstrated one refutes")
+    attainable: float = Field(description="what as many canaries would demonstrate if every guess were right")
+    joint_noise: bool = Field(
+        default=False, description="the canaries' noise was drawn as it is declared, and the code that adds it not run"
+    )
+    observers: list[ObserverEpsilon] = Field(description="what each of them sees, and what that demonstrates")
 
 
 class RegisteredResult(Record):
@@ -55,36 +162,29 @@ class ImageResult(Record):
     mse: float = Field(description="mean squared error on [0, 1] pixels")
     psnr: float = Field(description="dB on [0, 1] pixels, capped at 100")
     ssim: float = Field(description="structural similarity, 1 for a perfect copy")
-    mse_normalised: float | None = Field(
-        default=None, description="mean squared error on pixels as the model sees them: (x - mean) / std"
+    mse_normalised: float | None = optional("mean squared error on pixels as the model sees them: (x - mean) / std")
+    psnr_normalised: float | None = optional(
+        "dB, -10 log10 of mse_normalised: the peak is taken for 1, so it may be negative"
     )
-    psnr_normalised: float | None = Field(
-        default=None, description="dB, -10 log10 of mse_normalised: the peak is taken for 1, so it may be negative"
-    )
-    lpips: float | None = Field(default=None, description="null where the weights could not be had: see lpips_missing")
+    lpips: float | None = optional("null where the weights could not be had: see lpips_missing")
     rank: int = Field(
         description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified"
     )
     candidates: int = Field(description="size of the candidate set that rank refers to")
-    different_candidates: int | None = Field(default=None, description="of them, how many differ from each other")
-    by_luck: float | None = Field(
-        default=None, description="probability that naming candidates of its class at random identifies it"
-    )
-    psnr_nearest_other: float | None = Field(
-        default=None, description="of the reconstruction to the nearest other candidate, in dB; null: there is none"
+    different_candidates: int | None = optional("of them, how many differ from each other")
+    by_luck: float | None = optional("probability that naming candidates of its class at random identifies it")
+    psnr_nearest_other: float | None = optional(
+        "of the reconstruction to the nearest other candidate, in dB; null: there is none"
     )
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
     rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
-    certified: bool | None = Field(
-        default=None,
-        description="whether the attack vouched for it without the truth, as the client's own up to half a grey level; "
-        "null: it vouches for none",
+    certified: bool | None = optional(
+        "whether the attack vouched for it without the truth, as the client's own up to half a grey level; "
+        "null: it vouches for none"
     )
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
     psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
-    registered: RegisteredResult | None = Field(
-        default=None, description="after the best shift and flip; null: evaluated before that was"
-    )
+    registered: RegisteredResult | None = optional("after the best shift and flip; null: evaluated before that was")
 
     def score(self, name: str) -> float | None:
         """Return the score of that name; ``psnr_registered`` is the registered one's ``psnr``."""
@@ -100,11 +200,9 @@ class RowResult(Record):
     cells: int = Field(description="how many there are")
     right: int = Field(description="of them, how many were recovered: numbers within 0.319 standard deviations")
     found: bool = Field(default=True, description="false: the attack returned fewer rows, and none is left for this")
-    certified: bool | None = Field(
-        default=None, description="whether the attack proved, without the truth, that it is a training example"
-    )
+    certified: bool | None = optional("whether the attack proved, without the truth, that it is a training example")
     true_label: float = Field(description="the row's label, or its target")
-    label: float | None = Field(default=None, description="that the attack used for the recovered row")
+    label: float | None = optional("that the attack used for the recovered row")
     true: list[str] = Field(default=[], description="its cells in words; none where the report doesn't draw them")
     recovered: list[str] = Field(default=[], description="likewise")
     wrong: list[int] = Field(default=[], description="positions of the cells that were not recovered, where drawn")
@@ -128,7 +226,7 @@ class SequenceResult(Record):
     found: list[int] = Field(description="the recovered sequence that is paired with it; empty: none")
     rouge1: float = Field(description="words that both share (F1)")
     rouge2: float = Field(description="pairs of neighbouring words that both share (F1)")
-    label: int | None = Field(default=None, description="its class; null where the task is to predict the next token")
+    label: int | None = optional("its class; null where the task is to predict the next token")
 
 
 class Curve(Record):
@@ -146,11 +244,11 @@ class MetricResult(Record):
     value: float = Field(description="what was measured")
     unit: str = Field(default="", description="empty: none")
     higher_is_better: bool = Field(description="whether a higher value means that the attack did better")
-    baseline: float | None = Field(default=None, description="the same number without the attack")
-    low: float | None = Field(default=None, description="lower end of the 95 % interval over what n counts")
-    high: float | None = Field(default=None, description="upper end of it")
-    n: int | None = Field(default=None, description="how many records, labels, ... it is measured on")
-    of: str | None = Field(default=None, description="what n counts")
+    baseline: float | None = optional("the same number without the attack")
+    low: float | None = optional("lower end of the 95 % interval over what n counts")
+    high: float | None = optional("upper end of it")
+    n: int | None = optional("how many records, labels, ... it is measured on")
+    of: str | None = optional("what n counts")
 
 
 class Line(Record):
@@ -190,51 +288,43 @@ class FindingResult(Record):
     clients: list[int] = Field(default=[], description="those whose sum it received, where no single update is known")
     num_examples: int = Field(description="over how many examples (with repetition) the updates were made")
     status: Literal["done", "not applicable"] = Field(description="'not applicable': it could not be run; see reason")
-    kind: str | None = Field(default=None, description="what was recovered: 'images' or another finding type")
+    kind: str | None = optional("what was recovered: 'images' or another finding type")
     metrics: list[MetricResult] = Field(default=[], description="how a finding that isn't images was evaluated")
     charts: list[Chart] = Field(default=[], description="figures about this finding")
     sheets: list[Sheet] = Field(default=[], description="rows of images about this finding")
-    leak: bool | None = Field(
-        default=None,
-        description="whether it is a leak by itself, by its kind's rule: more than without the attack, luck excluded "
-        "(p_value at most 1 %, where there is one); null: images",
+    leak: bool | None = optional(
+        "whether it is a leak by itself, by its kind's rule: more than without the attack, luck excluded "
+        "(p_value at most 1 %, where there is one); null: images"
     )
-    p_value: float | None = Field(
-        default=None, description="probability that guessing does as well, by the test that its kind's rule names"
+    p_value: float | None = optional("probability that guessing does as well, by the test that its kind's rule names")
+    p_value_at_best: float | None = optional(
+        "the same if everything had been told rightly: above 1 %, there is too little to test"
     )
-    p_value_at_best: float | None = Field(
-        default=None, description="the same if everything had been told rightly: above 1 %, there is too little to test"
-    )
-    epsilon: EpsilonResult | None = Field(default=None, description="of an audit of differential privacy")
+    epsilon: EpsilonResult | None = optional("of an audit of differential privacy")
     by_luck: list[float] = Field(
         default=[], description="of random answers, the shares that are right about 0, 1, 2, ... labels"
     )
     details: dict[str, Any] = Field(
         default={}, description="what a kind of another package has beside metrics, charts and sheets, for its panel"
     )
-    reason: str | None = Field(default=None, description="why the attack could not be run, and the remedy")
+    reason: str | None = optional("why the attack could not be run, and the remedy")
     images: list[ImageResult] = Field(default=[], description="of an attack on images, one a victim")
-    certified: int | None = Field(
-        default=None, description="images that the attack vouched for without the truth; null: it vouches for none"
-    )
-    certified_wrong: int | None = Field(
-        default=None, description="of these, how many are no image of the client's, checked with the truth"
-    )
+    certified: int | None = optional("images that the attack vouched for without the truth; null: it vouches for none")
+    certified_wrong: int | None = optional("of these, how many are no image of the client's, checked with the truth")
     columns: list[str] = Field(default=[], description="of the rows, by name")
     rows: list[RowResult] = Field(default=[], description="of an attack on tables, one a training example")
     sequences: list[SequenceResult] = Field(default=[], description="of an attack on text: the first 64 of an update")
-    label_source: str | None = Field(default=None, description="'given' or the name of the label inference")
-    matching: float | None = Field(
-        default=None,
-        description="of the images that the attack tied to updates of several rounds, the share that are the same "
-        "example in each of them",
+    label_source: str | None = optional("'given' or the name of the label inference")
+    matching: float | None = optional(
+        "of the images that the attack tied to updates of several rounds, the share that are the same "
+        "example in each of them"
     )
-    label_accuracy: float | None = Field(default=None, description="share of labels recovered, as a multiset")
-    objective: float | None = Field(default=None, description="final value of what the attack minimised")
+    label_accuracy: float | None = optional("share of labels recovered, as a multiset")
+    objective: float | None = optional("final value of what the attack minimised")
     iterations: int = Field(default=0, description="of the attack's optimiser; 0: it has none")
-    curve: Curve | None = Field(default=None, description="how the attack went on; null: not kept")
+    curve: Curve | None = optional("how the attack went on; null: not kept")
     notes: list[str] = Field(default=[], description="what else to know of it")
-    timing: Timing | None = Field(default=None, description="null: not run")
+    timing: Timing | None = optional("null: not run")
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         where = {"attack": self.attack, "federation": self.federation, "round": self.round, "client": self.client}
@@ -247,12 +337,12 @@ class Evidence(Record):
 
     what: str = Field(description="what was counted or measured, in words")
     value: float = Field(description="what was counted or measured")
-    low: float | None = Field(default=None, description="lower end of the 95 % interval")
-    high: float | None = Field(default=None, description="upper end of it")
+    low: float | None = optional("lower end of the 95 % interval")
+    high: float | None = optional("upper end of it")
     n: int = Field(description="how many it rests on")
     of: str = Field(description="what n counts: images, records, ...")
-    by_guessing: float | None = Field(default=None, description="the value without the attack")
-    p_value: float | None = Field(default=None, description="probability that guessing does as well")
+    by_guessing: float | None = optional("the value without the attack")
+    p_value: float | None = optional("probability that guessing does as well")
     method: str = Field(description="of the interval and the test")
 
 
@@ -264,7 +354,7 @@ class MetricSummary(Record):
     unit: str = Field(default="", description="empty: none")
     higher_is_better: bool = Field(description="whether a higher value means that the attack did better")
     value: Interval = Field(description="over the findings")
-    baseline: Interval | None = Field(default=None, description="the same without the attack, where it is known")
+    baseline: Interval | None = optional("the same without the attack, where it is known")
 
 
 class AttackSummary(Record):
@@ -275,33 +365,30 @@ class AttackSummary(Record):
     update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
     updates: int = Field(description="runs of the attack: one an update, or a client, or the federation")
     images: int = Field(description="how many were attacked")
-    kind: str | None = Field(default=None, description="what was recovered; null where nothing could be run")
+    kind: str | None = optional("what was recovered; null where nothing could be run")
     metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't images")
     verdict: Verdict = Field(description="what this attack showed on this federation")
     verdict_text: str = Field(description="what the verdict rests on, in a sentence")
     headline: str = Field(default="", description="the verdict as a sentence for a data-protection officer")
-    evidence: Evidence | None = Field(default=None, description="the number behind the verdict; null: not run")
-    control: int | None = Field(default=None, description="which of the result's controls belongs to it, from 0")
+    evidence: Evidence | None = optional("the number behind the verdict; null: not run")
+    control: int | None = optional("which of the result's controls belongs to it, from 0")
     cautions: list[str] = Field(default=[], description="what weakens a verdict without a leak")
     advice: list[str] = Field(default=[], description="what to change so that an inconclusive audit can conclude")
-    hardly_trained: float | None = Field(
-        default=None,
-        description="the federation's held-out accuracy at the end, where it is too low for a verdict on this attack",
+    hardly_trained: float | None = optional(
+        "the federation's held-out accuracy at the end, where it is too low for a verdict on this attack"
     )
-    psnr: Interval | None = Field(default=None, description="in dB, over images; null: no images")
-    mse: Interval | None = Field(default=None, description="of pixels in [0, 1]")
-    ssim: Interval | None = Field(default=None, description="over images")
-    lpips: Interval | None = Field(default=None, description="over images; null: see lpips_missing")
-    psnr_registered: Interval | None = Field(default=None, description="PSNR after each image's best shift and flip")
-    ssim_registered: Interval | None = Field(default=None, description="SSIM after it")
-    psnr_mean_image_registered: float | None = Field(default=None, description="baseline: the mean image, alike")
-    identification_rate: float | None = Field(default=None, description="share of images whose rank is 1")
-    label_accuracy: float | None = Field(default=None, description="share of labels recovered; null: they were given")
-    psnr_mean_image: float | None = Field(default=None, description="baseline: mean PSNR of the candidates' mean image")
-    psnr_same_class: float | None = Field(
-        default=None, description="baseline: mean PSNR of a random other image of the class"
-    )
-    timing: Timing | None = Field(default=None, description="of all runs together")
+    psnr: Interval | None = optional("in dB, over images; null: no images")
+    mse: Interval | None = optional("of pixels in [0, 1]")
+    ssim: Interval | None = optional("over images")
+    lpips: Interval | None = optional("over images; null: see lpips_missing")
+    psnr_registered: Interval | None = optional("PSNR after each image's best shift and flip")
+    ssim_registered: Interval | None = optional("SSIM after it")
+    psnr_mean_image_registered: float | None = optional("baseline: the mean image, alike")
+    identification_rate: float | None = optional("share of images whose rank is 1")
+    label_accuracy: float | None = optional("share of labels recovered; null: they were given")
+    psnr_mean_image: float | None = optional("baseline: mean PSNR of the candidates' mean image")
+    psnr_same_class: float | None = optional("baseline: mean PSNR of a random other image of the class")
+    timing: Timing | None = optional("of all runs together")
 
     @property
     def measured(self) -> list[MetricSummary]:
@@ -353,7 +440,7 @@ class Comparison(Record):
     outcome: Literal["a is better", "b is better", "undecided", "meaningless here"] = Field(
         description="undecided: the interval holds 0"
     )
-    reason: str | None = Field(default=None, description="why it is meaningless here")
+    reason: str | None = optional("why it is meaningless here")
 
 
 class ControlResult(Record):
@@ -367,4 +454,4 @@ class ControlResult(Record):
     text: str = Field(description="what came of it, in a sentence")
     images: list[ImageResult] = Field(default=[], description="of an attack on images")
     metrics: list[MetricResult] = Field(default=[], description="of another")
-    timing: Timing | None = Field(default=None, description="null: not run")
+    timing: Timing | None = optional("null: not run")

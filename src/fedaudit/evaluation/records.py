@@ -1,0 +1,469 @@
+"""Whether an attack knew which records were trained on, which client a record comes from, or an attribute it lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.stats import mannwhitneyu, rankdata
+from torch import Tensor
+
+from fedaudit.attacks.records.attribute import AttributeFinding
+from fedaudit.attacks.records.membership_finding import MembershipFinding
+from fedaudit.attacks.records.source import SourceFinding
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
+from fedaudit.evaluation.statistics import SURE, auc_interval, interval, pooled, sign_test
+from fedaudit.evaluation.verdicts import by_test, leaks
+from fedaudit.results import Chart, Evidence, FindingResult, Line
+from fedaudit.transcript.observation import Observation
+from fedaudit.transcript.queries import NOBODY, UNUSED
+from fedaudit.transcript.truth import Truth
+from fedaudit.utils.seeds import derive_seed
+
+_RESAMPLES = 2000
+
+MEMBERSHIP_ACCURACY = Metric("membership_accuracy", "share of the records that are rightly called members or not")
+AUC = Metric("membership_auc", "probability that a member's score is above another record's")
+TPR = Metric("membership_tpr", "share of the members that are found where 1 % of the others are taken for members")
+
+LOW = 0.01  # false positives, for TPR
+_MEMBERS_FOUND = (
+    "The share of the members that the attack finds, against the share of the others that it takes for members, at "
+    "every threshold. An attack that knows nothing stays on the diagonal."
+)
+
+
+@evaluate.register
+def evaluate_membership(finding: MembershipFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
+    """Compare an attack's scores and decisions with whose the records are.
+
+    Members and others are compared in pairs, as they were drawn, so that both are alike in class. Pairs whose member no
+    update used are left out; where the attack queried one client's model, so are the pairs of other clients' members.
+    Guessing is excluded by the one-sided Mann-Whitney test: it asks nothing of the scores' distribution, and is exact
+    for few records. The AUC's interval is a bootstrap over the pairs, the accuracy's the exact binomial one.
+    """
+    own = _client_of(observation)
+    rows = evaluated(truth, own)
+    left_out = (len(truth.owners) - len(rows)) // 2
+    if not len(rows):
+        return refused(finding, observation, _none_used(truth, own))
+    member = truth.owners[rows] != NOBODY
+    scores, said = finding.scores[rows], finding.members[rows]
+    false, true = roc(scores[member], scores[~member])
+    area = auc(scores[member], scores[~member])
+    p_value = _rank_test(scores[member], scores[~member])
+    best = _rank_test(torch.ones(int(member.sum())), torch.zeros(int((~member).sum())))
+    partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
+    low, high = auc_interval(scores[member], scores[partner[member]], resamples=_RESAMPLES, seed=seed)
+    right = int((said == member).sum())
+    found, members = tpr_at(scores[member], scores[~member], LOW), int(member.sum())
+    notes = []
+    if left_out:
+        notes.append(f"{left_out} pairs of records were left out: their member is of another client, or was never used")
+    if len(rows) < 2 / LOW:
+        notes.append(f"with {int((~member).sum())} others, 1 % of them is none: no false positive is allowed")
+    result = done(
+        finding,
+        observation,
+        notes,
+        metrics=[
+            AUC.of(area, 0.5, low=low, high=high, n=len(rows), of="records"),
+            MEMBERSHIP_ACCURACY.share(right, len(rows), "records", 0.5),
+            TPR.share(round(found * members), members, "members", LOW),
+        ],
+        charts=[
+            Chart(
+                title="members found" if own is None else f"members found, client {own}",
+                caption=_MEMBERS_FOUND,
+                x_label="share of the others taken for members",
+                y_label="share of the members found",
+                lines=[
+                    Line(name="attack", x=false.tolist(), y=true.tolist()),
+                    Line(name="guessing", x=[0.0, 1.0], y=[0.0, 1.0]),
+                ],
+            )
+        ],
+        leak=leaks(area > 0.5, p_value),
+        p_value=p_value,
+        p_value_at_best=best,
+    )
+    return Evaluation(result)
+
+
+def _rank_test(members: Tensor, others: Tensor) -> float:
+    return float(mannwhitneyu(members, others, alternative="greater").pvalue)
+
+
+def _client_of(observation: Observation) -> int | None:
+    """Return the client whose messages were received; None where there are several."""
+    clients = {m.client for m in observation.messages}
+    return clients.pop() if len(clients) == 1 else None
+
+
+def _none_used(truth: Truth, own: int | None) -> str:
+    whose = "a client that updates used" if own is None else f"client {own}"
+    return f"none of the {len(truth.owners)} records is an example of {whose}; raise threat.records"
+
+
+def evaluated(truth: Truth, client: int | None) -> Tensor:
+    """Return the records (k,) that count: used members, of ``client`` if given, and their matched non-members."""
+    counts = truth.owners > UNUSED
+    counts &= truth.owners != NOBODY
+    if client is not None:
+        counts &= truth.owners == client
+    return torch.nonzero(counts | counts[truth.matched])[:, 0]
+
+
+def roc(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ROC curve: shares (k,) of ``others`` and of ``members`` that pass, from no threshold passed to all.
+
+    Args:
+        members: (n,) scores.
+        others: (m,) scores.
+    """
+    from sklearn.metrics import roc_curve  # takes a second
+
+    ranks = torch.cat([members, others]).unique(return_inverse=True)[1]  # infinite scores have a rank, too
+    truth = torch.arange(len(ranks)) < len(members)
+    false, true, _ = roc_curve(truth.numpy(), ranks.numpy(), drop_intermediate=False)
+    return torch.from_numpy(false), torch.from_numpy(true)
+
+
+def auc(members: Tensor, others: Tensor) -> float:
+    """Return the area under the ROC curve: the probability that a member's score is higher, ties counted half."""
+    false, true = roc(members, others)
+    return float(torch.trapezoid(true, false))
+
+
+def tpr_at(members: Tensor, others: Tensor, share: float) -> float:
+    """Return the largest share of ``members`` that pass a threshold which at most ``share`` of ``others`` pass."""
+    false, true = roc(members, others)
+    return float(true[false <= share].max())
+
+
+def _membership_headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    """Return the leak in words: decisions where these are better than guessing, else pairs."""
+    decisions = pooled([m for f in findings for m in f.metrics if m.name == MEMBERSHIP_ACCURACY.name])
+    start = "{who} can tell whether a record was used for training: "
+    if decisions and decisions.low > 0.5:
+        return f"{start}right for {100 * decisions.mean:.0f} of 100, where guessing gets 50."
+    return (
+        f"{start}shown one that was used and one that wasn't, it picks the right one {100 * evidence.value:.0f} times "
+        "of 100, where guessing gets 50."
+    )
+
+
+FINDING_TYPES["membership"] = FindingType(
+    verdict=by_test(
+        AUC.name, "records", "bootstrap interval over matched pairs; one-sided Mann-Whitney test", _membership_headline
+    ),
+    rules=(
+        "Membership is 'inferred' when members score above other records, and guessing would reach that AUC with a "
+        f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records).",
+    ),
+    metrics=(AUC, MEMBERSHIP_ACCURACY, TPR),
+    question="tell whether a record was used for training",
+    control="records",
+)
+
+
+SOURCE_ACCURACY = Metric(
+    "source_accuracy",
+    "share of the clients' records whose client is named rightly; without the attack: by naming the client whose "
+    "updates are over most examples",
+)
+SOURCE_ADVANTAGE = Metric(
+    "source_advantage",
+    "that share, less the share of matched records nobody trained on for which the match's client is named: what "
+    "training on the record itself gave away",
+)
+_DEALS = 9999  # of the records' owners, for the permutation test
+_BLOCK = 2_000_000  # owners dealt at a time
+_CLIENTS_FOUND = (
+    "The share of the records whose client is among the first so many that the attack would name. Guessing names the "
+    "clients in random order."
+)
+
+
+@evaluate.register
+def evaluate_source(finding: SourceFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
+    """Compare the clients that are named with those that trained on the records.
+
+    Only records count that a client's update used: whose the others are has no answer. Luck is excluded by a
+    permutation test: with the records' owners dealt anew among the records, 9,999 times, naming is right as often only
+    by luck, however unequal the clients are and whatever client an attack prefers. Of deals with as many right names
+    the better one is that whose owners stand higher in the attack's order of clients, so that the test's p-values are
+    uniform where nothing leaks. An accuracy isn't above guessing unless it beats naming the client with most examples.
+
+    Clients whose data differ are told apart by their kind of examples alone. How far that goes is measured in two ways:
+    the attack is asked about the matched records, which nobody trained on, too (:data:`SOURCE_ADVANTAGE`); and a note
+    says what would be right with the owners dealt among the records of each class.
+    """
+    rows = torch.nonzero(truth.owners >= 0)[:, 0]
+    owners = truth.owners[rows]
+    if len(owners.unique()) < 2:
+        reason = (
+            f"the clients' updates used {len(rows)} of the {len(truth.owners)} records, all of one client; raise "
+            "threat.records"
+        )
+        return refused(finding, observation, reason)
+    n = len(rows)
+    right = (finding.sources[rows] == owners).double()
+    like = (finding.sources[truth.matched[rows]] == owners).double()
+    accuracy = float(right.mean())
+    guess = _largest(observation, owners)
+    chance = expected(finding.sources[rows], owners)
+    by_label = expected(finding.sources[rows], owners, _classes(observation, rows))
+    better = interval((right - like).tolist(), resamples=_RESAMPLES, seed=seed)
+    worth = _worth(finding, rows)
+    place = _places(finding.clients, owners)
+    p_value = permutation_test(worth, place, seed=seed)
+    notes = [
+        f"owners dealt anew: {chance:.3f} would be right; among the records of each class: {by_label:.3f}, which the "
+        "labels alone explain"
+    ]
+    result = done(
+        finding,
+        observation,
+        notes,
+        metrics=[
+            SOURCE_ACCURACY.share(int(right.sum()), n, "records of clients", guess),
+            SOURCE_ADVANTAGE.over(better, "matched pairs of records", 0.0),
+        ],
+        charts=[_clients_found(finding, rows, place)],
+        leak=leaks(accuracy > guess, p_value),
+        p_value=p_value,
+        p_value_at_best=_if_all_were_right(owners),
+    )
+    return Evaluation(result)
+
+
+def expected(named: Tensor, owners: Tensor, strata: Tensor | None = None) -> float:
+    """Return the share that is named rightly on average where owners are dealt anew within strata, in closed form.
+
+    Σ_s Σ_k named_sk · owned_sk / n_s, over n: named_sk of the n_s records of stratum s are taken for client k's, and
+    owned_sk are.
+
+    Args:
+        named: (n,) clients.
+        owners: (n,) clients.
+        strata: (n,) of each record; all are of one if None.
+    """
+    groups = torch.zeros_like(owners) if strata is None else strata
+    total = 0.0
+    for group in groups.unique():
+        own = groups == group
+        agree = sum(float((named[own] == k).sum()) * float((owners[own] == k).sum()) for k in owners[own].unique())
+        total += agree / float(own.sum())
+    return total / len(owners)
+
+
+def permutation_test(worth: np.ndarray, owners: np.ndarray, *, seed: int, deals: int = _DEALS) -> float:
+    """Return the Monte Carlo p-value of Σ_i worth[i, owners[i]], one-sided, the observed deal counted as one.
+
+    Exact in level: where owners are exchangeable, P(p ≤ α) ≤ α for every α (Phipson and Smyth 2010).
+
+    Args:
+        worth: (n, k) what it is worth to give record i to owner k.
+        owners: (n,) in 0 … k − 1.
+        seed: of the deals.
+        deals: how many, beside the observed one.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "deals of owners"))
+    records = np.arange(len(owners))
+    observed = float(worth[records, owners].sum())
+    reached = 1
+    size = max(1, _BLOCK // len(owners))
+    for start in range(0, deals, size):
+        dealt = rng.permuted(np.tile(owners, (min(size, deals - start), 1)), axis=1)
+        reached += int((worth[records, dealt].sum(axis=1) >= observed - 1e-9).sum())
+    return reached / (deals + 1)
+
+
+def _worth(finding: SourceFinding, rows: Tensor) -> np.ndarray:
+    """Return (n, k + 1): 1 where the client is named, and less than 1/n for its place in the attack's order.
+
+    So all places together weigh less than one record that is named rightly. The last column is for clients of whom
+    no update is known.
+    """
+    scores = finding.scores[rows].numpy()
+    named = finding.sources[rows].numpy()[:, None] == finding.clients.numpy()[None]
+    below = (rankdata(scores, axis=1) - 1) / scores.shape[1]
+    worth = named + below / len(scores)
+    return np.concatenate([worth, np.zeros((len(worth), 1))], axis=1)
+
+
+def _if_all_were_right(owners: Tensor) -> float:
+    """Return the p-value that one may expect where every owner is named: of all deals, only equal ones do as well."""
+    counts = owners.unique(return_counts=True)[1].tolist()
+    equal = math.exp(sum(math.lgamma(count + 1) for count in counts) - math.lgamma(len(owners) + 1))
+    return (1 + _DEALS * equal) / (_DEALS + 1)
+
+
+def _places(clients: Tensor, owners: Tensor) -> np.ndarray:
+    """Return (n,) the column of each record's owner; k where no update of it is known."""
+    column = {client: place for place, client in enumerate(clients.tolist())}
+    return np.array([column.get(owner, len(column)) for owner in owners.tolist()])
+
+
+def _classes(observation: Observation, rows: Tensor) -> Tensor | None:
+    labels = observation.records.labels if observation.records is not None else None
+    return None if labels is None or labels.is_floating_point() else labels[rows]
+
+
+def _largest(observation: Observation, owners: Tensor) -> float:
+    """Return the share that is right by always naming the client whose update is over most examples.
+
+    Where several are, one of them is named at random, which is right as often on average.
+    """
+    sizes: dict[int, int] = {}
+    for message in observation.messages:
+        sizes[message.client] = max(sizes.get(message.client, 0), message.update.num_examples)
+    largest = [client for client, size in sizes.items() if size == max(sizes.values())]
+    return float(torch.isin(owners, torch.tensor(largest)).double().mean()) / len(largest)
+
+
+def _clients_found(finding: SourceFinding, rows: Tensor, place: np.ndarray) -> Chart:
+    k = len(finding.clients)
+    scores = np.concatenate([finding.scores[rows].numpy(), np.full((len(rows), 1), -np.inf)], axis=1)
+    own = scores[np.arange(len(rows)), place][:, None]
+    ahead = np.where(place < k, (scores[:, :k] > own).sum(axis=1), k)
+    first = list(range(1, k + 1))
+    return Chart(
+        title="clients found",
+        caption=_CLIENTS_FOUND,
+        x_label="clients named",
+        y_label="share of the records found",
+        lines=[
+            Line(name="attack", x=[float(m) for m in first], y=[float((ahead < m).mean()) for m in first]),
+            Line(name="guessing", x=[float(m) for m in first], y=[m / k for m in first]),
+        ],
+    )
+
+
+def _source_headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    gains = [m.value for f in findings for m in f.metrics if m.name == SOURCE_ADVANTAGE.name]
+    like = evidence.value - sum(gains) / len(gains)
+    return (
+        f"{{who}} can tell which client a record comes from: right for {100 * evidence.value:.0f} of 100, where "
+        f"guessing gets {100 * (evidence.by_guessing or 0):.0f}; of records like them that nobody trained on, it gives "
+        f"{100 * like:.0f} to the same client."
+    )
+
+
+FINDING_TYPES["source"] = FindingType(
+    verdict=by_test(
+        SOURCE_ACCURACY.name,
+        "records of clients",
+        "exact binomial interval (Clopper-Pearson); permutation test of whose the records are",
+        _source_headline,
+    ),
+    rules=(
+        "A record's client is 'inferred' when more records are given to the client that trained on them than by naming "
+        "the one with most examples, and with the owners dealt anew among the records as many would be right with a "
+        f"probability of at most {100 * SURE:g} % (permutation test). How much of that any record of the same kind "
+        "gives away, trained on or not, is said beside it: source_advantage.",
+    ),
+    metrics=(SOURCE_ACCURACY, SOURCE_ADVANTAGE),
+    question="tell which client a record comes from",
+    control="sources",
+)
+
+
+ATTRIBUTE_ACCURACY = Metric(
+    "attribute_accuracy",
+    "share of the clients' records whose attribute is named rightly; without the attack: by naming the value that is "
+    "most frequent among all records of the class",
+)
+ATTRIBUTE_ADVANTAGE = Metric(
+    "attribute_advantage", "that share, less the same share of records that nobody trained on: what training gave away"
+)
+
+
+@evaluate.register
+def evaluate_attribute(finding: AttributeFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
+    """Compare named with true values, for clients' records, with what anybody could tell of records that were not used.
+
+    That is twofold: every class's most frequent value, taken from the records themselves, so it is rather too good than
+    too bad; and what the attack says of the matched non-members, so that imputation, which tells an attribute from the
+    others of any record, is no leak of training (Jayaraman and Evans 2022). Records count as for membership. The
+    p-value is the larger one of two exact sign tests: over the records that only one of attack and most frequent value
+    names rightly, and over the matched pairs of which the attack names only one rightly.
+    """
+    own = _client_of(observation)
+    rows = evaluated(truth, own)
+    if not len(rows) or observation.records is None:
+        return refused(finding, observation, _none_used(truth, own))
+    right = (finding.values == truth.values).double()[rows]
+    usual = (most_frequent(truth.values, observation.records.labels) == truth.values).double()[rows]
+    member = truth.owners[rows] != NOBODY
+    over = interval((right - usual)[member].tolist(), resamples=_RESAMPLES, seed=seed)
+    note = (
+        f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] beyond the most frequent value, "
+        f"over {over.n} records of clients"
+    )
+    partner = torch.searchsorted(rows, truth.matched[rows])  # rows are sorted, and hold both of every pair
+    more = interval((right[member] - right[partner[member]]).tolist(), resamples=_RESAMPLES, seed=seed)
+    gained = int((right[member] > right[partner[member]]).sum())
+    lost = int((right[member] < right[partner[member]]).sum())
+    better, worse = int((right > usual)[member].sum()), int((right < usual)[member].sum())
+    p_value = max(sign_test(better, worse), sign_test(gained, lost))
+    named, usually = int(right[member].sum()), float(usual[member].mean())
+    result = done(
+        finding,
+        observation,
+        [note],
+        metrics=[
+            ATTRIBUTE_ACCURACY.share(named, over.n, "records of clients", usually),
+            ATTRIBUTE_ADVANTAGE.over(more, "matched pairs of records", 0.0),
+        ],
+        leak=leaks(over.mean > 0 and more.mean > 0, p_value),
+        p_value=p_value,
+        p_value_at_best=sign_test(int((1 - usual)[member].sum()), 0),
+    )
+    return Evaluation(result)
+
+
+def most_frequent(values: Tensor, labels: Tensor) -> Tensor:
+    """Return (n,) for each record the most frequent of the (n,) values among the records of its class.
+
+    Real-valued labels are all of one class. Of several that are as frequent, the least.
+    """
+    classes = torch.zeros_like(values) if labels.is_floating_point() else labels
+    found = torch.zeros_like(values)
+    for label in classes.unique():
+        found[classes == label] = torch.bincount(values[classes == label]).argmax()
+    return found
+
+
+def _attribute_headline(findings: Sequence[FindingResult], evidence: Evidence) -> str:
+    gains = [m.value for f in findings for m in f.metrics if m.name == ATTRIBUTE_ADVANTAGE.name]
+    unused = evidence.value - sum(gains) / len(gains)
+    return (
+        "{who} can tell a hidden attribute of the clients' records, beyond what anybody could infer about records that "
+        f"were not used: right for {100 * evidence.value:.0f} of 100, where the same attack gets {100 * unused:.0f} of "
+        f"records that were not used, and the most frequent value {100 * (evidence.by_guessing or 0):.0f}."
+    )
+
+
+FINDING_TYPES["attribute"] = FindingType(
+    verdict=by_test(
+        ATTRIBUTE_ACCURACY.name,
+        "records of clients",
+        "exact binomial interval (Clopper-Pearson); the larger p-value of two exact sign tests, against the most "
+        "frequent value and against matched records that were not used",
+        _attribute_headline,
+    ),
+    rules=(
+        "An attribute is 'inferred' when more of the clients' records are named rightly than by naming the most "
+        "frequent value of their class, and more than of matched records that were not used, so that what follows from "
+        "a record's other attributes is no leak of training. Luck would do as well with a probability of at most "
+        f"{100 * SURE:g} %, by either of two one-sided exact sign tests: over the records that only one of attack and "
+        "most frequent value names rightly, and over the pairs of which the attack names one rightly.",
+    ),
+    metrics=(ATTRIBUTE_ACCURACY, ATTRIBUTE_ADVANTAGE),
+    question="tell a hidden attribute of the clients' records",
+    control="records",
+)
