@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.adaptive import invert
-from fedaudit.attacks.inversion.adaptive import one_sided, soft_signs
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import reference, unrolled
-from fedaudit.attacks.inversion.objectives import Distance, squared_l2, weighted_cosine
+from fedaudit.attacks.inversion.objectives import Distance, one_sided, soft_signs, squared_l2, weighted_cosine
 from fedaudit.attacks.labels.inference import Evidence, infer_labels
-from fedaudit.attacks.local_training import TABLE, WAYS, Way
+from fedaudit.attacks.local_training import TABLE, WAYS, Way, invert
 from fedaudit.attacks.victim import Victim, one_batch_gradient
 from fedaudit.task.training import ParameterGroup, Pass, TrainingConfig
 from fedaudit.transcript.update import SanitiserInfo

@@ -14,7 +14,7 @@ from scipy.stats import kstest
 from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
-from fedaudit.attacks.inversion.defended import distance_to, smooth_signs
+from fedaudit.attacks.inversion.objectives import distance_to, smooth_signs
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext

@@ -46,9 +46,9 @@ from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, Local
 from fedaudit.attacks.records.agrevader import AgrEvader
 from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
 from fedaudit.attacks.records.membership import GradientNorm, LossThreshold, ShadowModels
-from fedaudit.attacks.records.membership_finding import MembershipFinding
 from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
 from fedaudit.attacks.records.source import SourceFinding, SourceInference
+from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.attacks.text.dager import Dager
 from fedaudit.attacks.text.which_tokens import WhichTokens
 from fedaudit.attacks.vertical.cafe import CAFE

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedaudit.attacks.adaptive import invert, is_adaptive, mean_steps
-from fedaudit.attacks.local_training import TABLE, treatments
+from fedaudit.attacks.local_training import TABLE, invert, is_adaptive, mean_steps, treatments
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.simulation.local_training import draws_at_random, local_randomness
 from fedaudit.task.info import TaskInfo
@@ -135,7 +134,7 @@ def one_batch_gradient(
 
     Where the training isn't plain SGD, each parameter's own rates and decay and the weights of accumulated passes are
     taken off, exactly for a single step that wasn't clipped. Of Adam's single step g is what the update tells of it
-    (:func:`.adaptive.invert`); of several, their mean steps, between −1 and 1.
+    (:func:`.invert`); of several, their mean steps, between −1 and 1.
 
     Args:
         update: the update.

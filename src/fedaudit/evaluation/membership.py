@@ -8,7 +8,7 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from fedaudit.attacks.records.membership_finding import MembershipFinding
+from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.evaluation.finding_types import (
     FINDING_TYPES,
     Evaluation,

@@ -12,11 +12,9 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import Attack, Progress, make_attack, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, Progress, make_attack, register
 from fedaudit.attacks.findings import ImageFinding
 from fedaudit.attacks.inversion.template import QUICK, GradientInversion
-from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.attacks.victim import one_batch_gradient
 from fedaudit.simulation.local_training import local_randomness
@@ -194,18 +192,18 @@ class Fishing(Attack):
         attack: the method: its name and settings.
     """
 
-    name: ClassVar[str] = "fishing"
-    summary: ClassVar[str] = "one class's images, or one of them, from a large batch through an altered last layer"
-    paper: ClassVar[str] = "Wen et al. 2022 (Fishing for user data)"
-    threat_model: ClassVar[str] = "malicious server, active"
-    examples: ClassVar[tuple[str, ...]] = GradientInversion.examples
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "fishing"
+    summary = "one class's images, or one of them, from a large batch through an altered last layer"
+    paper = "Wen et al. 2022 (Fishing for user data)"
+    threat_model = "malicious server, active"
+    examples = GradientInversion.examples
+    needs = (
         "what the method needs (attack), but for labels",
         "a server that alters the last layer (federations[].server: fishing)",
     )
-    standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
+    standards = (*ALTERED_MODELS, "AML.T0018")
     first_settings: ClassVar[dict[str, Any]] = {"attack": {"name": "agic", **QUICK}}
-    uses: ClassVar[tuple[Way, ...]] = ("one batch",)
+    uses = ("one batch",)
 
     attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
         default_factory=lambda: {"name": "agic"}

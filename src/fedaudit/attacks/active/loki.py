@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.active.bins import PREFIX, Bins, alternating, edges, in_their_bins, labels_of, measured, read
-from fedaudit.attacks.analytic.recovered import Recovered, as_images
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.active.imprint import PREFIX, Bins, alternating, edges, in_their_bins, labels_of, measured, read
+from fedaudit.attacks.analytic.first_layer import Recovered, as_images
+from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
@@ -142,19 +140,19 @@ class Loki(Attack):
     brightness lies, tells it better. Several examples of one client in one bin are found as their mean.
     """
 
-    name: ClassVar[str] = "loki"
-    summary: ClassVar[str] = "each client's images out of a sum, from kernels of its own that the server sent it"
-    paper: ClassVar[str] = "Zhao et al. 2024 (LOKI)"
-    threat_model: ClassVar[str] = "malicious server, active"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "loki"
+    summary = "each client's images out of a sum, from kernels of its own that the server sent it"
+    paper = "Zhao et al. 2024 (LOKI)"
+    threat_model = "malicious server, active"
+    examples = ("image",)
+    needs = (
         "images and a classifier",
         "a server that sends each client kernels of its own (federations[].server: loki)",
     )
-    standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
-    unlike: ClassVar[bool] = True
-    uses: ClassVar[tuple[Way, ...]] = ("spear",)
-    needs_classes: ClassVar[bool] = True
+    standards = (*ALTERED_MODELS, "AML.T0018")
+    unlike = True
+    uses = ("spear",)
+    needs_classes = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:

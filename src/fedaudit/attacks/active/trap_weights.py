@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.first_layer import FirstLayer, first_layer, layer_product
+from fedaudit.attacks.analytic.first_layer import FirstLayer, Recovered, as_images, first_layer, layer_product
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.analytic.recovered import Recovered, as_images
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.local_training import Way
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
 from fedaudit.task.info import TaskInfo
@@ -92,18 +88,18 @@ class TrapWeights(Attack):
     connected layer and ReLU has such neurons; trap weights make them many.
     """
 
-    name: ClassVar[str] = "trap-weights"
-    summary: ClassVar[str] = "images from neurons of the first layer that one example alone activated"
-    paper: ClassVar[str] = "Boenisch et al. 2023 (When the curious abandon honesty)"
-    threat_model: ClassVar[str] = "malicious server, active; or server or eavesdropper, passive"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "trap-weights"
+    summary = "images from neurons of the first layer that one example alone activated"
+    paper = "Boenisch et al. 2023 (When the curious abandon honesty)"
+    threat_model = "malicious server, active; or server or eavesdropper, passive"
+    examples = ("image",)
+    needs = (
         "images and a classifier",
         "a model that begins with a fully connected layer with a bias, and ReLU",
         "better: a server that draws that layer for it (federations[].server: trap-weights)",
     )
-    uses: ClassVar[tuple[Way, ...]] = ("spear",)
-    needs_classes: ClassVar[bool] = True
+    uses = ("spear",)
+    needs_classes = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.attention import attended, attends
-from fedaudit.attacks.analytic.first_layer import comparable, first_layer, layer_product, own_labels
-from fedaudit.attacks.analytic.patches import patch_embedding, patches_of
+from fedaudit.attacks.analytic.first_layer import (
+    Recovered,
+    as_images,
+    as_rows,
+    comparable,
+    first_layer,
+    layer_product,
+    own_labels,
+)
+from fedaudit.attacks.analytic.patches import attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
-from fedaudit.attacks.local_training import Way
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -52,18 +55,18 @@ class ExactLinear(Attack):
     estimated error is below an eighth of a grey level.
     """
 
-    name: ClassVar[str] = "exact-linear"
-    summary: ClassVar[str] = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
-    paper: ClassVar[str] = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "exact-linear"
+    summary = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
+    paper = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
+    threat_model = "server or eavesdropper, passive"
+    examples = ("image",)
+    needs = (
         "images and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
         "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )
-    uses: ClassVar[tuple[Way, ...]] = ("spear",)
-    needs_classes: ClassVar[bool] = True
+    uses = ("spear",)
+    needs_classes = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -206,13 +209,13 @@ class ExactLinearRows(ExactLinear):
     Only certified rows are returned, where there are any.
     """
 
-    name: ClassVar[str] = "exact-linear-rows"
-    summary: ClassVar[str] = "closed form for rows, where the model begins with a fully connected layer"
-    paper: ClassVar[str] = "Phong et al. 2018; Geiping et al. 2020"
-    examples: ClassVar[tuple[str, ...]] = ("table",)
-    finds: ClassVar[type[Finding]] = RowFinding
-    recovers: ClassVar[str] = "rows of a table"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "exact-linear-rows"
+    summary = "closed form for rows, where the model begins with a fully connected layer"
+    paper = "Phong et al. 2018; Geiping et al. 2020"
+    examples = ("table",)
+    finds = RowFinding
+    recovers = "rows of a table"
+    needs = (
         "rows and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias; or a batch of "
         "different labels and a model of one layer",

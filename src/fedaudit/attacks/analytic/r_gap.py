@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from scipy.optimize import brentq
@@ -15,7 +15,6 @@ from fedaudit.attacks.analytic.chain import Block, chain, identity, refuse
 from fedaudit.attacks.analytic.constraints import check_size, gradient_constraints, solve, weight_constraints
 from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.victim import one_batch_gradient, unknown_training
 from fedaudit.models import set_training_mode
 from fedaudit.task.info import TaskInfo
@@ -54,19 +53,19 @@ class RGap(Attack):
     so. All in float64 on the CPU.
     """
 
-    name: ClassVar[str] = "r-gap"
-    summary: ClassVar[str] = "closed form, from the last layer back to the first"
-    paper: ClassVar[str] = "Zhu & Blaschko 2021 (R-GAP)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    on_sums: ClassVar[str] = "refused: its equations are one example's"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "r-gap"
+    summary = "closed form, from the last layer back to the first"
+    paper = "Zhu & Blaschko 2021 (R-GAP)"
+    threat_model = "server or eavesdropper, passive"
+    on_sums = "refused: its equations are one example's"
+    examples = ("image",)
+    needs = (
         "images and a classifier",
         "one example in one gradient (or one local step)",
         "a chain of convolutions and linear layers with invertible activations ('fedaudit rank' tells)",
     )
-    uses: ClassVar[tuple[Way, ...]] = ("r-gap",)
-    needs_classes: ClassVar[bool] = True
+    uses = ("r-gap",)
+    needs_classes = True
 
     def check(self, observation: Observation) -> None:
         """Raise unless the update is one example's gradient through a chain that can be gone back.

@@ -7,9 +7,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.alternating import alternate, on_a_line, possible
 from fedaudit.attacks.analytic.first_layer import (
     FirstLayer,
+    Recovered,
+    as_images,
+    as_rows,
     comparable,
     first_layer,
     layer_product,
@@ -17,22 +19,22 @@ from fedaudit.attacks.analytic.first_layer import (
     own_labels,
 )
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
 from fedaudit.attacks.analytic.sparse_columns import (
     Directions,
     LowRank,
+    alternate,
     certify,
     chosen,
     factors,
     low_rank,
     none_yet,
+    on_a_line,
+    possible,
     search,
     search_beside,
 )
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
-from fedaudit.attacks.local_training import Way
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
@@ -94,20 +96,20 @@ class Spear(Attack):
         rounds: of search, at most; it ends with the last direction, or when 40 rounds have found none.
     """
 
-    name: ClassVar[str] = "spear"
-    summary: ClassVar[str] = "whole batches, exactly, where the model begins with a fully connected layer and ReLU"
-    paper: ClassVar[str] = "Dimitrov et al. 2024 (SPEAR); Bakarsky et al. 2025 (SPEAR++)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "spear"
+    summary = "whole batches, exactly, where the model begins with a fully connected layer and ReLU"
+    paper = "Dimitrov et al. 2024 (SPEAR); Bakarsky et al. 2025 (SPEAR++)"
+    threat_model = "server or eavesdropper, passive"
+    examples = ("image",)
+    needs = (
         "images and a classifier",
         "a model that begins with a fully connected layer with a bias, then ReLU",
         "fewer examples in an update than the layer has outputs, and than an example has numbers",
     )
 
     rectified: ClassVar[bool] = True  # whether a ReLU must follow
-    uses: ClassVar[tuple[Way, ...]] = ("spear",)
-    needs_classes: ClassVar[bool] = True
+    uses = ("spear",)
+    needs_classes = True
 
     rounds: Count = 400
 
@@ -322,12 +324,12 @@ class SpearRows(Spear):
         rounds: of search, at most; it ends with the last direction, or when 40 rounds have found none.
     """
 
-    name: ClassVar[str] = "spear-rows"
-    summary: ClassVar[str] = "batches of rows, exactly, where the model begins with a fully connected layer and ReLU"
-    examples: ClassVar[tuple[str, ...]] = ("table",)
-    finds: ClassVar[type[Finding]] = RowFinding
-    recovers: ClassVar[str] = "rows of a table"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "spear-rows"
+    summary = "batches of rows, exactly, where the model begins with a fully connected layer and ReLU"
+    examples = ("table",)
+    finds = RowFinding
+    recovers = "rows of a table"
+    needs = (
         "rows and a classifier",
         "a model that begins with a fully connected layer with a bias, then ReLU",
         "fewer examples in an update than the layer has outputs, and than a row has numbers",

@@ -21,7 +21,6 @@ from fedaudit.attacks.inversion.reconstruct import with_priors
 from fedaudit.attacks.inversion.template import GradientInversion, Prepared, to_pixels
 from fedaudit.attacks.local_training import Way
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, NonNegative, from_name
 
@@ -51,13 +50,13 @@ class Epochs(Attack):
         gamma: γ of the epochs after it; 0 leaves them out.
     """
 
-    name: ClassVar[str] = "epochs"
-    summary: ClassVar[str] = "any method over a client's updates in several epochs: matched, then reconstructed jointly"
-    paper: ClassVar[str] = "Xu et al. 2022 (AGIC), Section IV-B"
-    threat_model: ClassVar[str] = GradientInversion.threat_model
-    needs: ClassVar[tuple[str, ...]] = ("what the method needs (attack)", _WHOLE_EPOCHS)
-    default_scope: ClassVar[Scope] = "client"
-    examples: ClassVar[tuple[str, ...]] = GradientInversion.examples
+    name = "epochs"
+    summary = "any method over a client's updates in several epochs: matched, then reconstructed jointly"
+    paper = "Xu et al. 2022 (AGIC), Section IV-B"
+    threat_model = GradientInversion.threat_model
+    needs = ("what the method needs (attack)", _WHOLE_EPOCHS)
+    default_scope = "client"
+    examples = GradientInversion.examples
 
     attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
         default_factory=lambda: {"name": "agic"}
@@ -310,8 +309,8 @@ def _components(places: Sequence[Sequence[tuple[Prepared, Tensor]]]) -> list[Ten
 class _Preset(Attack):
     """:class:`Epochs` over one method under a name of its own, with the settings of both side by side."""
 
-    default_scope: ClassVar[Scope] = "client"
-    examples: ClassVar[tuple[str, ...]] = GradientInversion.examples
+    default_scope = "client"
+    examples = GradientInversion.examples
     method: ClassVar[type[GradientInversion]]
 
     @cached_property

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten
 from fedaudit.attacks.inversion.reconstruct import reconstruct
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Schedule, to_pixels
+from fedaudit.attacks.inversion.template import GradientInversion, Schedule, to_pixels
 from fedaudit.models.generator import Generator, TrainedGenerator
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
@@ -44,18 +44,18 @@ class GIAS(GradientInversion):
         weights_learning_rate: of the generator's weights.
     """
 
-    name: ClassVar[str] = "gias"
-    summary: ClassVar[str] = "codes, then weights of a generator trained on public data; cosine of gradients"
-    paper: ClassVar[str] = "Jeon et al. 2021 (GIAS)"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "gias"
+    summary = "codes, then weights of a generator trained on public data; cosine of gradients"
+    paper = "Jeon et al. 2021 (GIAS)"
+    needs = (
         "images and a classifier",
         "labels: given, or inferable from the last fully connected layer",
         "public data of the same kind (threat.knows_public_data) and a generator of them (generator_file)",
         "local training config, for FedAvg updates",
     )
-    distance: ClassVar[str] = "cosine"
-    fedavg: ClassVar[FedAvgWay] = "simulation"
-    only_single: ClassVar[str | None] = "it searches what a generator makes images from"
+    distance = "cosine"
+    fedavg = "simulation"
+    only_single = "it searches what a generator makes images from"
 
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1
     total_variation: NonNegative = 1e-4

@@ -13,19 +13,22 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.adaptive import is_adaptive
 from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, silent
 from fedaudit.attacks.findings import ImageFinding, Trace
-from fedaudit.attacks.inversion.adaptive import adaptive_distance
-from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
-from fedaudit.attacks.inversion.layer_weights import layer_weights
-from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Objective
+from fedaudit.attacks.inversion.objectives import (
+    DISTANCES,
+    Distance,
+    Objective,
+    adaptive_distance,
+    distance_to,
+    layer_weights,
+)
 from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
-from fedaudit.attacks.local_training import Way, before_optimiser, image_way
+from fedaudit.attacks.local_training import Way, before_optimiser, image_way, is_adaptive
 from fedaudit.attacks.victim import (
     WITHOUT_DROPOUT,
     Statistics,
@@ -122,13 +125,13 @@ class GradientInversion(Attack):
             better.
     """
 
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
+    threat_model = "server or eavesdropper, passive"
+    examples = ("image",)
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
     only_single: ClassVar[str | None] = None  # why it can't be run over several updates at once; None: it can
-    needs_classes: ClassVar[bool] = True
+    needs_classes = True
 
     iterations: Count = 10_000
     optimiser: OptimiserName = "adam"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from fedaudit.attacks.adaptive import is_adaptive
-from fedaudit.attacks.base import Attack, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
-from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.local_training import Way, is_adaptive
 from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, one_batch_gradient, unknown_training
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
@@ -46,16 +43,16 @@ class Labels(Attack):
             ``llg``, ``llg-star`` or ``llg-plus``.
     """
 
-    name: ClassVar[str] = "labels"
-    summary: ClassVar[str] = "which labels an update was made from, and how often each"
-    paper: ClassVar[str] = (
+    name = "labels"
+    summary = "which labels an update was made from, and how often each"
+    paper = (
         "Zhao et al. 2020 (iDLG); Yin et al. 2021; Geng et al. 2021; Wainakh et al. 2022 (LLG); Ma et al. 2023 (iLRG)"
     )
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    needs: ClassVar[tuple[str, ...]] = ("a classifier that ends in a fully connected layer",)
-    recovers: ClassVar[str] = "labels"
-    finds: ClassVar[type[Finding]] = LabelFinding
-    needs_classes: ClassVar[bool] = True
+    threat_model = "server or eavesdropper, passive"
+    needs = ("a classifier that ends in a fully connected layer",)
+    recovers = "labels"
+    finds = LabelFinding
+    needs_classes = True
 
     method: LabelMethod = "auto"
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack
-from fedaudit.attacks.findings import LocalModelFinding
+from fedaudit.attacks.findings import Finding, LocalModelFinding
 from fedaudit.attacks.local_model.methods import LastReturned
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
@@ -177,3 +177,26 @@ def public(observation: Observation) -> tuple[Tensor, Tensor]:
             "the adversary holds no public examples; set threat.knows_public_data: true and threat.public_examples"
         )
     return records.public_inputs, records.public_labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipFinding(Finding, kind="membership"):
+    """Of each of the adversary's records, how much it looks like a member, and whether the attack says it is one.
+
+    Attributes:
+        scores: (n,) float64; the higher, the more like an example that was trained on.
+        members: (n,) bool: the attack's own decision.
+    """
+
+    scores: Tensor
+    members: Tensor
+
+
+def upper_half(scores: Tensor) -> Tensor:
+    """Return a mask (n,) of the scores above their median: the adversary knows that half of its records are members."""
+    return scores > scores.quantile(0.5)
+
+
+def above(scores: Tensor, non_members: Tensor, share: float) -> Tensor:
+    """Return a mask (n,) of the scores above all but ``share`` of those of examples that nobody trained on."""
+    return scores > non_members.quantile(1 - share)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import Finding, ImageFinding
+from fedaudit.attacks.base import Attack, Case, Progress, register
+from fedaudit.attacks.findings import ImageFinding
 from fedaudit.models import VerticalModel, layer_groups
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, NonNegative, Positive
@@ -66,20 +63,20 @@ class CAFE(Attack):
         tv_limit: τ, below which total variation costs nothing.
     """
 
-    name: ClassVar[str] = "cafe"
-    summary: ClassVar[str] = "images of all parties of a vertical federation, from the gradients of large batches"
-    paper: ClassVar[str] = "Jin et al. 2021 (CAFE: Catastrophic Data Leakage in Vertical Federated Learning)"
-    threat_model: ClassVar[str] = "server, passive"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "cafe"
+    summary = "images of all parties of a vertical federation, from the gradients of large batches"
+    paper = "Jin et al. 2021 (CAFE: Catastrophic Data Leakage in Vertical Federated Learning)"
+    threat_model = "server, passive"
+    needs = (
         "a vertical federation, protocol aggregated-gradients, of images",
         "parties' networks with a fully connected layer with a bias",
         "as many rounds as examples, in batches that differ",
     )
-    default_scope: ClassVar[Scope] = "federation"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    finds: ClassVar[type[Finding]] = ImageFinding
-    vertical: ClassVar[bool] = True
-    on_sums: ClassVar[str] = "refused: it is for vertical federations, where there are none"
+    default_scope = "federation"
+    examples = ("image",)
+    finds = ImageFinding
+    vertical = True
+    on_sums = "refused: it is for vertical federations, where there are none"
 
     iterations: Count = 400
     learning_rate: Positive = 0.1

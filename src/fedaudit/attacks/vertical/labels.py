@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.base import Attack, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 
@@ -50,11 +47,11 @@ class LabelScoreFinding(Finding, kind="label-scores"):
 class _FromGradients(Attack):
     """What the attacks on labels share: who can run them, and on what."""
 
-    threat_model: ClassVar[str] = "client (a party) or eavesdropper, passive"
-    default_scope: ClassVar[Scope] = "federation"
-    recovers: ClassVar[str] = "labels"
-    vertical: ClassVar[bool] = True
-    on_sums: ClassVar[str] = "refused: it is for vertical federations, where there are none"
+    threat_model = "client (a party) or eavesdropper, passive"
+    default_scope = "federation"
+    recovers = "labels"
+    vertical = True
+    on_sums = "refused: it is for vertical federations, where there are none"
 
     def check(self, observation: Observation) -> None:
         """Raise where no gradients come down, or the adversary has the labels.
@@ -90,14 +87,14 @@ class DirectLabels(_FromGradients):
     several batches gets the label that most of them say. With one output (binary cross-entropy) the sign is the label.
     """
 
-    name: ClassVar[str] = "direct-labels"
-    summary: ClassVar[str] = "labels from the sign of the outputs' gradient, where the server only adds embeddings up"
-    paper: ClassVar[str] = "Fu et al. 2022 (Label Inference Attacks Against Vertical Federated Learning)"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "direct-labels"
+    summary = "labels from the sign of the outputs' gradient, where the server only adds embeddings up"
+    paper = "Fu et al. 2022 (Label Inference Attacks Against Vertical Federated Learning)"
+    needs = (
         "a vertical federation, protocol split, whose server has no network (vertical.top: sum)",
         "cross-entropy",
     )
-    finds: ClassVar[type[Finding]] = ExampleLabelFinding
+    finds = ExampleLabelFinding
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -134,9 +131,9 @@ class DirectLabels(_FromGradients):
 class _Scoring(_FromGradients):
     """What both scorings share."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a vertical federation, protocol split", "two classes")
-    finds: ClassVar[type[Finding]] = LabelScoreFinding
-    paper: ClassVar[str] = "Li et al. 2022 (Label Leakage and Protection in Two-party Split Learning)"
+    needs = ("a vertical federation, protocol split", "two classes")
+    finds = LabelScoreFinding
+    paper = "Li et al. 2022 (Label Leakage and Protection in Two-party Split Learning)"
 
     def check(self, observation: Observation) -> None:
         """Raise where there aren't two classes.
@@ -179,8 +176,8 @@ class NormScoring(_Scoring):
     departure; the paper scores every batch by itself.
     """
 
-    name: ClassVar[str] = "norm-scoring"
-    summary: ClassVar[str] = "which of two classes an example is of, from the length of its embedding's gradient"
+    name = "norm-scoring"
+    summary = "which of two classes an example is of, from the length of its embedding's gradient"
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -201,8 +198,8 @@ class DirectionScoring(_Scoring):
     ours takes the longest gradient of every batch for it, as norm scoring would. Over several batches the mean counts.
     """
 
-    name: ClassVar[str] = "direction-scoring"
-    summary: ClassVar[str] = "which of two classes an example is of, from the direction of its embedding's gradient"
+    name = "direction-scoring"
+    summary = "which of two classes an example is of, from the direction of its embedding's gradient"
 
     @classmethod
     def fits(cls, case: Case) -> bool:
