@@ -252,7 +252,6 @@ class Attack(Plugin, ABC):
             observation: what the adversary saw, cut down to this attack's scope.
             generator: every random draw of the attack comes from it; None: from one of its own.
             seed: of that one.
-            device: where to compute.
             progress: called with (done, total) iterations, now and then.
 
         Returns:

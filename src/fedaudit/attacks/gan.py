@@ -259,11 +259,7 @@ class GAN(Attack):
         return case.malicious == cls.name
 
     def check(self, observation: Observation) -> None:
-        """Refuse where nobody has generated anything.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Refuse where nobody has generated anything."""
         observation.need_client(self.name)
         super().check(observation)
         if _TARGET not in observation.adversary_log:

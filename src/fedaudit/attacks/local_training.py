@@ -33,20 +33,6 @@ Way = Literal[
     "local-model-exact",
 ]
 
-WAYS: dict[Way, str] = {
-    "one step": "images or rows, from a gradient or an update of one local step",
-    "simulation": "images or rows, from several local steps that are replayed (`invg`, `dlg-adam`, `gias`, `tableak`)",
-    "one batch": "from several local steps taken as one batch (`agic`, `geng`, `labels`)",
-    "r-gap": "the closed form",
-    "spear": "exact batches (`spear`)",
-    "labels": "label inference",
-    "span": "sequences, from the span of gradients (`dager`)",
-    "rows": "words, from the embedding's rows that moved (`which-tokens`)",
-    "local-model": "a client's own model, learnt from its rounds",
-    "local-model-exact": "the same by linear algebra",
-}
-MODELLED = "models"
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -343,7 +329,6 @@ def image_way(fedavg: str, message: Message) -> Way:
 
     Args:
         fedavg: its way with FedAvg updates, see :class:`fedaudit.attacks.inversion.template.GradientInversion`.
-        message: the update.
     """
     training = message.update.training
     if message.update.kind == "gradient":
@@ -386,22 +371,24 @@ def refuse(attack: str, ways: Sequence[Way], message: Message, task_info: TaskIn
     Raises:
         NotApplicable: with the reason and what to do.
     """
-    for word in words(message, task_info):
-        for way in ways:
-            answer = TABLE[word].answers.get(way)
-            if answer is not None and answer.kind == "refuses":
-                raise NotApplicable(f"{attack} can't be run, because {TABLE[word].what}: {answer.text}")
+    for row, answer in _answers(ways, message, task_info):
+        if answer.kind == "refuses":
+            raise NotApplicable(f"{attack} can't be run, because {row.what}: {answer.text}")
 
 
 def notes(ways: Sequence[Way], message: Message, task_info: TaskInfo) -> list[str]:
     """Return what is approximated of the update's training, a sentence each."""
-    found = []
+    return [
+        f"approximated: {row.what}; {answer.text}"
+        for row, answer in _answers(ways, message, task_info)
+        if answer.kind == "approximates"
+    ]
+
+
+def _answers(ways: Sequence[Way], message: Message, task_info: TaskInfo) -> Iterator[tuple[Row, Answer]]:
     for word in words(message, task_info):
-        for way in ways:
-            answer = TABLE[word].answers.get(way)
-            if answer is not None and answer.kind == "approximates":
-                found.append(f"approximated: {TABLE[word].what}; {answer.text}")
-    return found
+        row = TABLE[word]
+        yield from ((row, row.answers[way]) for way in ways if way in row.answers)
 
 
 _TRUST = 0.5  # relative error up to which a recovered gradient counts as known

@@ -48,6 +48,7 @@ class TopK(Sanitiser):
     name = "top-k"
     summary = "sends the largest elements only, and keeps the rest for later"
     paper = "Aji & Heafield 2017"
+    unsent = 1.0
 
     ratio: Ratio = 0.1
     memory: bool = True
@@ -122,6 +123,7 @@ class DeepGradientCompression(Sanitiser):
     name = "dgc"
     summary = "deep gradient compression: sparse updates with momentum correction"
     paper = "Lin et al. 2018 (DGC), Algorithm 4"
+    unsent = 0.3  # an element waits for more rounds
 
     ratio: Ratio = 0.1
     momentum: Fraction = 0.9

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.first_layer import FirstLayer, Recovered, as_images, layer_product
+from fedaudit.attacks.analytic.first_layer import ClosedForm, FirstLayer, layer_product
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.base import Attack, Case, Progress, register
-from fedaudit.attacks.findings import ImageFinding
+from fedaudit.attacks.base import Case, Progress, register
+from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.simulation.local_training import local_randomness
@@ -263,7 +263,7 @@ class ImprintServer(ServerBehaviour):
 
 
 @register
-class Imprint(Attack):
+class Imprint(ClosedForm):
     """Reads the rows of an imprint module: one example's in every bin that only one example hit (Fowl et al. 2022).
 
     A row's gradient is Σ δ·x of the examples in its bin and the bias' is Σ δ, so their ratio is the example that is
@@ -275,30 +275,18 @@ class Imprint(Attack):
     summary = "images from the bins of an imprint module that the server put before the network"
     paper = "Fowl et al. 2022 (Robbing the Fed)"
     threat_model = "malicious server, active"
-    examples = ("image",)
     needs = (
         "images and a classifier",
         "a server that puts an imprint module before the network (federations[].server: imprint)",
     )
     standards = (*ALTERED_MODELS, "AML.T0018")
-    uses = ("spear",)
-    needs_classes = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.server == cls.name and case.classifies(cls.examples)
 
-    def check(self, observation: Observation) -> None:
-        """Refuse an update of a model without an imprint module.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._product(observation)
-
-    def _product(self, observation: Observation) -> tuple[WithInsertedModule, Tensor]:
+    def _prepare(self, observation: Observation) -> tuple[WithInsertedModule, Tensor]:
         inserted = observation.task_info.inserted
-        super().check(observation)
         if inserted is None or inserted.kind != "imprint":
             raise NotApplicable(
                 "the server sent the network as it is, without an imprint module; set threat.adversary: "
@@ -306,10 +294,8 @@ class Imprint(Attack):
             )
         return measured(observation, self.name)
 
-    def _run(
-        self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress
-    ) -> ImageFinding:
-        module, product = self._product(observation)
+    def _run(self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress) -> Finding:
+        module, product = self._prepare(observation)
         message, limit = observation.single(), module.front.limit
         found = read(product, message, PREFIX, bounded=limit is not None)
         count = message.update.num_examples
@@ -328,6 +314,4 @@ class Imprint(Attack):
         notes = (
             f"{len(found.places)} of {len(product)} bins were hit; some by several examples, whose mean is in them",
         )
-        sure = torch.zeros(len(inputs), dtype=torch.bool)
-        finding = as_images(observation, Recovered(inputs, labels, sure, notes), self.name)
-        return dataclasses.replace(finding, certified=None)
+        return self._returned(observation, inputs, labels, None, notes)

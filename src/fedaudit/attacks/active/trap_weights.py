@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.first_layer import FirstLayer, Recovered, as_images, first_layer, layer_product
+from fedaudit.attacks.analytic.first_layer import ClosedForm, FirstLayer, first_layer, flows_of, layer_product
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.base import Attack, Case, Progress, register
-from fedaudit.attacks.findings import ImageFinding
-from fedaudit.simulation.local_training import local_randomness
+from fedaudit.attacks.base import Case, Progress, register
+from fedaudit.attacks.findings import Finding
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LocalPlan
@@ -78,7 +76,7 @@ class TrapWeightsServer(ServerBehaviour):
 
 
 @register
-class TrapWeights(Attack):
+class TrapWeights(ClosedForm):
     """Reads examples off the neurons of a first layer that one example alone activated (Boenisch et al. 2023).
 
     A neuron's gradient is Σ δ·x of the examples that activate it and its bias' is Σ δ: their ratio is an example, where
@@ -92,40 +90,26 @@ class TrapWeights(Attack):
     summary = "images from neurons of the first layer that one example alone activated"
     paper = "Boenisch et al. 2023 (When the curious abandon honesty)"
     threat_model = "malicious server, active; or server or eavesdropper, passive"
-    examples = ("image",)
     needs = (
         "images and a classifier",
         "a model that begins with a fully connected layer with a bias, and ReLU",
         "better: a server that draws that layer for it (federations[].server: trap-weights)",
     )
-    uses = ("spear",)
-    needs_classes = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.server == cls.name and case.classifies(cls.examples)
 
-    def check(self, observation: Observation) -> None:
-        """Refuse a model that doesn't begin with such a layer.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._product(observation)
-
-    def _product(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor]:
+    def _prepare(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor]:
         message, info = observation.single(), observation.task_info
-        super().check(observation)
         module = as_trained(observation.module, info, message.weights)
         layer = first_layer(module, info.input_shape)
         if not layer.relu and not _rectified(module, layer, info.input_shape):
             raise NotApplicable("no ReLU follows the first layer, so every example is in every neuron's gradient")
         return module, layer, layer_product(message, layer, self.name)
 
-    def _run(
-        self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress
-    ) -> ImageFinding:
-        module, layer, product = self._product(observation)
+    def _run(self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress) -> Finding:
+        module, layer, product = self._prepare(observation)
         info, update = observation.task_info, observation.single().update
         size = product[:, -1].abs()
         active = torch.nonzero(size > _ACTIVE * size.max())[:, 0]
@@ -149,9 +133,7 @@ class TrapWeights(Attack):
                 chosen.append(place)
         progress(1, 1)
         notes = (f"{len(active)} of {len(product)} neurons were active, and {len(kept)} hold an image",)
-        sure = torch.zeros(len(chosen), dtype=torch.bool)
-        finding = as_images(observation, Recovered(inputs[chosen], labels[chosen], sure, notes), self.name)
-        return dataclasses.replace(finding, certified=None)
+        return self._returned(observation, inputs[chosen], labels[chosen], None, notes)
 
 
 def _rectified(module: nn.Module, layer: FirstLayer, shape: tuple[int, ...]) -> bool:
@@ -168,31 +150,11 @@ def _rectified(module: nn.Module, layer: FirstLayer, shape: tuple[int, ...]) -> 
 def _own(
     module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor, found: Tensor, neurons: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return, of each input, the label with which its own derivative by its neuron is the found one, and how unlike.
-
-    Args:
-        module: in float64.
-        observation: for the loss and the classes.
-        layer: whose outputs the derivatives are by.
-        inputs: (r, numbers) as the model sees them.
-        found: (r,) the biases' gradients, of the mean over the update.
-        neurons: (r,) of the layer.
-    """
-    info, update = observation.task_info, observation.single().update
-    assert info.num_classes is not None
-    kept: list[Tensor] = []
-    handle = layer.module.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
-    rows, distances = torch.arange(len(inputs)), []
-    try:
-        with local_randomness(0), torch.enable_grad():
-            for label in range(info.num_classes):
-                kept.clear()
-                labels = torch.full((len(inputs),), label)
-                value = observation.loss(module(inputs.view(-1, *info.input_shape)), labels)
-                (flow,) = torch.autograd.grad(value, kept[0])
-                own = flow[rows, neurons] * len(inputs) / update.num_examples
-                distances.append(((own - found) / found).abs())
-    finally:
-        handle.remove()
+    """Return (r,) the labels with which inputs' own derivatives by their neurons are the found ones, and how unlike."""
+    rows, update = torch.arange(len(inputs)), observation.single().update
+    distances = []
+    for flow in flows_of(module, observation, layer, inputs):
+        own = flow[rows, neurons] * len(inputs) / update.num_examples
+        distances.append(((own - found) / found).abs())
     least = torch.stack(distances).nan_to_num(nan=torch.inf).min(dim=0)
     return least.indices, least.values

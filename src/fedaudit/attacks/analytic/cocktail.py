@@ -189,7 +189,6 @@ def unmix(images: Tensor, generator: torch.Generator) -> Tensor:
 
     Args:
         images: (r, c, h, w), float64, linearly independent.
-        generator: of the start.
     """
     edges = torch.cat([images.diff(dim=-1).flatten(1), images.diff(dim=-2).flatten(1)], dim=1)
     if not edges.shape[1]:  # of one pixel

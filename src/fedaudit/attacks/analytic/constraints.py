@@ -128,7 +128,6 @@ def weight_constraints(block: Block, before: Tensor | None = None) -> Equations:
     """Return A·x = z − c.
 
     Args:
-        block: of the chain.
         before: (*output_shape) z; None leaves ``values`` out.
     """
     matrix, constant = _affine_matrix(block.steps, block.input_shape)
@@ -140,7 +139,6 @@ def gradient_constraints(block: Block, k: Tensor, gradient: Mapping[str, Tensor]
     """Return what the gradients of the block's layers say of its input, one system a layer.
 
     Args:
-        block: of the chain.
         k: (*output_shape) ∂L/∂z.
         gradient: by parameter name; a layer whose gradient isn't there gives nothing. None: for the rank only, of
             all layers whose weight is trained.
@@ -207,7 +205,6 @@ def _own_equations(step: Step, shape: tuple[int, ...], k: Tensor, gradient: Tens
     """Return what one layer's gradient says of that layer's own input.
 
     Args:
-        step: the layer.
         shape: of its input.
         k: ∂L/∂ of its output.
         gradient: of its weight.

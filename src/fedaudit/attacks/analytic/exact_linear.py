@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.first_layer import (
+    ClosedForm,
     Recovered,
-    as_images,
-    as_rows,
     comparable,
     first_layer,
     layer_product,
@@ -19,7 +18,7 @@ from fedaudit.attacks.analytic.first_layer import (
 )
 from fedaudit.attacks.analytic.patches import attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.base import Attack, Case, Progress, register
+from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
@@ -32,7 +31,7 @@ _DIVERGED = 1e6
 
 
 @register
-class ExactLinear(Attack):
+class ExactLinear(ClosedForm):
     """Closed forms behind a first fully connected layer: no optimiser, and known to be right.
 
     - One example (Phong et al. 2018; Geiping et al. 2020, Proposition 3.1): ∂L/∂W_i = ∂L/∂b_i · x, so x is the ratio of
@@ -58,32 +57,19 @@ class ExactLinear(Attack):
     name = "exact-linear"
     summary = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
     paper = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
-    threat_model = "server or eavesdropper, passive"
-    examples = ("image",)
     needs = (
         "images and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
         "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )
-    uses = ("spear",)
-    needs_classes = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.solves(cls.examples) and case.examples == 1
 
-    def check(self, observation: Observation) -> None:
-        """Raise unless one of the forms fits.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._prepare(observation)
-
     def _prepare(self, observation: Observation) -> Callable[[], Recovered]:
         """Return what the form that fits gives."""
         message, task_info = observation.single(), observation.task_info
-        super().check(observation)
         module = as_trained(observation.module, task_info, message.weights)
         embedding = patch_embedding(module, task_info)
         if embedding is not None and (embedding.weight in message.update.tensors or not attends(module, task_info)):
@@ -119,10 +105,7 @@ class ExactLinear(Attack):
     def _run(self, observation: Observation, _generator: object, _device: str, progress: Progress) -> Finding:
         found = self._prepare(observation)()
         progress(1, 1)
-        return self._returned(observation, found)
-
-    def _returned(self, observation: Observation, found: Recovered) -> Finding:
-        return as_images(observation, found, self.name)
+        return self._returned(observation, *found)
 
 
 def distinct(observation: Observation) -> int:
@@ -220,6 +203,3 @@ class ExactLinearRows(ExactLinear):
         "one example in an update and a model that begins with a fully connected layer with a bias; or a batch of "
         "different labels and a model of one layer",
     )
-
-    def _returned(self, observation: Observation, found: Recovered) -> Finding:
-        return as_rows(observation, found, self.name)

@@ -48,7 +48,6 @@ def patch_embedding(model: nn.Module, task_info: TaskInfo) -> PatchEmbedding | N
 
     Args:
         model: in float64 on the CPU.
-        task_info: for the inputs' shape.
     """
     if len(task_info.input_shape) != 3:
         return None
@@ -232,8 +231,6 @@ def first_attention(model: nn.Module, task_info: TaskInfo, attack: str) -> First
 
     Args:
         model: in float64 on the CPU.
-        task_info: for the inputs' shape.
-        attack: for messages.
 
     Raises:
         NotApplicable: something else than the attention uses the embedding, or no position embedding is added to it.

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.chain import Block, chain, identity, refuse
 from fedaudit.attacks.analytic.constraints import check_size, gradient_constraints, solve, weight_constraints
-from fedaudit.attacks.base import Attack, Progress, register
+from fedaudit.attacks.analytic.first_layer import ClosedForm
+from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.victim import one_batch_gradient, unknown_training
+from fedaudit.attacks.victim import need_signal, need_training, one_batch_gradient
 from fedaudit.models import set_training_mode
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, class_logits
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import NotApplicable
 
 _TIE = 1e-4  # relative; below, two candidates for the last layer's derivative can't be told apart by themselves
@@ -30,7 +30,7 @@ _SCALES = 400  # points of the grid on which roots are looked for
 
 
 @register
-class RGap(Attack):
+class RGap(ClosedForm):
     """R-GAP (Zhu & Blaschko, ICLR 2021, Section 3 and Algorithm 1): closed form, layer by layer, for one example.
 
     With k_i = ∂L/∂z_i known, the input of layer i solves its gradient constraints (linear in the input) together with
@@ -56,30 +56,19 @@ class RGap(Attack):
     name = "r-gap"
     summary = "closed form, from the last layer back to the first"
     paper = "Zhu & Blaschko 2021 (R-GAP)"
-    threat_model = "server or eavesdropper, passive"
     on_sums = "refused: its equations are one example's"
-    examples = ("image",)
     needs = (
         "images and a classifier",
         "one example in one gradient (or one local step)",
         "a chain of convolutions and linear layers with invertible activations ('fedaudit rank' tells)",
     )
     uses = ("r-gap",)
-    needs_classes = True
-
-    def check(self, observation: Observation) -> None:
-        """Raise unless the update is one example's gradient through a chain that can be gone back.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._prepare(observation)
 
     def _prepare(self, observation: Observation) -> tuple[nn.Module, list[Block], dict[str, Tensor]]:
         message = observation.single()
         task_info = observation.task_info
-        super().check(observation)
-        gradient = _exact_gradient(message, observation.threat)
+        need_training(self.name, observation)
+        gradient = _exact_gradient(message)
         module = as_trained(observation.module, task_info, message.weights)
         blocks = chain(module, task_info.input_shape)
         for block in blocks:
@@ -141,7 +130,7 @@ def as_trained(module: nn.Module, task_info: TaskInfo, weights: Mapping[str, Ten
     return own.double()
 
 
-def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
+def _exact_gradient(message: Message) -> dict[str, Tensor]:
     """Return the gradient of one example in float64.
 
     Of one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there. A
@@ -152,10 +141,6 @@ def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
     """
     update, training = message.update, message.update.training
     remedy = "run an attack that optimises (invg, agic), or audit batch_size: 1"
-    if update.kind == "weights" and training is None:
-        raise NotApplicable(
-            f"r-gap needs to know how the client trained to use a FedAvg update; {unknown_training(threat)}"
-        )
     if update.num_examples != 1:
         raise NotApplicable(
             f"r-gap works for one example, the update has {update.num_examples}: its equations are for one input; "
@@ -163,8 +148,7 @@ def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
         )
     tensors = {name: t.double().cpu() for name, t in update.tensors.items()}
     weights = {name: message.weights[name].double().cpu() for name in tensors}
-    if not any(bool(t.any()) for t in tensors.values()):
-        raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+    need_signal(update)
     if training is not None and not training.plain_sgd:
         return one_batch_gradient(dataclasses.replace(update, tensors=tensors), weights=weights)
     if update.kind == "weights":
@@ -278,7 +262,6 @@ def _backwards(
         blocks: of the network.
         k: (classes,) ∂L/∂logits.
         gradient: by parameter name.
-        progress: called with (done, total).
         run: index of this run, and how many there are.
     """
     notes = []

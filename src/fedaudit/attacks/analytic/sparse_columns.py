@@ -73,7 +73,6 @@ def low_rank(product: Tensor, most: int, generator: torch.Generator) -> LowRank:
     Args:
         product: (rows, columns), float64, with more of either than ``most``.
         most: examples.
-        generator: of the random vectors.
     """
     live = product.abs().amax(dim=1) > 0
     rows = product[live]
@@ -148,10 +147,8 @@ def search(parts: LowRank, known: Directions, starts: int, generator: torch.Gene
     vector.
 
     Args:
-        parts: of the product.
         known: that needn't be found again.
         starts: how many.
-        generator: of the starts.
     """
     if parts.rank == 1:  # the only one
         return certify(parts, parts.scores.new_ones(1, 1))
@@ -369,11 +366,9 @@ def alternate(
     easier. An example is fitted to its zeros by least squares of its activations on signs, as in Fisher's discriminant.
 
     Args:
-        parts: of the product.
         layer: whose gradient it is.
         known: independent directions, fewer than the rank.
         starts: how many mixtures.
-        generator: of the mixtures.
     """
     if len(known) >= parts.rank:
         return none_yet(parts)

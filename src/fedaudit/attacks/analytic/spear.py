@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.first_layer import (
+    ClosedForm,
     FirstLayer,
     Recovered,
-    as_images,
-    as_rows,
     comparable,
     first_layer,
     layer_product,
@@ -33,9 +32,10 @@ from fedaudit.attacks.analytic.sparse_columns import (
     search,
     search_beside,
 )
-from fedaudit.attacks.base import Attack, Case, Progress, register
+from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
-from fedaudit.transcript.observation import Message, Observation
+from fedaudit.attacks.victim import distinct_examples
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 
@@ -70,7 +70,7 @@ class Opened(NamedTuple):
 
 
 @register
-class Spear(Attack):
+class Spear(ClosedForm):
     """SPEAR (Dimitrov et al., NeurIPS 2024) and SPEAR++ (Bakarsky et al. 2025): exact batches through Linear and ReLU.
 
     The layer's gradient is L·X: its rank is the batch size, and a column of L = ∂ℓ/∂z is zero wherever an example
@@ -99,8 +99,6 @@ class Spear(Attack):
     name = "spear"
     summary = "whole batches, exactly, where the model begins with a fully connected layer and ReLU"
     paper = "Dimitrov et al. 2024 (SPEAR); Bakarsky et al. 2025 (SPEAR++)"
-    threat_model = "server or eavesdropper, passive"
-    examples = ("image",)
     needs = (
         "images and a classifier",
         "a model that begins with a fully connected layer with a bias, then ReLU",
@@ -108,8 +106,6 @@ class Spear(Attack):
     )
 
     rectified: ClassVar[bool] = True  # whether a ReLU must follow
-    uses = ("spear",)
-    needs_classes = True
 
     rounds: Count = 400
 
@@ -117,17 +113,8 @@ class Spear(Attack):
     def fits(cls, case: Case) -> bool:
         return case.solves(cls.examples) and case.rectified and 1 < case.examples <= SEARCHED
 
-    def check(self, observation: Observation) -> None:
-        """Raise unless the model begins so, and the update is a sum of such gradients.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._prepare(observation)
-
     def _prepare(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor, int]:
         message, task_info = observation.single(), observation.task_info
-        super().check(observation)
         module = as_trained(observation.module, task_info, message.weights)
         layer = first_layer(module, task_info.input_shape)
         if self.rectified and not layer.relu:
@@ -136,7 +123,7 @@ class Spear(Attack):
                 "run an attack that optimises (invg, agic)"
             )
         product = layer_product(message, layer, self.name)
-        most = _distinct_examples(message)
+        most = distinct_examples(message)
         size = min(int((product != 0).any(dim=1).sum()), product.shape[1])
         if most >= size:
             raise NotApplicable(
@@ -173,7 +160,7 @@ class Spear(Attack):
                 break
         if best is None:
             best = self._guess(opened, found, sources, generator)
-        return self._returned(observation, _placed(layer, parts.rank, best, most))
+        return self._returned(observation, *_placed(layer, parts.rank, best, most))
 
     def _begin(self, opened: Opened, generator: torch.Generator) -> tuple[Directions, Tensor | None]:  # noqa: ARG002
         """Return what is known before the search: certain directions, and likely ones of all examples, if any."""
@@ -204,19 +191,13 @@ class Spear(Attack):
         none = torch.zeros(len(inputs), dtype=torch.int64)
         return Recovered(inputs, none, none.bool(), (note,))
 
-    def _returned(self, observation: Observation, found: Recovered) -> Finding:
-        return as_images(observation, found, self.name)
-
 
 def _more(opened: Opened, found: Directions, known: Directions, done: int, generator: torch.Generator) -> Directions:
     """Return ``found`` and the certain directions that the next way finds which leads to any that are new.
 
     Args:
-        opened: the update.
         found: all certain directions so far.
         known: the independent ones among them that the search builds on.
-        done: rounds.
-        generator: of the starts.
     """
     parts, layer = opened.parts, opened.layer
     parallel = opened.observation.task_info.num_classes == 2  # columns may be
@@ -266,14 +247,6 @@ def _last(opened: Opened, found: Directions) -> Directions:
         return none_yet(parts)
     direction = directions[:, best : best + 1]
     return Directions(direction / direction.norm(), (columns[:, best : best + 1] == 0), torch.ones(1, dtype=torch.bool))
-
-
-def _distinct_examples(message: Message) -> int:
-    """Return how many different examples an update is of, at most."""
-    training = message.update.training
-    if training is not None and training.data_size is not None:
-        return min(training.data_size, message.update.num_examples)
-    return message.update.num_examples
 
 
 def _judged(opened: Opened, found: Directions) -> Recovered:
@@ -338,6 +311,3 @@ class SpearRows(Spear):
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.solves(cls.examples) and case.rectified and case.examples > 1
-
-    def _returned(self, observation: Observation, found: Recovered) -> Finding:
-        return as_rows(observation, found, self.name)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.base import Case, Progress, register
+from fedaudit.attacks.base import ATTACK_CONFIG, Case, Progress, register
 from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.engines.reference import with_soft_labels
 from fedaudit.attacks.inversion.objectives import Objective
@@ -48,8 +49,19 @@ _LABELS = "labels: given, or inferable from the last fully connected layer"
 _ONE_STEP = "a gradient, or a FedAvg update of a single local step"
 
 
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class _ByLBFGS(GradientInversion):
+    """What methods share that minimise the squared distance by L-BFGS."""
+
+    distance = "squared-l2"
+
+    iterations: Count = 300
+    optimiser: OptimiserName = "l-bfgs"
+    learning_rate: Positive = 1.0
+
+
 @register
-class DLG(GradientInversion):
+class DLG(_ByLBFGS):
     """Deep Leakage from Gradients (Zhu et al. 2019, Eq. 4 and Algorithm 1).
 
     Squared Euclidean distance over all tensors, L-BFGS with rate 1, labels optimised jointly as logits of soft targets;
@@ -61,13 +73,8 @@ class DLG(GradientInversion):
     summary = "squared distance of gradients, images and labels optimised jointly, L-BFGS"
     paper = "Zhu et al. 2019 (DLG)"
     needs = (_IMAGES, "the loss cross-entropy", _ONE_STEP)
-    distance = "squared-l2"
     fedavg = "single-step"
     only_single = "it optimises the labels beside the images"
-
-    iterations: Count = 300
-    optimiser: OptimiserName = "l-bfgs"
-    learning_rate: Positive = 1.0
 
     def check(self, observation: Observation) -> None:
         """Refuse a loss that takes no class probabilities, too."""
@@ -118,7 +125,7 @@ class DLGAdam(GradientInversion):
 
 
 @register
-class IDLG(GradientInversion):
+class IDLG(_ByLBFGS):
     """Improved DLG (Zhao et al. 2020): the label from the gradient first, then DLG's distance over the image alone.
 
     L-BFGS with rate 1, one example. Departure: granted labels are used.
@@ -128,18 +135,14 @@ class IDLG(GradientInversion):
     summary = "the label from the gradient, then squared distance of gradients, L-BFGS; one example"
     paper = "Zhao et al. 2020 (iDLG)"
     needs = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
-    distance = "squared-l2"
     fedavg = "single-step"
     most_examples = 1
 
-    iterations: Count = 300
-    optimiser: OptimiserName = "l-bfgs"
-    learning_rate: Positive = 1.0
     label_inference: LabelMethod = "idlg"
 
 
 @register
-class CPL(GradientInversion):
+class CPL(_ByLBFGS):
     """Client Privacy Leakage (Wei et al. 2020, Algorithm 1): patterned first image, label regulariser, L-BFGS.
 
     Squared Euclidean distance plus α·‖softmax(F(x)) − y‖². Departures: the pattern is a quarter of the image's side
@@ -154,13 +157,9 @@ class CPL(GradientInversion):
     summary = "squared distance, patterned first image, label regulariser, L-BFGS; one example"
     paper = "Wei et al. 2020 (CPL)"
     needs = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
-    distance = "squared-l2"
     fedavg = "single-step"
     most_examples = 1
 
-    iterations: Count = 300
-    optimiser: OptimiserName = "l-bfgs"
-    learning_rate: Positive = 1.0
     start: Start = "patterned"
     label_weight: NonNegative = 1e-6
 
@@ -200,7 +199,7 @@ class InvG(GradientInversion):
 
 
 @register
-class Geng(GradientInversion):
+class Geng(_ByLBFGS):
     """Towards General Deep Leakage (Geng et al. 2021): label counts, clipping, scaling, full-batch FedAvg.
 
     Squared Euclidean distance, L-BFGS, and two regularisers: clipping, the distance to the valid pixel range, and
@@ -216,12 +215,8 @@ class Geng(GradientInversion):
     summary = "squared distance, clipping and scaling, label counts with duplicates, L-BFGS"
     paper = "Geng et al. 2021"
     needs = (_IMAGES, _LABELS, "a gradient, or a FedAvg update of full batches")
-    distance = "squared-l2"
     fedavg = "full-batch"
 
-    iterations: Count = 300
-    optimiser: OptimiserName = "l-bfgs"
-    learning_rate: Positive = 1.0
     label_inference: LabelMethod = "geng"
     clipping: NonNegative = 1e-4
     scaling: NonNegative = 1e-6

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.local_training import Way, invert
+from fedaudit.defences import SANITISERS
 from fedaudit.models import Layer
 from fedaudit.transcript.observation import Message
 from fedaudit.transcript.update import Update
@@ -273,18 +274,12 @@ def _softened(
     return Distance(value, derivative)
 
 
-# How much it counts that an element which wasn't sent should be zero. It is smaller than those that were, of DGC
-# because it waits for more rounds; of a sparse update of unknown making it may be anything. Measured in
-# docs/reference/defences.md.
-_UNSENT = {"top-k": 1.0, "dgc": 0.3}
-
-
 def distance_to(
     name: str, update: Update, names: Sequence[str], target: Mapping[str, Tensor], weights: Mapping[str, float]
 ) -> Distance:
     """Return the distance ``name`` to ``target``, as somebody measures it who knows how the update was sanitised.
 
-    - Sparse: an element that wasn't sent counts as zero as much as the defence's choice makes that likely.
+    - Sparse: an element that wasn't sent counts as zero as much as the defence says (``unsent``).
     - Noise of known size (dp): a tensor weighs as much as the share of its energy that isn't noise, 1 − σ²d/‖t‖²
       (as in Wiener's filter); where no tensor has any, all weigh what they did.
     - Signs: how far the signs agree, tanh(g/a) in place of the sign of g, a being the magnitude that was sent.
@@ -303,7 +298,8 @@ def distance_to(
         return DISTANCES[name](targets, plain)
     if known.signs:
         return smooth_signs(targets)
-    if known.sparse and (unsent := _UNSENT.get(known.name, 0.0)) != 1:
+    unsent = SANITISERS[known.name].value.unsent if known.name in SANITISERS else 0.0
+    if known.sparse and unsent != 1:
         plain = [w * torch.where(t != 0, 1, unsent) for w, t in zip(plain, targets, strict=True)]
     if known.noise:
         shares = [_signal(update.tensors[n], known.noise) for n in names]

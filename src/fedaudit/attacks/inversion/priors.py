@@ -101,7 +101,6 @@ def label_regulariser(victim: Victim, labels: Tensor) -> Objective:
     """Return ‖softmax(F(x)) − y‖² over the batch: CPL's label term (Wei et al. 2020, Algorithm 1).
 
     Args:
-        victim: the model.
         labels: (n,) that the images shall have.
     """
 
@@ -327,8 +326,6 @@ def subspaces(
     product of so many patches: with noise, sparse, or from local steps between which the model moved.
 
     Args:
-        victim: the model.
-        layers: of it.
         gradient: the observed one, by parameter name.
         images: (n, C, H, W), as many as were used for it, of any values.
         defended: whether the update was changed before it was sent: layers whose rank can't tell, because they have
@@ -356,7 +353,6 @@ def telling(known: Mapping[str, Subspace], count: int) -> tuple[dict[str, Subspa
 
     Args:
         known: what :func:`subspaces` found.
-        count: images in the batch.
     """
     based = {name: one for name, one in known.items() if one.basis is not None}
     return (based, 1.0) if count == 1 and 2 * len(based) >= len(known) else (dict(known), _WEAK)
@@ -374,7 +370,6 @@ def in_subspaces(victim: Victim, known: Mapping[str, Subspace]) -> Objective:
     images 0, but for the ridge ε = 1e-4·‖A‖²/N.
 
     Args:
-        victim: the model.
         known: of its layers, by name; at least one.
     """
     modules = {name: one.module for name, one in known.items()}

@@ -37,11 +37,9 @@ def reconstruct(
     choosing by anything else would need the truth.
 
     Args:
-        objective: with its gradients.
         initial: variables; the first are the dummy images, (n, C, H, W) normalised.
         pixel_range: normalised black and white, (1, C, H, W) each.
         generator: of the noise that is added in each step, if any.
-        progress: called with (done, total).
         iterations: steps of the optimiser; one of L-BFGS evaluates the objective up to 25 times.
         average: share of the iterations, the last ones, whose mean iterate is the result (Polyak and Juditsky 1992);
             0 for the last iterate.
@@ -96,7 +94,6 @@ def make_step(
     """Return a function that takes one step down from ``variables``, in place, and returns the objective before it.
 
     Args:
-        objective: with its gradients.
         variables: the first are the images, (n, C, H, W) normalised.
         pixel_range: normalised black and white, (1, C, H, W) each.
         generator: of the noise, if any.

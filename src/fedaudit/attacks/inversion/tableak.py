@@ -14,13 +14,12 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Case, Progress, register, silent
 from fedaudit.attacks.findings import RowFinding
-from fedaudit.attacks.inversion.engines.restarts import Decode, dense, one_by_one, restarts
-from fedaudit.attacks.inversion.objectives import Distance, Objective
+from fedaudit.attacks.inversion.engines.restarts import Decode, dense, one_by_one
 from fedaudit.attacks.inversion.reconstruct import reconstruct
 from fedaudit.attacks.inversion.template import Prepared, Schedule, matched, prepare
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import Way, image_way
-from fedaudit.attacks.victim import WITHOUT_DROPOUT, unknown_training
+from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_signal, need_training
 from fedaudit.modalities.columns import Column, numbers
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.training import TrainingConfig
@@ -96,20 +95,11 @@ class TabLeak(Attack):
         return case.searchable and case.kind in cls.examples and case.can_simulate
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the update is of a table's rows, and what it is a multiple of is known.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        message = observation.single()
+        """Raise unless the update is of a table's rows, and what it is a multiple of is known."""
+        observation.single()
         super().check(observation)
-        if message.update.kind == "weights" and message.update.training is None:
-            raise NotApplicable(
-                f"{self.name} needs to know how the client trained to use a FedAvg update; "
-                f"{unknown_training(observation.threat)}"
-            )
-        if not any(bool(t.any()) for t in message.update.tensors.values()):
-            raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+        need_training(self.name, observation)
+        need_signal(observation.single().update)
 
     def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
         """Return how rows are found, and labels, where they are inferred."""
@@ -175,27 +165,36 @@ class TabLeak(Attack):
         table: Relaxation,
         labels: Tensor,
         iterations: int,
-        restarts: int,
+        starts: int,
         generator: torch.Generator,
         progress: Progress = silent,
     ) -> tuple[Tensor, Tensor]:
         """Return what the restarts come to, (R, n, v), and the distance of each."""
+        name = self.distance
+        if name == "auto":
+            name = "squared-l2" if prepared.label_source == "optimised" else "cosine"
+        weights = dict.fromkeys(prepared.victim.parameters, 1.0)
+        distance, training = matched(prepared, weights, name, "simulation", aware=self.aware)
         decode, count = _decoding(table, labels), prepared.update.num_examples
+        exact = one_by_one(prepared.victim, training, distance, decode)
         width = table.width + (labels.ndim == 2 and not labels.shape[1])
-        first = (2 * torch.rand((restarts, count, width), generator=generator) - 1).to(labels.device)
+        first = (2 * torch.rand((starts, count, width), generator=generator) - 1).to(labels.device)
+        objective = exact
+        if self.batched:
+            fast = dense(prepared.victim, training, distance, decode)
+            objective = restarts(prepared.victim, training, distance, decode, first, prepared.notes, fast)
         (variables,), _ = reconstruct(
-            self.objective(prepared, decode, first),
+            objective,
             [first],
             (first, first),  # nothing is clamped
             generator,
-            lambda done, total: progress(done * restarts, total * restarts),
+            lambda done, total: progress(done * starts, total * starts),
             iterations=iterations,
             learning_rate=self.learning_rate,
             signed=self.signed,
             schedule=self.schedule,
             average=self.average,
         )
-        exact = self.alone(prepared, decode)
         return variables, torch.stack([exact(one[None])[0] for one in variables]).cpu()
 
     def _better(
@@ -236,26 +235,6 @@ class TabLeak(Attack):
         corrected = torch.zeros_like(labels)
         corrected[len(labels) - ones :] = 1
         return corrected
-
-    def objective(self, prepared: Prepared, decode: Decode, first: Tensor) -> Objective:
-        """Return the sum of the restarts' distances, of (R, n, v) variables, tried on the first ones."""
-        if not self.batched:
-            return self.alone(prepared, decode)
-        distance, training = self._matched(prepared)
-        fast = dense(prepared.victim, training, distance, decode)
-        return restarts(prepared.victim, training, distance, decode, first, prepared.notes, fast)
-
-    def alone(self, prepared: Prepared, decode: Decode) -> Objective:
-        """Return the same, one restart after another."""
-        distance, training = self._matched(prepared)
-        return one_by_one(prepared.victim, training, distance, decode)
-
-    def _matched(self, prepared: Prepared) -> tuple[Distance, TrainingConfig]:
-        name = self.distance
-        if name == "auto":
-            name = "squared-l2" if prepared.label_source == "optimised" else "cosine"
-        weights = dict.fromkeys(prepared.victim.parameters, 1.0)
-        return matched(prepared, weights, name, "simulation", aware=self.aware)
 
 
 def _decoding(table: Relaxation, labels: Tensor) -> Decode:

@@ -11,7 +11,7 @@ from fedaudit.attacks.base import Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
 from fedaudit.attacks.local_training import Way, is_adaptive
-from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, one_batch_gradient, unknown_training
+from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, need_training, one_batch_gradient
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -67,22 +67,14 @@ class Labels(Attack):
         )
 
     def check(self, observation: Observation) -> None:
-        """Raise where there is nothing to find out.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where there is nothing to find out."""
         super().check(observation)
         message = observation.single()
         if observation.task_info.causal:
             raise NotApplicable(f"{self.name} needs a class an example, and a causal task has none: run dager")
         if message.update.labels is not None:
             raise NotApplicable("the adversary is granted the labels; set threat.knows_labels=false")
-        if message.update.kind == "weights" and message.update.training is None:
-            raise NotApplicable(
-                f"{self.name} needs the learning rate and the local steps to use a FedAvg update; "
-                f"{unknown_training(observation.threat)}"
-            )
+        need_training(self.name, observation)
 
     def ways(self, _observation: Observation, message: Message) -> Sequence[Way]:
         """Return labels', and where an update is of several steps that of one batch."""

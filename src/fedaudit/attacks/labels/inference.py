@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -243,54 +242,24 @@ def evidence_of(
     gradient: dict[str, Tensor],
     task_info: TaskInfo,
     *,
-    signs: bool,
+    signs: bool = False,
     public: tuple[Tensor, Tensor] | None = None,
 ) -> Evidence:
     """Return the evidence that ``gradient`` gives of the classifier of ``task_info``, with its loss's options.
 
     Args:
-        victim, layers, gradient: as of :func:`last_layer`.
-        task_info: of a classifier.
-        signs: whether only the signs of the gradient are known.
-        public: as of :func:`last_layer`.
-
-    Raises:
-        NotApplicable: as :func:`last_layer`.
-    """
-    assert task_info.num_classes is not None
-    vocabulary = task_info.tokens.vocabulary if task_info.tokens else None
-    return dataclasses.replace(
-        last_layer(victim, layers, gradient, task_info.num_classes, task_info.input_shape, public, vocabulary),
-        signs=signs,
-        label_smoothing=task_info.label_smoothing,
-        class_weights=task_info.class_weights,
-    )
-
-
-def last_layer(
-    victim: Victim,
-    layers: Sequence[Layer],
-    gradient: dict[str, Tensor],
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    public: tuple[Tensor, Tensor] | None = None,
-    vocabulary: int | None = None,
-) -> Evidence:
-    """Return the evidence that ``gradient`` gives of the classifier.
-
-    Args:
         victim: the model, in the mode of the client's training.
-        layers: of the model, in forward order.
         gradient: by parameter name; for a FedAvg update −ΔW in units of the gradient.
-        num_classes: of the model; a layer with the one row of class 1 against class 0 stands for two classes.
-        input_shape: (C, H, W).
+        task_info: of a classifier; a layer with the one row of class 1 against class 0 stands for two classes.
+        signs: whether only the signs of the gradient are known.
         public: normalised public examples (n, C, H, W) and their (n,) labels, if the adversary holds any.
-        vocabulary: of text; None for examples of real values.
 
     Raises:
         NotApplicable: the model doesn't end in a fully connected layer with one row a class, or its gradient wasn't
             sent.
     """
+    num_classes, vocabulary = task_info.num_classes, task_info.tokens.vocabulary if task_info.tokens else None
+    assert num_classes is not None
     outputs = 1 if victim.loss is bce_with_logits else num_classes
     for layer in reversed(layers):
         names = [n for n in layer.parameters if layer.kind == "linear" and n in gradient and gradient[n].ndim == 2]
@@ -308,7 +277,10 @@ def last_layer(
             return Evidence(
                 rows,
                 bias,
-                partial(_probe, victim, classifier, input_shape, vocabulary),
+                partial(_probe, victim, classifier, task_info.input_shape, vocabulary),
+                signs,
+                task_info.label_smoothing,
+                task_info.class_weights,
                 weight=weight,
                 offset=offset,
                 public=None if public is None else partial(_public, victim, classifier, *public),
@@ -358,7 +330,6 @@ def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Te
     Args:
         method: a registered name or ``auto``.
         evidence: of the last layer.
-        num_examples: in the update.
 
     Raises:
         NotApplicable: the method can't do it here.

@@ -3,21 +3,140 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import linear, relu
 
 from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
-from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
 from fedaudit.modalities import example_kind
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
+
+Mapping = Literal["network", "linear"]
+
+_REPORT_EVERY = 50
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A fitted mapping network G, on coordinates of the weights sent: their own, or whitened ones.
+
+    Attributes:
+        parameters: of the two layers: (h, k), (h,), (p, h), (p,).
+        mean: (p,) where the coordinates are zero: at the mean of the weights sent where they are whitened.
+        basis: (p, k): the identity; whitened, the directions in which they spread, as long as the standard deviation.
+        error: Σ‖G(θ) − Δθ‖² relative to Σ‖Δθ − mean‖² over the rounds: 0 is a perfect fit, 1 no better than the mean.
+    """
+
+    parameters: tuple[Tensor, ...]
+    mean: Tensor
+    basis: Tensor
+    error: float
+
+    def coordinates(self, weights: Tensor) -> Tensor:
+        """Return the (n, k) coordinates of (n, p) ``weights``."""
+        return (weights - self.mean) @ self.basis / self.basis.square().sum(dim=0)
+
+
+def fit_mapping(
+    sent: Tensor,
+    moved: Tensor,
+    *,
+    hidden: int,
+    whitened: bool,
+    span: float,
+    iterations: int,
+    learning_rate: float,
+    generator: torch.Generator,
+    progress: Callable[[int], None] | None = None,
+) -> Learned:
+    """Minimise Σ‖G(w, θ) − Δθ‖² over w by Adam (Xu & Neglia 2021, Eq. 6).
+
+    Args:
+        sent: (n, p) θ.
+        moved: (n, p) Δθ.
+        hidden: units of the hidden layer.
+        whitened: G takes the principal coordinates of the weights sent, each of standard deviation 1; else θ as it is.
+        span: where whitened, leave out directions in which they spread less than this, relative to the widest.
+        iterations: of Adam, on all rounds at once.
+    """
+    p = sent.shape[1]
+    mean, basis = _whitening(sent, span) if whitened else (sent.new_zeros(p), torch.eye(p).to(sent))
+    inputs, k = (sent - mean) @ basis / basis.square().sum(dim=0), basis.shape[1]
+    scale = moved.square().mean().sqrt()
+    targets = moved / scale
+    shapes = [((hidden, k), k), ((hidden,), k), ((p, hidden), hidden), ((p,), hidden)]
+    weights = [
+        ((2 * torch.rand(shape, generator=generator) - 1) * fan_in**-0.5).to(sent.device).requires_grad_()
+        for shape, fan_in in shapes
+    ]
+    optimiser = torch.optim.Adam(weights, lr=learning_rate)
+    for iteration in range(iterations):
+        optimiser.zero_grad(set_to_none=True)
+        (_apply(weights, inputs) - targets).square().sum(dim=1).mean().backward()
+        optimiser.step()
+        if progress and (iteration + 1) % _REPORT_EVERY == 0:
+            progress(iteration + 1)
+    parameters = tuple(w.detach() for w in weights)
+    left = (_apply(parameters, inputs) - targets).square().sum()
+    whole = (targets - targets.mean(dim=0)).square().sum().clamp_min(1e-30)
+    return Learned(parameters, mean, basis, float(left / whole))
+
+
+def _whitening(sent: Tensor, span: float) -> tuple[Tensor, Tensor]:
+    mean = sent.mean(dim=0)
+    _, spread, directions = torch.linalg.svd(sent - mean, full_matrices=False)
+    k = max(1, int((spread > max(span, torch.finfo(sent.dtype).eps) * spread[0]).sum()))
+    return mean, directions[:k].T * spread[:k] / len(sent) ** 0.5
+
+
+def seek_zero(
+    learned: Learned,
+    start: Tensor,
+    *,
+    iterations: int,
+    learning_rate: float,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Tensor, float]:
+    """Minimise ‖G(ŵ, θ)‖² over θ by Adam from ``start`` (Xu & Neglia 2021, Eq. 7).
+
+    Args:
+        learned: G.
+        start: (p,) weights.
+        learning_rate: of Adam, in the coordinates' units.
+
+    Returns:
+        The (p,) iterate of least ‖G‖², and that, relative to the mean of ‖Δθ‖² over the rounds.
+    """
+    point = learned.coordinates(start[None]).requires_grad_()
+    best, least = point.detach().clone(), float("inf")
+    optimiser = torch.optim.Adam([point], lr=learning_rate)
+    for iteration in range(iterations + 1):
+        optimiser.zero_grad(set_to_none=True)
+        objective = _apply(learned.parameters, point).square().sum()
+        value = float(objective.detach())
+        if value < least:
+            best, least = point.detach().clone(), value
+        if iteration == iterations:
+            break
+        objective.backward()
+        optimiser.step()
+        if progress and (iteration + 1) % _REPORT_EVERY == 0:
+            progress(iteration + 1)
+    return learned.basis @ best[0] + learned.mean, least / len(start)
+
+
+def _apply(parameters: tuple[Tensor, ...] | list[Tensor], inputs: Tensor) -> Tensor:
+    first, first_bias, second, second_bias = parameters
+    return linear(relu(linear(inputs, first, first_bias)), second, second_bias)
 
 
 @dataclass(frozen=True)
@@ -126,11 +245,7 @@ class LastReturned(_LocalModelAttack):
     needs = ("one update of the client's weights",)
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the client returned weights.
-
-        Raises:
-            NotApplicable: it sent gradients, or nothing.
-        """
+        """Raise unless the client returned weights."""
         super().check(observation)
         exchanged(observation)
         if observation.update_kind != "weights":
@@ -184,11 +299,7 @@ class LocalModelExact(_LocalModelAttack):
         )
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the model is linear, the loss squared, and there are d + 1 rounds of the client.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless the model is linear, the loss squared, and there are d + 1 rounds of the client."""
         super().check(observation)
         seen = exchanged(observation)
         task_info = observation.task_info
@@ -217,15 +328,9 @@ class LocalModelExact(_LocalModelAttack):
         zero = zero_of_affine_map(seen.sent[:n], seen.moved[:n], noise=seen.noise, truncate=self.truncate)
         self._refuse(zero, n, p)
         training = [m.update.training for m in observation.messages]
-        return LocalModelFinding(
-            state=seen.state(zero.point),
-            objective=zero.remaining,
-            notes=(*_about(zero, p), *_decay(any(f is not None and f.weight_decay > 0 for f in training))),
-            rounds_used=n,
-            condition=zero.condition,
-            directions=zero.used,
-            mapping_error=zero.misfit,
-        )
+        decayed = any(f is not None and f.weight_decay > 0 for f in training)
+        note = "the client trains with weight decay: the model is its optimum with that decay"
+        return _found(seen, zero, n, *[note] * decayed)
 
     def _used(self, seen: Exchanged) -> tuple[int, int]:
         n, p = seen.sent.shape
@@ -311,11 +416,7 @@ class LocalModel(_LocalModelAttack):
         )
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are several rounds of the client, in which it moved the model.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are several rounds of the client, in which it moved the model."""
         super().check(observation)
         seen = exchanged(observation)
         if len(seen.sent) < 3:
@@ -329,18 +430,10 @@ class LocalModel(_LocalModelAttack):
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> LocalModelFinding:
         seen = exchanged(observation)
-        n, p = seen.sent.shape
+        n = len(seen.sent)
         if self.mapping == "linear":
             zero = zero_of_affine_map(seen.sent, seen.moved, noise=seen.noise)
-            return LocalModelFinding(
-                state=seen.state(zero.point),
-                objective=zero.remaining,
-                notes=_about(zero, p),
-                rounds_used=n,
-                condition=zero.condition,
-                directions=zero.used,
-                mapping_error=zero.misfit,
-            )
+            return _found(seen, zero, n)
         total = self.fit_iterations + self.iterations
         learned = fit_mapping(
             seen.sent.float().to(device),
@@ -371,12 +464,17 @@ class LocalModel(_LocalModelAttack):
         )
 
 
-def _about(zero: Zero, p: int) -> tuple[str, ...]:
+def _found(seen: Exchanged, zero: Zero, rounds: int, *notes: str) -> LocalModelFinding:
+    p = seen.sent.shape[1]
     text = f"condition number of the models sent {zero.condition:.1e}, {zero.used} of {p} directions used"
     if zero.misfit is None:
         text += "; no round was left over to check the mapping by"
-    return (text,)
-
-
-def _decay(decayed: bool) -> tuple[str, ...]:
-    return ("the client trains with weight decay: the model is its optimum with that decay",) if decayed else ()
+    return LocalModelFinding(
+        state=seen.state(zero.point),
+        objective=zero.remaining,
+        notes=(text, *notes),
+        rounds_used=rounds,
+        condition=zero.condition,
+        directions=zero.used,
+        mapping_error=zero.misfit,
+    )

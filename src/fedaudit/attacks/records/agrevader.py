@@ -143,11 +143,7 @@ class AgrEvader(Attack):
         return case.malicious == cls.name and case.asks_for_members
 
     def check(self, observation: Observation) -> None:
-        """Refuse where nobody has pushed any record, or only in the last round.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Refuse where nobody has pushed any record, or only in the last round."""
         observation.need_client(self.name)
         whole(observation)
         losses = observation.adversary_log.get(_LOSSES)

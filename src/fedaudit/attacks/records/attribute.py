@@ -40,17 +40,11 @@ class AttributeFinding(Finding, kind="attribute"):
 class AttributeAttack(RecordsAttack):
     """What the attacks on attributes share: records that lack one."""
 
-    threat_model = "server, eavesdropper or client, passive; a client sees the global model only"
-    default_scope = "federation"
     recovers = "attributes"
     finds = AttributeFinding
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the records lack an attribute, and the model can be had.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless the records lack an attribute, and the model can be had."""
         super().check(observation)
         if not len(held(observation).codes):
             raise NotApplicable("nothing is hidden in the records; set threat.hidden_attribute, to 'sex' for example")
@@ -96,11 +90,7 @@ class AttributeLoss(AttributeAttack):
         return case.threat.hidden_attribute is not None and case.attribute_is_input
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the attribute is one of the model's inputs.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless the attribute is one of the model's inputs."""
         super().check(observation)
         if not len(held(observation).columns):
             raise NotApplicable("the hidden attribute isn't one of the model's inputs; attribute-features is for such")
@@ -160,11 +150,7 @@ class AttributeFeatures(AttributeAttack):
         return case.threat.hidden_attribute is not None and case.threat.public_examples is not None
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are public examples of two values at least.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are public examples of two values at least."""
         super().check(observation)
         public(observation)
         if len(held(observation).public_values.unique()) < 2:

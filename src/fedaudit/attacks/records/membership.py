@@ -48,19 +48,13 @@ class MembershipAttack(RecordsAttack):
             the records' scores, because the adversary knows that half of them are members.
     """
 
-    threat_model = "server, eavesdropper or client, passive; a client sees the global model only"
-    default_scope = "federation"
     recovers = "membership"
     finds = MembershipFinding
 
     false_positives: Annotated[Fraction, Field(gt=0)] | None = None
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are records, the model can be had, and what the threshold needs.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are records, the model can be had, and what the threshold needs."""
         super().check(observation)
         whole(observation)
         if self.false_positives is not None:
@@ -174,11 +168,7 @@ class ShadowModels(MembershipAttack):
         return case.asks_for_members and case.threat.public_examples is not None and case.num_classes is not None
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are public examples, and a classifier.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are public examples, and a classifier."""
         super().check(observation)
         inputs, _ = public(observation)
         if observation.task_info.num_classes is None:

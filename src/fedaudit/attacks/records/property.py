@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import Finding
+from fedaudit.attacks.victim import distinct_examples
 from fedaudit.models import set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.task.info import TaskInfo
@@ -97,11 +98,7 @@ class PropertyInference(Attack):
             raise BadInput(f"attack '{self.name}': share {self.share:g} must be above otherwise, {self.otherwise:g}")
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are examples with the property and without, and updates whose training can be repeated.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are examples with the property and without, and updates whose training can be repeated."""
         messages = observation.messages
         if any(message.update.members for message in messages):
             raise NotApplicable(
@@ -132,7 +129,7 @@ class PropertyInference(Attack):
             sketch = _Sketch(len(flat(model.update.tensors, model)), generator)
             made: list[list[Tensor]] = [[], []]
             for _ in range(self.updates):
-                pair = held.pair(size_of(model), self.share, self.otherwise, generator)
+                pair = held.pair(distinct_examples(model), self.share, self.otherwise, generator)
                 for kind, rows in enumerate(reversed(pair)):
                     made[kind].append(sketch(send(observation, model, held, rows, generator)))
                 done += 2
@@ -227,7 +224,7 @@ def _grouped(messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]
     for message in messages:
         update = message.update
         ways = rounds.setdefault((message.round, id(message.weights), tuple(sorted(update.tensors))), {})
-        ways.setdefault((size_of(message), update.num_examples, update.training), []).append(message)
+        ways.setdefault((distinct_examples(message), update.num_examples, update.training), []).append(message)
     groups = []
     for ways in rounds.values():
         order = sorted(ways, key=lambda way: way[:2])
@@ -270,7 +267,6 @@ class Stock:
         Args:
             size: examples of each.
             share, otherwise: how many of them have the property, with and without.
-            generator: of the draws.
         """
         counts = torch.bincount(
             torch.multinomial(self.frequencies, size, replacement=True, generator=generator), minlength=len(self.cells)
@@ -314,13 +310,6 @@ def stock(records: Records | None, info: TaskInfo) -> Stock:
     frequencies = torch.tensor([float(len(without) + len(with_it)) for without, with_it in cells])
     inputs = info.normalise(records.public_inputs)
     return Stock(inputs, labels, tuple(cells), frequencies / frequencies.sum())
-
-
-def size_of(message: Message) -> int:
-    """Return how many different examples a client used for an update, as far as that is known."""
-    update = message.update
-    held = update.training.data_size if update.training else None
-    return min(update.num_examples, held or update.num_examples)
 
 
 def send(observation: Observation, message: Message, held: Stock, rows: Tensor, generator: torch.Generator) -> Tensor:

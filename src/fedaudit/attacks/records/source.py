@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,11 +67,7 @@ class SourceInference(Attack):
         return case.asks_for_members and case.reads_clients
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are records, and updates of two clients at least, each by itself.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are records, and updates of two clients at least, each by itself."""
         messages = observation.messages
         if any(message.update.members for message in messages):
             raise NotApplicable(
@@ -122,7 +117,7 @@ class SourceInference(Attack):
                 lowered.append(before[message.round] - _losses(observation, self._returned(message)))
                 done += 1
                 progress(done, total)
-            columns.append(_mean(lowered))
+            columns.append(torch.stack(lowered).mean(dim=0))
         scores = torch.stack(columns, dim=1)
         clients = torch.tensor(list(chosen), dtype=torch.int64)
         return SourceFinding(clients=clients, scores=scores, sources=clients[scores.argmax(dim=1)])
@@ -141,7 +136,3 @@ def _losses(observation: Observation, state: dict[str, Tensor]) -> Tensor:
     module.load_state_dict(state)
     target = Target(module.eval(), observation.task_info, observation.loss)
     return target.losses(records.inputs, records.labels).nan_to_num(nan=1e30, posinf=1e30)
-
-
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(values)).mean(dim=0)

@@ -87,6 +87,9 @@ class RecordsAttack(Attack):
         rebuild: the attack that reconstructs it: its name and settings.
     """
 
+    threat_model = "server, eavesdropper or client, passive; a client sees the global model only"
+    default_scope = "federation"
+
     model: ModelName = "global"
     rebuild: dict[str, Any] = field(default_factory=lambda: {"name": "local-model"})
 
@@ -113,11 +116,7 @@ class RecordsAttack(Attack):
         return "federation" if self.model == "global" else "client"
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are records, and the model can be had.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are records, and the model can be had."""
         super().check(observation)
         held(observation)
         if self.model != "global":

@@ -16,7 +16,7 @@ from fedaudit.attacks.findings import SequenceFinding
 from fedaudit.attacks.local_training import Way
 from fedaudit.attacks.text.layers import Receiver, Span, inputs_of, receivers, sees, span_of, takes
 from fedaudit.attacks.text.search import Search, extend_prefixes, whole_sequences
-from fedaudit.attacks.victim import WITHOUT_DROPOUT, one_batch_gradient, unknown_training
+from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_training, one_batch_gradient
 from fedaudit.modalities import TokenInfo
 from fedaudit.models import set_training_mode
 from fedaudit.simulation.local_training import draws_at_random
@@ -70,18 +70,9 @@ class Dager(Attack):
         return case.updates_alone and case.kind in cls.examples and case.knows_scale
 
     def check(self, observation: Observation) -> None:
-        """Raise where the gradients don't span what the layers received.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where the gradients don't span what the layers received."""
         super().check(observation)
-        message = observation.single()
-        if message.update.kind == "weights" and message.update.training is None:
-            raise NotApplicable(
-                f"{self.name} needs the learning rate and the local steps to use a FedAvg update; "
-                f"{unknown_training(observation.threat)}"
-            )
+        need_training(self.name, observation)
 
     def ways(self, _observation: Observation, message: Message) -> Sequence[Way]:
         """Return the span check, and where an update is of several steps that of one batch."""

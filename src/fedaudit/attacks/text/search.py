@@ -62,7 +62,6 @@ def extend_prefixes(search: Search, beam: int) -> tuple[Tensor, Tensor]:
     longest are taken, and of these the nearest.
 
     Args:
-        search: what is known.
         beam: prefixes that are kept for each sequence, those nearest to the span.
     """
     device = search.second[1].basis.device
@@ -305,11 +304,9 @@ def whole_sequences(
     What is missing in the end is filled up by the nearest that aren't inside, if they are unlike those that are.
 
     Args:
-        search: what is known.
         lengths: that sequences may have.
         end: the token at the end of those that are shorter than ``search.length``, if there is one.
         tries: sequences that are tried at most, in all.
-        generator: of random contexts.
         progress: called with what was tried and ``tries``.
     """
     _, span = search.second

@@ -42,11 +42,7 @@ class WhichTokens(Attack):
         return case.updates_alone and case.kind in cls.examples
 
     def check(self, observation: Observation) -> None:
-        """Raise where no embedding travels.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where no embedding travels."""
         super().check(observation)
         self._embedding(observation)
 

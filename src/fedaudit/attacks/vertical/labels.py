@@ -54,11 +54,7 @@ class _FromGradients(Attack):
     on_sums = "refused: it is for vertical federations, where there are none"
 
     def check(self, observation: Observation) -> None:
-        """Raise where no gradients come down, or the adversary has the labels.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where no gradients come down, or the adversary has the labels."""
         super().check(observation)
         record = _record(observation)
         if record.labels is not None:
@@ -101,11 +97,7 @@ class DirectLabels(_FromGradients):
         return case.threat.adversary != "server" and case.top == "sum"
 
     def check(self, observation: Observation) -> None:
-        """Raise where the gradients aren't the outputs'.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where the gradients aren't the outputs'."""
         super().check(observation)
         top = _record(observation).spec.top
         if top != "sum":
@@ -136,11 +128,7 @@ class _Scoring(_FromGradients):
     paper = "Li et al. 2022 (Label Leakage and Protection in Two-party Split Learning)"
 
     def check(self, observation: Observation) -> None:
-        """Raise where there aren't two classes.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where there aren't two classes."""
         super().check(observation)
         classes = observation.task_info.num_classes
         if classes != 2:

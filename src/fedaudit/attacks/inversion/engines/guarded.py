@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedaudit.attacks.inversion.engines.first_order import first_order
-from fedaudit.attacks.inversion.engines.passes import eager, on_gpu, traced
+from fedaudit.attacks.inversion.engines.first_order import eager, first_order, on_gpu, traced
 from fedaudit.attacks.inversion.engines.reference import SOFTNESS, reference
 from fedaudit.attacks.inversion.objectives import Distance, Objective
 from fedaudit.attacks.victim import Victim
@@ -37,9 +36,7 @@ def make_engine(
 
     Args:
         name: ``auto``, ``reference``, ``first-order`` or ``compiled``.
-        victim: the model.
         labels: (n,) of the images.
-        training: the local training that is matched.
         distance: of the pseudo-gradient W − W_T to the observed one.
         steps: how many will be taken.
         notes: what the user should know is added here while the engine runs.

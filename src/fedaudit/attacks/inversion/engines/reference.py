@@ -37,9 +37,7 @@ def reference(
     cut into its mini-batches in order and its local steps are replayed (InvG, Geiping et al. 2020, Section 6).
 
     Args:
-        victim: the model.
         labels: (n,) of the images, in the order of use.
-        training: the local training.
         distance: of the pseudo-gradient W − W_T to the observed one.
         softness: of Adam's step, see :func:`optimiser_step`.
     """
@@ -95,10 +93,8 @@ def unrolled(
     which pulls towards ``start``, is added to it; then it is clipped, and the optimiser takes its step.
 
     Args:
-        victim: the model.
         start: where the training begins.
         images, labels: of each step.
-        training: the local training.
         softness: of Adam's step, see :func:`optimiser_step`.
         gradient: how that of one pass is taken; by torch.autograd, unless told otherwise.
     """

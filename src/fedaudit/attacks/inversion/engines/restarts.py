@@ -28,8 +28,6 @@ def one_by_one(victim: Victim, training: TrainingConfig, distance: Distance, dec
     """Return the step of R restarts, one after another, by double backward.
 
     Args:
-        victim: the model.
-        training: the local training that is replayed.
         distance: of its pseudo-gradient to the observed one.
         decode: from what is optimised to examples and labels.
 
