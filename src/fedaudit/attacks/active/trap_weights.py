@@ -121,7 +121,12 @@ class TrapWeights(ClosedForm):
         if not bool(images.any()):
             raise NotApplicable("no neuron of the first layer holds an image: several examples are in each of them")
         kept, inputs, pixels = active[images], inputs[images], pixels[images]
-        labels, unlike = _own(module, observation, layer, inputs, product[kept, -1], kept)
+        found, rows = product[kept, -1], torch.arange(len(kept))
+        distances = []
+        for flow in flows_of(module, observation, layer, inputs):
+            own = flow[rows, kept] * len(inputs) / update.num_examples
+            distances.append(((own - found) / found).abs())
+        unlike, labels = torch.stack(distances).nan_to_num(nan=torch.inf).min(dim=0)
         told = update.training is None or update.training.local_steps == 1
         order = (unlike if told else -size[kept]).argsort(stable=True)
         chosen: list[int] = []
@@ -145,16 +150,3 @@ def _rectified(module: nn.Module, layer: FirstLayer, shape: tuple[int, ...]) -> 
         own.weight.copy_(torch.randn(own.weight.shape, generator=torch.Generator().manual_seed(0)))
         own.bias.zero_()
     return first_layer(probe, shape).relu
-
-
-def _own(
-    module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor, found: Tensor, neurons: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return (r,) the labels with which inputs' own derivatives by their neurons are the found ones, and how unlike."""
-    rows, update = torch.arange(len(inputs)), observation.single().update
-    distances = []
-    for flow in flows_of(module, observation, layer, inputs):
-        own = flow[rows, neurons] * len(inputs) / update.num_examples
-        distances.append(((own - found) / found).abs())
-    least = torch.stack(distances).nan_to_num(nan=torch.inf).min(dim=0)
-    return least.indices, least.values

@@ -202,13 +202,7 @@ def _affine_matrix(steps: tuple[Step, ...], shape: tuple[int, ...]) -> tuple[Ten
 
 
 def _own_equations(step: Step, shape: tuple[int, ...], k: Tensor, gradient: Tensor | None) -> Equations:
-    """Return what one layer's gradient says of that layer's own input.
-
-    Args:
-        shape: of its input.
-        k: ∂L/∂ of its output.
-        gradient: of its weight.
-    """
+    """Return what one layer's gradient says of that layer's own input, k being ∂L/∂ of its output."""
     module = step.module
     if isinstance(module, nn.Conv2d):
         return _of_convolution(module, shape, k, gradient)

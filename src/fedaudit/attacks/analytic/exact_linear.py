@@ -16,15 +16,13 @@ from fedaudit.attacks.analytic.first_layer import (
     layer_product,
     own_labels,
 )
-from fedaudit.attacks.analytic.patches import attended, attends, patch_embedding, patches_of
+from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
 from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 
-CERTIFIED = 1 / 255 / 8  # estimated error of a certified example's numbers, as a share of the pixels' range
-_LEFT_OVER = 1e-3  # of the gradient, the most that an exact answer may leave unexplained
 _OWN = 0.02  # relative distance up to which an example's own gradient is the observed one
 _STEPS, _DAMPING, _STILL = 2000, 0.5, 1e-12  # of the fixed point
 _DIVERGED = 1e6
@@ -123,7 +121,7 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
     scale = max(observation.task_info.std)
     if distinct(observation) > 1:
         inputs, labels, left_over, error = _of_one_layer(product, layer.module, observation)
-        sure = (error * scale <= CERTIFIED) & (left_over <= _LEFT_OVER)
+        sure = (error * scale <= CERTIFIED) & (left_over <= LEFT_OVER)
         notes = [f"the batch's probabilities and inputs agree up to {left_over:.1g} of the gradient"]
     else:
         column = product[:, -1]
@@ -134,7 +132,7 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
         error = rest.norm() / free**0.5 / column.norm() * (1 + row.square().mean()).sqrt() * torch.ones(1)
         inputs = row[None, :-1]
         labels, distance = own_labels(module, observation, layer, inputs, column[None])
-        sure = (error * scale <= CERTIFIED) & torch.tensor(left_over <= _LEFT_OVER and len(product) > 1)
+        sure = (error * scale <= CERTIFIED) & torch.tensor(left_over <= LEFT_OVER and len(product) > 1)
         training = observation.single().update.training
         if comparable(module, observation) and (training is None or training.local_steps == 1):
             sure &= distance <= _OWN

@@ -256,14 +256,7 @@ def _scales(direction: Tensor, label: int, logits: Tensor, bias: Tensor) -> list
 def _backwards(
     blocks: list[Block], k: Tensor, gradient: dict[str, Tensor], progress: Progress, run: tuple[int, int]
 ) -> tuple[Tensor, list[str]]:
-    """Return the input (1, *shape) that explains ``gradient``, and what the user should know.
-
-    Args:
-        blocks: of the network.
-        k: (classes,) ∂L/∂logits.
-        gradient: by parameter name.
-        run: index of this run, and how many there are.
-    """
+    """Return the input (1, *shape) that explains ``gradient``, and what the user should know; k is ∂L/∂logits."""
     notes = []
     before: Tensor | None = None  # what the current block's activation sees
     inputs = torch.zeros(0)

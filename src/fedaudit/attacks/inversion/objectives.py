@@ -83,11 +83,7 @@ def squared_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> D
 def layer_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
     """Return the sum of the tensors' weighted Euclidean distances: Σ_i ‖w_i·(g_i − t_i)‖ (Yin et al. 2021, Eq. 3).
 
-    Its derivative is w²·(g − t)/‖w·(g − t)‖ by tensor.
-
-    Args:
-        target: the observed gradient, one tensor per parameter.
-        weights: one per tensor, or one per element; 0 leaves it out.
+    Its derivative is w²·(g − t)/‖w·(g − t)‖ by tensor. Arguments as of :func:`squared_l2`.
     """
     flat, scale = flatten(target), _scaling(target, weights)
     sizes = [t.numel() for t in target]
@@ -110,11 +106,7 @@ def weighted_cosine(target: Sequence[Tensor], weights: Sequence[float | Tensor])
 
     The weight of a tensor enters the dot product and both norms. With equal weights this is the plain cosine over
     the whole gradient (InvG, Geiping et al. 2020, Eq. 4). Its derivative is (cos/‖g‖_w²)·w·g − direction/‖g‖_w,
-    direction being w·t/‖t‖_w.
-
-    Args:
-        target: the observed gradient, one tensor per parameter.
-        weights: one per tensor, or one per element; 0 leaves it out.
+    direction being w·t/‖t‖_w. Arguments as of :func:`squared_l2`.
     """
     flat, scale = flatten(target), _scaling(target, weights)
     scaled_target = scale(flat)
@@ -245,27 +237,25 @@ def _softened(
     weights: Sequence[float | Tensor],
     target: Callable[[Tensor, Tensor], Tensor],
 ) -> Distance:
-    sizes = [t.numel() for t in values]
-    whole = [w if isinstance(w, Tensor) else torch.full_like(t, w) for t, w in zip(values, weights, strict=True)]
-    weight = flatten(whole)
+    sizes, scale = [t.numel() for t in values], _scaling(values, weights)
 
     def fixed(vector: Tensor) -> tuple[Tensor, Tensor]:
         """Return s and the weighted direction of the target, of length one."""
         means = [part.abs().mean().clamp(min=_TINY).expand(len(part)) for part in vector.split(sizes)]
         spread = torch.cat(means)
         wanted = target(vector, spread)
-        return spread, weight * wanted / (torch.dot(weight * wanted, wanted) + _TINY).sqrt()
+        return spread, scale(wanted) / (torch.dot(scale(wanted), wanted) + _TINY).sqrt()
 
     def value(vector: Tensor) -> Tensor:
         spread, direction = fixed(vector.detach())
         soft = vector / (vector.abs() + spread)
-        return 1 - torch.dot(direction, soft) / (torch.dot(weight * soft, soft) + _TINY).sqrt()
+        return 1 - torch.dot(direction, soft) / (torch.dot(scale(soft), soft) + _TINY).sqrt()
 
     def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
         spread, direction = fixed(vector)
         size = vector.abs() + spread
         soft = vector / size
-        scaled = weight * soft
+        scaled = scale(soft)
         square = torch.dot(scaled, soft) + _TINY
         norm, dot = square.sqrt(), torch.dot(direction, soft)
         slope = (scaled * (dot / square) - direction) / norm

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import Attack, Case, Progress, register, silent
 from fedaudit.attacks.findings import RowFinding
-from fedaudit.attacks.inversion.engines.restarts import Decode, dense, one_by_one
+from fedaudit.attacks.inversion.engines.restarts import Decode, dense, one_by_one, restarts
 from fedaudit.attacks.inversion.reconstruct import reconstruct
 from fedaudit.attacks.inversion.template import Prepared, Schedule, matched, prepare
 from fedaudit.attacks.labels.inference import LabelMethod

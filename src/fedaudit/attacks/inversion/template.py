@@ -347,7 +347,7 @@ class GradientInversion(Attack):
             device,
             num_examples=full,
             aware=self.aware,
-            statistics="running" if self.statistics == "running" else "batch",
+            statistics=self.statistics,
         )
 
     def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:

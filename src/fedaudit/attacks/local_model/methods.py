@@ -16,7 +16,7 @@ from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
 from fedaudit.modalities import example_kind
-from fedaudit.transcript.observation import Message, Observation
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 
@@ -191,19 +191,15 @@ def exchanged(observation: Observation) -> Exchanged:
         raise NotApplicable("the messages hold values that are not finite")
     moved = moved if observation.update_kind == "gradient" else -moved
     eps = torch.finfo(messages[0].update.tensors[names[0]].dtype).eps
+    noises = [m.update.sanitised.noise for m in messages if m.update.sanitised]
     largest = moved if observation.update_kind == "gradient" else sent
     return Exchanged(
         names=names,
         shapes=tuple(messages[0].update.tensors[n].shape for n in names),
         sent=sent,
         moved=moved,
-        noise=max(eps * float(largest.square().mean().sqrt()), *(_noise(m) for m in messages)),
+        noise=max([eps * float(largest.square().mean().sqrt()), *noises]),
     )
-
-
-def _noise(message: Message) -> float:
-    known = message.update.sanitised
-    return known.noise if known else 0.0
 
 
 def is_linear(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int, ...]) -> bool:

@@ -236,7 +236,7 @@ def _first_layers(observation: Observation) -> list[_FirstLayer]:
     for number, (party, share) in enumerate(zip(module.parties, shares, strict=True)):
         layers = layer_groups(party, share)
         first = next((i for i, layer in enumerate(layers) if layer.kind == "linear"), None)
-        if first is None or not _has_bias(party, layers[first].name):
+        if first is None or getattr(party.get_submodule(layers[first].name), "bias", None) is None:
             raise NotApplicable(
                 f"cafe needs a fully connected layer with a bias in the network of every party, and party {number}'s "
                 "has none; use model.name: cafe-cnn, for example"
@@ -244,10 +244,6 @@ def _first_layers(observation: Observation) -> list[_FirstLayer]:
         prefix = ".".join(["parties", str(number), *[layers[first].name] * bool(layers[first].name)])
         found.append(_FirstLayer(layers[first].name, (f"{prefix}.weight", f"{prefix}.bias")))
     return found
-
-
-def _has_bias(party: nn.Module, name: str) -> bool:
-    return getattr(party.get_submodule(name), "bias", None) is not None
 
 
 def _before(party: nn.Module, name: str, share: Tensor) -> Tensor:
