@@ -115,11 +115,7 @@ class GANClient(Behaviour):
         return step.train(poisoned, self.limit)
 
     def check(self, task_info: TaskInfo, records: bool) -> None:  # noqa: ARG002 (it needs none)
-        """Refuse clients who train no image classifier, and classes that it doesn't have.
-
-        Raises:
-            BadInput: with the reason.
-        """
+        """Refuse clients who train no image classifier, and classes that it doesn't have."""
         if task_info.kind not in self.examples or task_info.num_classes is None:
             raise BadInput("the behaviour 'gan' generates images of a class; these clients train no image classifier")
         if task_info.outputs == 1:

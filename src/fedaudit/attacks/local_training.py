@@ -72,6 +72,8 @@ WITHOUT_DROPOUT = (
     "the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout, "
     "which is their expectation"
 )
+_FOR_ONE_BATCH = "the update is taken for one batch's gradient, times a number"
+_BY_DIRECTION = "train by SGD, Adam or AdamW, or run agic, which needs the direction alone"
 _OPTIMISES = "run an attack that optimises (invg, agic)"
 _ANY = "local-model is for any training"
 _IN_ONE = "its steps are taken as one batch's gradient, in which earlier steps weigh more than the last"
@@ -219,13 +221,12 @@ TABLE: dict[str, Row] = {
     "optimiser": _unmodelled(
         "optimiser",
         {
-            **_same(_not("train by SGD, Adam or AdamW, or run agic, which needs the direction alone"), "one step"),
-            **_same(_not("train by SGD, Adam or AdamW, or run agic, which needs the direction alone"), "simulation"),
-            "one batch": _about("the update is taken for one batch's gradient, times a number"),
+            **_same(_not(_BY_DIRECTION), "one step", "simulation"),
+            **_same(
+                _about("the update is taken for one batch's gradient, times a number"), "one batch", "labels", "span"
+            ),
             "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
             "spear": _not(f"its equations need sums of gradients; {_OPTIMISES}"),
-            "labels": _about("the update is taken for one batch's gradient, times a number"),
-            "span": _about("the update is taken for one batch's gradient, times a number"),
             "local-model-exact": _not(f"its steps may not be affine; {_ANY}"),
         },
     ),
@@ -260,9 +261,10 @@ TABLE: dict[str, Row] = {
     "several-losses": _unmodelled(
         "several-losses",
         {
-            **_same(_about("all of the gradient is taken for that of the loss that is known"), *_IMAGES, "labels"),
+            **_same(
+                _about("all of the gradient is taken for that of the loss that is known"), *_IMAGES, "spear", "labels"
+            ),
             "r-gap": _not(f"its equations need one loss's gradient alone; {_OPTIMISES}"),
-            "spear": _about("all of the gradient is taken for that of the loss that is known"),
         },
     ),
     "loss": _unmodelled(

@@ -83,11 +83,7 @@ class Sign(Sanitiser):
     scale: Literal["mean", "one"] = "mean"
 
     def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:  # noqa: ARG002
-        """Refuse signs alone where no learning rate shortens them.
-
-        Raises:
-            BadInput: none does.
-        """
+        """Refuse signs alone where no learning rate shortens them."""
         if self.scale == "one" and not plan.sends_gradient:
             raise BadInput(
                 "sign with scale: one is for fedsgd, whose learning rate shortens it; where clients send weights the "

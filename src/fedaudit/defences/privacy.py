@@ -70,11 +70,7 @@ class DifferentialPrivacy(Sanitiser):
     sampling: Sampling = "drawn"
 
     def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:
-        """Refuse central noise where the server does not add it to a plain mean, or examples take several steps.
-
-        Raises:
-            BadInput: it is so.
-        """
+        """Refuse central noise where the server does not add it to a plain mean, or examples take several steps."""
         if self.where == "central" and aggregator.averages != "equally":
             raise BadInput(
                 f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"

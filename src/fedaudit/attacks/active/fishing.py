@@ -66,11 +66,7 @@ class FishingServer(ServerBehaviour):
     sharpness: Positive = 60.0
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
-        """Refuse what has no classes, or fewer than the target says, or doesn't end in a fully connected layer.
-
-        Raises:
-            BadInput: as above.
-        """
+        """Refuse what has no classes, or fewer than the target says, or doesn't end in a fully connected layer."""
         classes = task_info.num_classes
         if classes is None or classes < 3 or task_info.outputs < classes or task_info.causal:
             raise BadInput("fishing is for classifiers of three or more classes; leave server out")

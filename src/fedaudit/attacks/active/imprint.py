@@ -208,11 +208,7 @@ class ImprintServer(ServerBehaviour):
         )
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
-        """Refuse regression, and cumulative bins where clients take several steps: the rows don't stay alike.
-
-        Raises:
-            BadInput: as above.
-        """
+        """Refuse regression, and cumulative bins where clients take several steps: the rows don't stay alike."""
         if task_info.num_classes is None:
             raise BadInput("imprint is for classifiers, and this model predicts real values; leave server out")
         if not self.sparse and not plan.one_step:

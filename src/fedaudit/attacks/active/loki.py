@@ -63,11 +63,7 @@ class LokiServer(ServerBehaviour):
         return dataclasses.replace(task_info, inserted=InsertedModule("loki", self.units, _LIMIT, plan.clients))
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
-        """Refuse regression.
-
-        Raises:
-            BadInput: as above.
-        """
+        """Refuse regression."""
         if task_info.num_classes is None:
             raise BadInput("loki is for classifiers, and this model predicts real values; leave server out")
 

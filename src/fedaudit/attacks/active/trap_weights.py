@@ -44,11 +44,7 @@ class TrapWeightsServer(ServerBehaviour):
     spread: Positive = 0.5
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
-        """Refuse what isn't of images, or doesn't begin with a fully connected layer and ReLU.
-
-        Raises:
-            BadInput: as above.
-        """
+        """Refuse what isn't of images, or doesn't begin with a fully connected layer and ReLU."""
         if task_info.example_kind.bounds is None or task_info.num_classes is None:
             raise BadInput("trap-weights is for images and classifiers; leave server out")
         try:

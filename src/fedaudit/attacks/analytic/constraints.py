@@ -152,10 +152,9 @@ def gradient_constraints(block: Block, k: Tensor, gradient: Mapping[str, Tensor]
         if (gradient is None and not weight.requires_grad) or (gradient is not None and name not in gradient):
             continue
         shape = _shape_after(block.steps[:i], block.input_shape)
-        after = Block(block.steps[i + 1 :], block.activation, block.inverse, (), ())
-        own = _own_equations(
-            step, shape, _pull_back(after, k, step, shape), None if gradient is None else gradient[name]
-        )
+        reached = _shape_after(block.steps[: i + 1], block.input_shape)
+        after = Block(block.steps[i + 1 :], block.activation, block.inverse, reached, block.output_shape)
+        own = _own_equations(step, shape, adjoint(after, k), None if gradient is None else gradient[name])
         if i:
             matrix, constant = _affine_matrix(block.steps[:i], block.input_shape)
             values = None if own.values is None else own.values - own.matrix @ constant
@@ -173,12 +172,12 @@ def _shape_after(steps: tuple[Step, ...], shape: tuple[int, ...]) -> tuple[int, 
     return tuple(x.shape[1:])
 
 
-def _pull_back(after: Block, k: Tensor, step: Step, shape: tuple[int, ...]) -> Tensor:
-    """Return ∂L/∂ of the output of ``step``, of the steps ``after`` it and k behind those."""
+def adjoint(block: Block, k: Tensor) -> Tensor:
+    """Return Aᵀk, (*input_shape)."""
     with torch.enable_grad():
-        output = step.run(torch.zeros((1, *shape), dtype=k.dtype)).detach().requires_grad_()
-        (pulled,) = torch.autograd.grad((after.affine(output * 1)[0] * k).sum(), output)
-    return pulled[0]
+        leaf = torch.zeros((1, *block.input_shape), dtype=torch.float64, requires_grad=True)
+        (found,) = torch.autograd.grad((block.affine(leaf * 1)[0] * k).sum(), leaf)
+    return torch.as_tensor(found[0])
 
 
 def _affine_matrix(steps: tuple[Step, ...], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.chain import Block, chain, identity, refuse
-from fedaudit.attacks.analytic.constraints import check_size, gradient_constraints, solve, weight_constraints
+from fedaudit.attacks.analytic.constraints import adjoint, check_size, gradient_constraints, solve, weight_constraints
 from fedaudit.attacks.analytic.first_layer import ClosedForm
 from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.findings import ImageFinding
@@ -276,17 +276,9 @@ def _backwards(
             )
         if i:
             before = blocks[i - 1].inverse(inputs[None])[0]
-            k = blocks[i - 1].slope(before[None])[0] * _adjoint(block, k)
+            k = blocks[i - 1].slope(before[None])[0] * adjoint(block, k)
         progress(run[0] * len(blocks) + len(blocks) - i, run[1] * len(blocks))
     return inputs[None], notes
-
-
-def _adjoint(block: Block, k: Tensor) -> Tensor:
-    """Return Aᵀk, (*input_shape)."""
-    with torch.enable_grad():
-        leaf = torch.zeros((1, *block.input_shape), dtype=torch.float64, requires_grad=True)
-        (found,) = torch.autograd.grad((block.affine(leaf * 1)[0] * k).sum(), leaf)
-    return torch.as_tensor(found[0])
 
 
 def mismatch(module: nn.Module, loss: Loss, image: Tensor, label: Tensor, gradient: dict[str, Tensor]) -> float:

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedaudit.attacks.base import Progress, register
-from fedaudit.attacks.findings import ImageFinding, Trace
+from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten
 from fedaudit.attacks.inversion.reconstruct import reconstruct
-from fedaudit.attacks.inversion.template import GradientInversion, Schedule, to_pixels
+from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Schedule
 from fedaudit.models.generator import Generator, TrainedGenerator
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
@@ -103,20 +103,21 @@ class GIAS(GradientInversion):
             )
         return trained
 
-    def recover(
-        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
-    ) -> ImageFinding:
-        """Search the codes, then the weights; as :meth:`GradientInversion.recover`.
+    def effort(self) -> int:
+        """Return the iterations of both searches; a restart repeats the first."""
+        return self.iterations + (self.restarts - 1) * round(self.latent_share * self.iterations)
+
+    def found(self, prepared: Prepared, generator: torch.Generator, progress: Progress) -> tuple[list[Tensor], Trace]:
+        """Search the codes, then the weights.
 
         Raises:
             NotApplicable: the optimisation diverged.
         """
-        task_info = observation.task_info
+        task_info, device = prepared.task_info, prepared.labels.device
         network = _load(self.generator_file).network.to(device)
-        prepared = self.prepare(observation, device)
         objective = self.objective(prepared)
         latent = round(self.latent_share * self.iterations)
-        total = self.restarts * latent + self.iterations - latent
+        total = self.effort()
 
         def search(
             decode: Callable[[Tensor], Tensor], initial: Tensor, done: int, **settings: Any
@@ -152,21 +153,13 @@ class GIAS(GradientInversion):
         )
         with torch.no_grad():
             images = [by_codes(s) for s in first.snapshots[:-1]] + [by_weights(s) for s in second.snapshots]
-        pixels = to_pixels(torch.stack(images), task_info)
         offset = first.iterations[-1]
-        return ImageFinding(
-            images=pixels[-1],
-            labels=prepared.labels.cpu(),
-            label_source=prepared.label_source,
-            objective=second.objective[-1],
-            iterations=total,
-            trace=Trace(
-                first.iterations[:-1] + [offset + i for i in second.iterations],
-                first.objective[:-1] + second.objective,
-                pixels,
-            ),
-            notes=(*self.notes(prepared), *prepared.notes),
+        trace = Trace(
+            first.iterations[:-1] + [offset + i for i in second.iterations],
+            first.objective[:-1] + second.objective,
+            torch.stack(images),
         )
+        return [images[-1]], trace
 
 
 def from_codes(network: Generator, task_info: TaskInfo) -> Callable[[Tensor], Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedaudit.attacks.base import ATTACK_CONFIG, Case, Progress, register
 from fedaudit.attacks.findings import Trace
-from fedaudit.attacks.inversion.engines.reference import with_soft_labels
+from fedaudit.attacks.inversion.engines.reference import reference
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import (
     CHANNELS,
@@ -101,7 +101,7 @@ class DLG(_ByLBFGS):
     def objective(self, prepared: Prepared) -> Objective:
         """Return the distance as a function of images and label logits; no fast engine knows the latter."""
         distance, training = self.matched(prepared)
-        return with_soft_labels(prepared.victim, distance, training)
+        return reference(prepared.victim, None, training, distance)
 
     def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:  # noqa: ARG002
         """Return the labels that were found beside the images."""

@@ -286,7 +286,7 @@ class GradientInversion(Attack):
             NotApplicable: it turned out on the way.
         """
         prepared = self.prepare(observation, device)
-        variables, trace = self.minimise(self.objective(prepared), prepared, len(prepared.labels), generator, progress)
+        variables, trace = self.found(prepared, generator, progress)
         rows = torch.arange(len(variables[0]))
         if self.fedavg == "full-batch":  # the same examples in every local step
             rows = rows.repeat(prepared.update.num_examples // len(rows))
@@ -296,10 +296,14 @@ class GradientInversion(Attack):
             labels=self.labels(variables, prepared).cpu()[rows],
             label_source=prepared.label_source,
             objective=trace.objective[-1],
-            iterations=self.iterations * self.restarts,
+            iterations=self.effort(),
             trace=dataclasses.replace(trace, snapshots=pixels[1:]),
             notes=(*self.notes(prepared), *prepared.notes),
         )
+
+    def found(self, prepared: Prepared, generator: torch.Generator, progress: Progress) -> tuple[list[Tensor], Trace]:
+        """Return what :meth:`minimise` does of the update."""
+        return self.minimise(self.objective(prepared), prepared, len(prepared.labels), generator, progress)
 
     def minimise(
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress

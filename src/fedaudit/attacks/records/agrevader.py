@@ -81,11 +81,7 @@ class AgrEvaderClient(Behaviour):
         return turned(honest, up, norm=self.norm, cosine=self.cosine)
 
     def check(self, task_info: TaskInfo, records: bool) -> None:  # noqa: ARG002 (any model will do)
-        """Refuse to begin without records.
-
-        Raises:
-            BadInput: there are none.
-        """
+        """Refuse to begin without records."""
         if not records:
             raise BadInput(
                 "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.records"

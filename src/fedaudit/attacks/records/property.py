@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -126,7 +126,7 @@ class PropertyInference(Attack):
         total, done = 2 * self.updates * len(groups), 0
         scores: dict[int, list[float]] = {}
         for model, messages in groups:
-            sketch = _Sketch(len(flat(model.update.tensors, model)), generator)
+            sketch = _sketch(len(flat(model.update.tensors, model)), generator)
             made: list[list[Tensor]] = [[], []]
             for _ in range(self.updates):
                 pair = held.pair(distinct_examples(model), self.share, self.otherwise, generator)
@@ -171,20 +171,14 @@ class PropertyInference(Attack):
         return torch.as_tensor((found - middle) / max(float(own.std()), 1e-12))
 
 
-class _Sketch:
-    """Turns (n,) tensors into shorter ones that keep inner products on average (count sketch), if they are long."""
-
-    def __init__(self, size: int, generator: torch.Generator) -> None:
-        self.place, self.sign = None, None
-        if size > _COORDINATES:
-            self.place = torch.randint(_COORDINATES, (size,), generator=generator)
-            self.sign = torch.randint(2, (size,), generator=generator) * 2.0 - 1
-
-    def __call__(self, values: Tensor) -> Tensor:
-        values = values.detach().double()
-        if self.place is None or self.sign is None:
-            return values
-        return torch.zeros(_COORDINATES, dtype=torch.float64).index_add_(0, self.place, values * self.sign)
+def _sketch(size: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """Return what makes (size,) tensors shorter and keeps inner products on average (count sketch), if long."""
+    if size <= _COORDINATES:
+        return lambda values: values.detach().double()
+    place = torch.randint(_COORDINATES, (size,), generator=generator)
+    sign = torch.randint(2, (size,), generator=generator) * 2.0 - 1
+    zeros = torch.zeros(_COORDINATES, dtype=torch.float64)
+    return lambda values: zeros.index_add(0, place, values.detach().double() * sign)
 
 
 def _logistic(known: Tensor, classes: Any, others: Tensor, _: torch.Generator) -> tuple[Any, Any]:

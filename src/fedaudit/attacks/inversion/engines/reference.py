@@ -29,7 +29,7 @@ def one_gradient(num_examples: int) -> TrainingConfig:
 
 
 def reference(
-    victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance, softness: float = 0.0
+    victim: Victim, labels: Tensor | None, training: TrainingConfig, distance: Distance, softness: float = 0.0
 ) -> Objective:
     """Return the exact engine: double backward through the client's local steps.
 
@@ -37,43 +37,21 @@ def reference(
     cut into its mini-batches in order and its local steps are replayed (InvG, Geiping et al. 2020, Section 6).
 
     Args:
-        labels: (n,) of the images, in the order of use.
+        labels: (n,) of the images, in the order of use; None where they are optimised, too (DLG, Zhu et al. 2019,
+            Algorithm 1): the step then takes (n, classes) label logits beside the images, and returns the gradient on
+            both. The loss must take class probabilities as targets for it.
         distance: of the pseudo-gradient W − W_T to the observed one.
         softness: of Adam's step, see :func:`optimiser_step`.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
 
-    def step(images: Tensor) -> tuple[Tensor, Tensor]:
-        images = usual_order(images.detach()).requires_grad_()
-        pseudo_gradient = unrolled(victim, start, images.split(sizes), labels.split(sizes), training, softness)
-        value = distance.value(flatten(pseudo_gradient))
-        (grad,) = torch.autograd.grad(value, images)
-        return value.detach(), grad
-
-    return step
-
-
-def with_soft_labels(
-    victim: Victim, distance: Distance, training: TrainingConfig
-) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
-    """Return the exact step of one batch whose labels are optimised, too (DLG, Zhu et al. 2019, Algorithm 1).
-
-    Args:
-        victim: the model; its loss must take class probabilities as targets.
-        distance: of the pseudo-gradient to the observed one.
-        training: one local step.
-
-    Returns:
-        A function of (n, C, H, W) images and (n, classes) label logits: the distance and its gradients on both.
-    """
-    start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
-
-    def step(images: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-        leaves = [usual_order(images.detach()).requires_grad_(), logits.detach().requires_grad_()]
-        own = unrolled(victim, start, leaves[:1], [leaves[1].softmax(dim=1)], training)
-        result = distance.value(flatten(own))
-        return result.detach(), *torch.autograd.grad(result, leaves)
+    def step(images: Tensor, *logits: Tensor) -> tuple[Tensor, ...]:
+        leaves = [usual_order(images.detach()).requires_grad_(), *(one.detach().requires_grad_() for one in logits)]
+        targets = leaves[1].softmax(dim=1) if labels is None else labels
+        own = unrolled(victim, start, leaves[0].split(sizes), targets.split(sizes), training, softness)
+        value = distance.value(flatten(own))
+        return value.detach(), *torch.autograd.grad(value, leaves)
 
     return step
 
