@@ -77,7 +77,7 @@ def test_a_category_is_a_softmax_and_a_number_itself() -> None:
 def test_many_columns_have_the_same_softmax_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
     table, variables = Relaxation(MIXED, 5), torch.randn(3, 2, 6)
     few = table.parts(variables)
-    monkeypatch.setattr(tableak, "_FEW", 0)
+    monkeypatch.setattr(tableak, "_APART", 0)
     assert torch.allclose(table.parts(variables), few)
 
 

@@ -277,7 +277,7 @@ def _spread(labels: Tensor, training: TrainingConfig | None) -> Tensor:
 
 
 _NEAR = 0.319  # of a column's standard deviation: so near, a number counts as recovered
-_FEW = 40  # categorical columns; of more, one padded softmax is faster than one each
+_APART = 40  # categorical columns; of more, one padded softmax is faster than one each
 
 
 class Relaxation:
@@ -329,7 +329,7 @@ class Relaxation:
         numbers, logits = variables.tensor_split([len(self.numeric)], dim=-1)
         if not self.sizes:
             return numbers
-        if len(self.sizes) <= _FEW:
+        if len(self.sizes) <= _APART:
             return torch.cat([numbers, *(own.softmax(dim=-1) for own in logits.split(self.sizes, dim=-1))], dim=-1)
         padded = logits[..., self.source].masked_fill(self.absent, -torch.inf)
         shares = padded.unflatten(-1, (len(self.sizes), self.padded)).softmax(dim=-1).flatten(-2)
