@@ -131,8 +131,8 @@ def need_training(attack: str, observation: Observation) -> None:
     update = observation.single().update
     if update.kind == "weights" and update.training is None:
         raise NotApplicable(
-            f"{attack} needs to know how the client trained (learning rate, local steps) to use a FedAvg update; "
-            f"{unknown_training(observation.threat)}"
+            f"{attack} needs the learning rate and the local steps, that is how the client trained, to use a FedAvg "
+            f"update; {unknown_training(observation.threat)}"
         )
 
 
