@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fedaudit
 from fedaudit.attacks import ImageFinding, make_attack
-from fedaudit.attacks.active.bins import edges
+from fedaudit.attacks.active.imprint import edges
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.report.advice import advice, command
 from fedaudit.scenario.scenario import Scenario, scenario_from

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import ImageFinding, make_attack
-from fedaudit.attacks.analytic.unmixing import unmix
+from fedaudit.attacks.analytic.cocktail import unmix
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import ThreatModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedaudit.attacks.inversion.denoiser import FADING, NOISE, looks_like_photographs, trained_denoiser
+from fedaudit.attacks.inversion.priors import FADING, NOISE, looks_like_photographs, trained_denoiser
 from fedaudit.data import load_dataset
 
 

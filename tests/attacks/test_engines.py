@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.engines import passes
-from fedaudit.attacks.inversion.engines.first_order import first_order
+from fedaudit.attacks.inversion.engines import first_order as passes
+from fedaudit.attacks.inversion.engines.first_order import eager, first_order, traced
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT, CHECK_EVERY, make_engine
-from fedaudit.attacks.inversion.engines.passes import eager, traced
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
 from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Objective, squared_l2, weighted_cosine
 from fedaudit.attacks.inversion.priors import total_variation, total_variation_gradient

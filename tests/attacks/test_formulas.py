@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference, unrolled
-from fedaudit.attacks.inversion.layer_weights import layer_weights, shape_values, zero_modifier
-from fedaudit.attacks.inversion.objectives import flatten, squared_l2, weighted_cosine
+from fedaudit.attacks.inversion.objectives import (
+    flatten,
+    layer_weights,
+    shape_values,
+    squared_l2,
+    weighted_cosine,
+    zero_modifier,
+)
 from fedaudit.attacks.inversion.priors import total_variation
 from fedaudit.attacks.victim import Victim, one_batch_gradient
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.labels.inference import LABEL_INFERENCES, Evidence, infer_labels, last_layer
+from fedaudit.attacks.labels.inference import LABEL_INFERENCES, Evidence, evidence_of, infer_labels
 from fedaudit.attacks.victim import Victim
 from fedaudit.models import build_model, initialise, layer_groups, set_training_mode
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.local_training import gradient, train, trainable
+from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import observe
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.seeds import generator
@@ -33,6 +34,10 @@ def network(name: str, seed: int, classes: int = 10) -> nn.Module:
     return model
 
 
+def task_info(classes: int) -> TaskInfo:
+    return TaskInfo("", None, "eval", "cross-entropy", "image", SHAPE, classes, (0.0,) * 3, (1.0,) * 3)
+
+
 def evidence(name: str, labels: Tensor, seed: int, classes: int = 10, steps: int = 0) -> Evidence:
     """Return what the gradient (or, with steps, the FedAvg update) of random images shows."""
     model = network(name, seed, classes)
@@ -44,12 +49,11 @@ def evidence(name: str, labels: Tensor, seed: int, classes: int = 10, steps: int
         sent = {n: (state[n] - p.detach()) / (1e-3 * steps) for n, p in trainable(model).items()}
     else:
         sent = gradient(model, nn.functional.cross_entropy, (images, labels))
-    return last_layer(
+    return evidence_of(
         Victim(model, nn.functional.cross_entropy, state, {}),
         layer_groups(model, torch.zeros(2, *SHAPE)),
         sent,
-        classes,
-        SHAPE,
+        task_info(classes),
     )
 
 
@@ -172,12 +176,11 @@ def test_probing_leaves_running_statistics_and_global_randomness_alone():
     parameters = {n: state[n] for n in sent}
     buffers = {n: t for n, t in state.items() if n not in sent}
     before = torch.get_rng_state()
-    last_layer(
+    evidence_of(
         Victim(model, nn.functional.cross_entropy, parameters, buffers),
         layer_groups(model, torch.zeros(2, *SHAPE)),
         sent,
-        10,
-        SHAPE,
+        task_info(10),
     ).probe()
     assert all(state[n].equal(t) for n, t in model.state_dict().items())
     assert torch.get_rng_state().equal(before)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.moves import affordable, explore, moves, with_move
 from fedaudit.attacks.inversion.objectives import Objective
+from fedaudit.attacks.inversion.reconstruct import affordable, explore, moves, with_move
 from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.pipeline.run import record

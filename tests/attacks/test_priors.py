@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
-from fedaudit.attacks.inversion.engines.reference import one_gradient, with_soft_labels
+from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.objectives import Objective, flatten, layer_l2
 from fedaudit.attacks.inversion.priors import (
     batch_norm_statistics,
@@ -161,7 +161,7 @@ def test_soft_labels_give_the_gradient_on_images_and_logits():
     v, images = victim("lenet"), noise(2)
     logits = torch.randn(2, 5, generator=generator(3, "logits"), dtype=torch.float64)
     target = [torch.zeros_like(p) for p in v.parameters.values()]
-    step = with_soft_labels(v, layer_l2(target, [1.0] * len(target)), one_gradient(2))
+    step = reference(v, None, one_gradient(2), layer_l2(target, [1.0] * len(target)))
     _, on_images, on_logits = step(images, logits)
     length = 1e-6
     for place, gradient in enumerate((on_images, on_logits)):

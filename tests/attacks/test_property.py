@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, Finding, PropertyFinding, make_attack
-from fedaudit.attacks.records.stand_ins import flat, send, stock
+from fedaudit.attacks.records.property import flat, send, stock
 from fedaudit.data.partition import partition
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.properties import covariates, partial_test

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.analytic.chain import chain
-from fedaudit.attacks.analytic.constraints import gradient_constraints, weight_constraints
-from fedaudit.attacks.analytic.rank import rank_analysis
+from fedaudit.attacks.analytic.constraints import gradient_constraints, rank_analysis, weight_constraints
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS, build_model
 from fedaudit.pipeline.prepare import resolve

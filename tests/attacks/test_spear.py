@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
 from fedaudit.attacks.analytic import spear as spear_module
-from fedaudit.attacks.analytic.alternating import on_a_line
-from fedaudit.attacks.analytic.sparse_columns import _descended, certify, low_rank, none_yet, search
+from fedaudit.attacks.analytic.sparse_columns import _descended, certify, low_rank, none_yet, on_a_line, search
 from fedaudit.attacks.analytic.spear import Spear
 from fedaudit.models import build_model
 from fedaudit.task.info import TaskInfo

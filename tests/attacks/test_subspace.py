@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedaudit.attacks import make_attack
 from fedaudit.attacks.inversion import methods
 from fedaudit.attacks.inversion.objectives import Objective
-from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, telling
+from fedaudit.attacks.inversion.priors import Subspace, in_subspaces, subspaces, telling
 from fedaudit.attacks.victim import Victim
 from fedaudit.evaluation.image_metrics import mse, psnr
 from fedaudit.models import layer_groups

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from fedaudit.attacks import Attack, RowFinding, make_attack
-from fedaudit.attacks.inversion import relaxation
-from fedaudit.attacks.inversion.engines.dense import dense
-from fedaudit.attacks.inversion.engines.restarts import one_by_one, side_by_side
+from fedaudit.attacks.inversion import tableak
+from fedaudit.attacks.inversion.engines.restarts import dense, one_by_one, side_by_side
 from fedaudit.attacks.inversion.objectives import DISTANCES
-from fedaudit.attacks.inversion.relaxation import Relaxation
+from fedaudit.attacks.inversion.tableak import Relaxation
 from fedaudit.attacks.victim import Victim
 from fedaudit.data import load_dataset
 from fedaudit.evaluation import evaluate
@@ -78,7 +77,7 @@ def test_a_category_is_a_softmax_and_a_number_itself() -> None:
 def test_many_columns_have_the_same_softmax_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
     table, variables = Relaxation(MIXED, 5), torch.randn(3, 2, 6)
     few = table.parts(variables)
-    monkeypatch.setattr(relaxation, "_FEW", 0)
+    monkeypatch.setattr(tableak, "_APART", 0)
     assert torch.allclose(table.parts(variables), few)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import SequenceFinding, TokenFinding, make_attack
-from fedaudit.attacks.text.encoder import Linearised
 from fedaudit.attacks.text.layers import Receiver, span_of
+from fedaudit.attacks.text.search import Linearised
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.data.notes import LENGTH, tokenise, vocabulary, write_notes
 from fedaudit.evaluation.sequences import matched, rouge

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedaudit.attacks.inversion.engines import passes
-from fedaudit.attacks.inversion.engines.passes import eager, traced
+from fedaudit.attacks.inversion.engines import first_order as passes
+from fedaudit.attacks.inversion.engines.first_order import eager, traced
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.objectives import Distance
 from fedaudit.attacks.victim import Victim

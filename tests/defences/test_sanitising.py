@@ -14,7 +14,7 @@ from scipy.stats import kstest
 from torch import Tensor, nn
 
 from fedaudit.attacks import ImageFinding, make_attack
-from fedaudit.attacks.inversion.defended import distance_to, smooth_signs
+from fedaudit.attacks.inversion.objectives import distance_to, smooth_signs
 from fedaudit.defences.aggregation import AGGREGATORS
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext
@@ -371,8 +371,10 @@ def test_recorded_rounds_are_those_that_were_asked_for():
 # --- what an adversary makes of it ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "counts"), [("unknown", 0.0), ("dgc", 0.3), ("top-k", 1.0)])
-def test_a_number_that_was_not_sent_counts_as_the_defence_makes_it_likely(name, counts):
+@pytest.mark.parametrize(("name", "counts"), [("unknown", 0.0), ("dgc", 0.3), ("mine", 0.5), ("top-k", 1.0)])
+def test_a_number_that_was_not_sent_counts_as_the_defence_makes_it_likely(name, counts, monkeypatch):
+    another = type("Another", (SANITISERS["top-k"].value,), {"unsent": 0.5})  # as of another package
+    monkeypatch.setitem(SANITISERS._entries, "mine", dataclasses.replace(SANITISERS["top-k"], value=another))
     sparse = update(1, "gradient", sanitised=SanitiserInfo(name, sparse=True))
     names = list(sparse.tensors)
     target = {n: torch.where(t.abs() > 1, t, 0.0) for n, t in sparse.tensors.items()}

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from fedaudit.attacks.inversion.denoiser import WEIGHTS, Denoiser
+from fedaudit.attacks.inversion.priors import WEIGHTS, Denoiser
 
 _IMAGES = 4000
 _SIDE = 32

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedaudit.attacks.local_training import MODELLED, TABLE, WAYS
+from fedaudit.attacks.local_training import TABLE, Way
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "methods.md"
 BEGIN = "<!-- what attacks make of real training: tests/measure/training_table.py -->\n"
 END = "<!-- end -->\n"
+MODELLED = "models"
+WAYS: dict[Way, str] = {
+    "one step": "images or rows, from a gradient or an update of one local step",
+    "simulation": "images or rows, from several local steps that are replayed (`invg`, `dlg-adam`, `gias`, `tableak`)",
+    "one batch": "from several local steps taken as one batch (`agic`, `geng`, `labels`)",
+    "r-gap": "the closed form",
+    "spear": "exact batches (`spear`)",
+    "labels": "label inference",
+    "span": "sequences, from the span of gradients (`dager`)",
+    "rows": "words, from the embedding's rows that moved (`which-tokens`)",
+    "local-model": "a client's own model, learnt from its rounds",
+    "local-model-exact": "the same by linear algebra",
+}
 
 
 def table() -> str:

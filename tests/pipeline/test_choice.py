@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, Attack, Finding, make_attack
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Case
 from fedaudit.pipeline.choice import fitting
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import load_scenario, scenario_from

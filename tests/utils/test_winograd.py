@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedaudit.attacks.inversion.engines.first_order import first_order
+from fedaudit.attacks.inversion.engines.first_order import first_order, traced
 from fedaudit.attacks.inversion.engines.guarded import AGREEMENT
-from fedaudit.attacks.inversion.engines.passes import traced
 from fedaudit.attacks.inversion.engines.reference import one_gradient, reference
 from fedaudit.attacks.inversion.objectives import weighted_cosine
 from fedaudit.attacks.victim import Victim

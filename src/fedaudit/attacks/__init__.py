@@ -2,29 +2,41 @@
 
 # isort: off
 # They fill the registry, in the order in which attacks are listed, and run where a scenario names none.
-from fedaudit.attacks.active import imprint, fishing, loki, trap_weights  # noqa: F401
-from fedaudit.attacks.analytic import exact_linear, spear, cocktail, r_gap  # noqa: F401
-from fedaudit.attacks.inversion import methods, epochs, generative, group, tableak  # noqa: F401
-from fedaudit.attacks.text import dager, which_tokens  # noqa: F401
-from fedaudit.attacks.labels import attack as _labels  # noqa: F401
-from fedaudit.attacks.local_model import methods as _local_model  # noqa: F401
-from fedaudit.attacks import gan  # noqa: F401
-from fedaudit.attacks.records import agrevader, membership  # noqa: F401
-from fedaudit.attacks.records import attribute, source, property  # noqa: F401
-from fedaudit.attacks import epsilon  # noqa: F401
-from fedaudit.attacks.vertical import cafe, labels as _vertical_labels  # noqa: F401
-
-# isort: on
-from fedaudit.attacks.active.fishing import Fishing
 from fedaudit.attacks.active.imprint import Imprint
+from fedaudit.attacks.active.fishing import Fishing
 from fedaudit.attacks.active.loki import Loki
 from fedaudit.attacks.active.trap_weights import TrapWeights
-from fedaudit.attacks.analytic.cocktail import Cocktail
 from fedaudit.attacks.analytic.exact_linear import ExactLinear, ExactLinearRows
-from fedaudit.attacks.analytic.r_gap import RGap
 from fedaudit.attacks.analytic.spear import Spear, SpearRows
-from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
+from fedaudit.attacks.analytic.cocktail import Cocktail
+from fedaudit.attacks.analytic.r_gap import RGap
+from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
+from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
+from fedaudit.attacks.inversion.generative import GIAS
+from fedaudit.attacks.inversion.group import GradInversion
+from fedaudit.attacks.inversion.tableak import TabLeak
+from fedaudit.attacks.text.dager import Dager
+from fedaudit.attacks.text.which_tokens import WhichTokens
+from fedaudit.attacks.labels.attack import LabelFinding, Labels
+from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
+from fedaudit.attacks.gan import GAN, ClassImagesFinding
+from fedaudit.attacks.records.agrevader import AgrEvader
+from fedaudit.attacks.records.membership import GradientNorm, LossThreshold, ShadowModels
+from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
+from fedaudit.attacks.records.source import SourceFinding, SourceInference
+from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
 from fedaudit.attacks.epsilon import Epsilon, EpsilonFinding
+from fedaudit.attacks.vertical.cafe import CAFE
+from fedaudit.attacks.vertical.labels import (
+    DirectionScoring,
+    DirectLabels,
+    ExampleLabelFinding,
+    LabelScoreFinding,
+    NormScoring,
+)
+
+# isort: on
+from fedaudit.attacks.base import ATTACKS, Attack, make_attack, register
 from fedaudit.attacks.findings import (
     Finding,
     ImageFinding,
@@ -34,31 +46,8 @@ from fedaudit.attacks.findings import (
     TokenFinding,
     Trace,
 )
-from fedaudit.attacks.gan import GAN, ClassImagesFinding
-from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
-from fedaudit.attacks.inversion.generative import GIAS
-from fedaudit.attacks.inversion.group import GradInversion
-from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
-from fedaudit.attacks.inversion.tableak import TabLeak
 from fedaudit.attacks.inversion.template import GradientInversion
-from fedaudit.attacks.labels.attack import LabelFinding, Labels
-from fedaudit.attacks.local_model.methods import LastReturned, LocalModel, LocalModelExact
-from fedaudit.attacks.records.agrevader import AgrEvader
-from fedaudit.attacks.records.attribute import AttributeFeatures, AttributeFinding, AttributeLoss
-from fedaudit.attacks.records.membership import GradientNorm, LossThreshold, ShadowModels
-from fedaudit.attacks.records.membership_finding import MembershipFinding
-from fedaudit.attacks.records.property import PropertyFinding, PropertyInference
-from fedaudit.attacks.records.source import SourceFinding, SourceInference
-from fedaudit.attacks.text.dager import Dager
-from fedaudit.attacks.text.which_tokens import WhichTokens
-from fedaudit.attacks.vertical.cafe import CAFE
-from fedaudit.attacks.vertical.labels import (
-    DirectionScoring,
-    DirectLabels,
-    ExampleLabelFinding,
-    LabelScoreFinding,
-    NormScoring,
-)
+from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 

@@ -89,11 +89,7 @@ class Epsilon(Attack):
         return CanarySpec(self.canaries, self.adjacency, strength, clip, self.signs, joint=self.noise == "joint")
 
     def check(self, observation: Observation) -> None:
-        """Refuse a federation without canaries.
-
-        Raises:
-            NotApplicable: there are none.
-        """
+        """Refuse a federation without canaries."""
         super().check(observation)
         if observation.canaries is None or not observation.canaries.readings:
             raise NotApplicable(

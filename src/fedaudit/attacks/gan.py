@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import Attack, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.models.generator import DCGenerator, Generator, GeneratorSpec
 from fedaudit.simulation.behaviour import Behaviour, ClientStep
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Positive, Whole
 
@@ -74,7 +72,7 @@ class GANClient(Behaviour):
     name = "gan"
     summary = "generates images of a class that it lacks, and trains on them under another label"
     paper = _PAPER
-    examples: ClassVar[tuple[str, ...]] = ("image",)
+    examples = ("image",)
     trained = True
 
     target: Whole = 3
@@ -117,11 +115,7 @@ class GANClient(Behaviour):
         return step.train(poisoned, self.limit)
 
     def check(self, task_info: TaskInfo, records: bool) -> None:  # noqa: ARG002 (it needs none)
-        """Refuse clients who train no image classifier, and classes that it doesn't have.
-
-        Raises:
-            BadInput: with the reason.
-        """
+        """Refuse clients who train no image classifier, and classes that it doesn't have."""
         if task_info.kind not in self.examples or task_info.num_classes is None:
             raise BadInput("the behaviour 'gan' generates images of a class; these clients train no image classifier")
         if task_info.outputs == 1:
@@ -242,32 +236,26 @@ class GAN(Attack):
     (``federations[].malicious``); this attack returns what their adversary log holds.
     """
 
-    name: ClassVar[str] = "gan"
-    summary: ClassVar[str] = (
-        "images of a class that a malicious client generates with the global model as discriminator"
-    )
-    paper: ClassVar[str] = "Hitaj et al. 2017 (Deep Models Under the GAN)"
-    threat_model: ClassVar[str] = "client, active"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "gan"
+    summary = "images of a class that a malicious client generates with the global model as discriminator"
+    paper = "Hitaj et al. 2017 (Deep Models Under the GAN)"
+    threat_model = "client, active"
+    needs = (
         "images and a classifier",
         "malicious clients with a GAN (federations[].malicious: gan or gan-adaptive)",
     )
-    default_scope: ClassVar[Scope] = "federation"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    recovers: ClassVar[str] = "images of a class"
-    finds: ClassVar[type[Finding]] = ClassImagesFinding
-    standards: ClassVar[tuple[str, ...]] = ("NISTAML.026", "AML.T0020")  # it trains on images that it made up
+    default_scope = "federation"
+    examples = ("image",)
+    recovers = "images of a class"
+    finds = ClassImagesFinding
+    standards = ("NISTAML.026", "AML.T0020")  # it trains on images that it made up
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.malicious == cls.name
 
     def check(self, observation: Observation) -> None:
-        """Refuse where nobody has generated anything.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Refuse where nobody has generated anything."""
         observation.need_client(self.name)
         super().check(observation)
         if _TARGET not in observation.adversary_log:

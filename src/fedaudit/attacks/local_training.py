@@ -1,15 +1,21 @@
-"""What attacks make of training that isn't plain SGD: one table, for checks, for findings' notes and for the docs."""
+"""What attacks make of training that isn't plain SGD: one table, for checks, for findings' notes and for the docs.
+
+And what an update by Adam or AdamW tells of the gradient: its size where epsilon shows, else its sign.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import UNMODELLED, ParameterGroup, TrainingConfig
 from fedaudit.transcript.observation import Message
-from fedaudit.transcript.update import UpdateKind
+from fedaudit.transcript.update import Update, UpdateKind
 from fedaudit.utils.errors import NotApplicable
 
 # How an attack uses an update: a column of the table. An attack may use it in two ways, as one that optimises images
@@ -26,20 +32,6 @@ Way = Literal[
     "local-model",
     "local-model-exact",
 ]
-
-WAYS: dict[Way, str] = {
-    "one step": "images or rows, from a gradient or an update of one local step",
-    "simulation": "images or rows, from several local steps that are replayed (`invg`, `dlg-adam`, `gias`, `tableak`)",
-    "one batch": "from several local steps taken as one batch (`agic`, `geng`, `labels`)",
-    "r-gap": "the closed form",
-    "spear": "exact batches (`spear`)",
-    "labels": "label inference",
-    "span": "sequences, from the span of gradients (`dager`)",
-    "rows": "words, from the embedding's rows that moved (`which-tokens`)",
-    "local-model": "a client's own model, learnt from its rounds",
-    "local-model-exact": "the same by linear algebra",
-}
-MODELLED = "models"
 
 
 @dataclass(frozen=True)
@@ -80,6 +72,8 @@ WITHOUT_DROPOUT = (
     "the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout, "
     "which is their expectation"
 )
+_FOR_ONE_BATCH = "the update is taken for one batch's gradient, times a number"
+_BY_DIRECTION = "train by SGD, Adam or AdamW, or run agic, which needs the direction alone"
 _OPTIMISES = "run an attack that optimises (invg, agic)"
 _ANY = "local-model is for any training"
 _IN_ONE = "its steps are taken as one batch's gradient, in which earlier steps weigh more than the last"
@@ -227,13 +221,12 @@ TABLE: dict[str, Row] = {
     "optimiser": _unmodelled(
         "optimiser",
         {
-            **_same(_not("train by SGD, Adam or AdamW, or run agic, which needs the direction alone"), "one step"),
-            **_same(_not("train by SGD, Adam or AdamW, or run agic, which needs the direction alone"), "simulation"),
-            "one batch": _about("the update is taken for one batch's gradient, times a number"),
+            **_same(_not(_BY_DIRECTION), "one step", "simulation"),
+            **_same(
+                _about("the update is taken for one batch's gradient, times a number"), "one batch", "labels", "span"
+            ),
             "r-gap": _not(f"its equations need the gradient itself; {_OPTIMISES}"),
             "spear": _not(f"its equations need sums of gradients; {_OPTIMISES}"),
-            "labels": _about("the update is taken for one batch's gradient, times a number"),
-            "span": _about("the update is taken for one batch's gradient, times a number"),
             "local-model-exact": _not(f"its steps may not be affine; {_ANY}"),
         },
     ),
@@ -268,9 +261,10 @@ TABLE: dict[str, Row] = {
     "several-losses": _unmodelled(
         "several-losses",
         {
-            **_same(_about("all of the gradient is taken for that of the loss that is known"), *_IMAGES, "labels"),
+            **_same(
+                _about("all of the gradient is taken for that of the loss that is known"), *_IMAGES, "spear", "labels"
+            ),
             "r-gap": _not(f"its equations need one loss's gradient alone; {_OPTIMISES}"),
-            "spear": _about("all of the gradient is taken for that of the loss that is known"),
         },
     ),
     "loss": _unmodelled(
@@ -337,7 +331,6 @@ def image_way(fedavg: str, message: Message) -> Way:
 
     Args:
         fedavg: its way with FedAvg updates, see :class:`fedaudit.attacks.inversion.template.GradientInversion`.
-        message: the update.
     """
     training = message.update.training
     if message.update.kind == "gradient":
@@ -380,19 +373,109 @@ def refuse(attack: str, ways: Sequence[Way], message: Message, task_info: TaskIn
     Raises:
         NotApplicable: with the reason and what to do.
     """
-    for word in words(message, task_info):
-        for way in ways:
-            answer = TABLE[word].answers.get(way)
-            if answer is not None and answer.kind == "refuses":
-                raise NotApplicable(f"{attack} can't be run, because {TABLE[word].what}: {answer.text}")
+    for row, answer in _answers(ways, message, task_info):
+        if answer.kind == "refuses":
+            raise NotApplicable(f"{attack} can't be run, because {row.what}: {answer.text}")
 
 
 def notes(ways: Sequence[Way], message: Message, task_info: TaskInfo) -> list[str]:
     """Return what is approximated of the update's training, a sentence each."""
-    found = []
+    return [
+        f"approximated: {row.what}; {answer.text}"
+        for row, answer in _answers(ways, message, task_info)
+        if answer.kind == "approximates"
+    ]
+
+
+def _answers(ways: Sequence[Way], message: Message, task_info: TaskInfo) -> Iterator[tuple[Row, Answer]]:
     for word in words(message, task_info):
-        for way in ways:
-            answer = TABLE[word].answers.get(way)
-            if answer is not None and answer.kind == "approximates":
-                found.append(f"approximated: {TABLE[word].what}; {answer.text}")
-    return found
+        row = TABLE[word]
+        yield from ((row, row.answers[way]) for way in ways if way in row.answers)
+
+
+_TRUST = 0.5  # relative error up to which a recovered gradient counts as known
+_ARITHMETIC = 4  # roundings between a gradient and the step that Adam makes of it
+_WITH_DECAY = 3  # roundings of the weights: of 1 − μλ, of what it is multiplied by, and of the difference
+_ZERO = 2  # roundings below which a step is none
+
+
+@dataclass(frozen=True)
+class AdaptiveGradient:
+    """What an update by Adam tells of the gradient, by parameter name.
+
+    Attributes:
+        values: the gradient where it is known; elsewhere its sign times the least size that it may have.
+        known: where it is.
+    """
+
+    values: dict[str, Tensor]
+    known: dict[str, Tensor]
+
+
+def is_adaptive(update: Update) -> bool:
+    """Return whether it is known that ``update`` is the work of Adam or AdamW."""
+    training = update.training
+    return update.kind == "weights" and training is not None and training.optimiser in ("adam", "adamw")
+
+
+def mean_steps(update: Update, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return Adam's steps m̂/(√v̂ + ε) by name, weighted by their rates: between −1 and 1, for one step g/(|g| + ε).
+
+    AdamW's decay is taken off: exactly for one step.
+
+    Args:
+        update: of Adam or AdamW.
+        weights: that the client was sent.
+    """
+    training = update.training
+    assert training is not None  # is_adaptive() saw to it
+    total = sum(training.rates)
+    steps = {}
+    for (name, delta), group in zip(update.tensors.items(), treatments(training, update.tensors), strict=True):
+        own = -delta.double() / max(total * group.learning_rate, 1e-300)
+        if training.optimiser == "adamw":
+            own = own - group.weight_decay * weights[name].double()
+        steps[name] = own if group.learning_rate else torch.zeros_like(own)
+    return steps
+
+
+def invert(update: Update, weights: Mapping[str, Tensor]) -> AdaptiveGradient:
+    """Return what one step of Adam from fresh state tells of the gradient (for Adam, with its weight decay in it).
+
+    The step is r = g/(|g| + ε), so g = ε·r/(1 − |r|). How well r is known follows from how W + ΔW and ΔW were rounded,
+    to half precision perhaps, and from a defence's noise; where that would make g uncertain by more than half, it is
+    known only that |g| isn't smaller than such a value. Where r is rounding alone, g is 0.
+
+    Args:
+        update: of one local step.
+        weights: that the client was sent.
+    """
+    training = update.training
+    assert training is not None  # is_adaptive() saw to it
+    values, known = {}, {}
+    steps = mean_steps(update, weights)
+    for (name, r), group in zip(steps.items(), treatments(training, steps), strict=True):
+        sent = update.tensors[name]
+        rate = max(training.rates[0] * group.learning_rate, 1e-300)
+        times = _WITH_DECAY if training.optimiser == "adamw" and group.weight_decay else 1
+        error = times * _rounding(weights[name] + sent) * (weights[name].double().abs() + sent.double().abs()) / rate
+        error = error + _rounding(sent) + _ARITHMETIC * torch.finfo(sent.dtype).eps
+        error = error + (update.sanitised.noise / rate if update.sanitised else 0.0)
+        error = error.clamp(min=float((r.abs() - 1).max().clamp(min=0)))  # a step of more than 1 is error alone
+        most = _TRUST * training.epsilon / error
+        size = training.epsilon * r.abs() / (1 - r.abs()).clamp(min=1e-300)
+        certain = (r.abs() < 1) & (size < most)
+        size = torch.where(r.abs() <= _ZERO * error, 0, torch.where(certain, size, most))
+        values[name] = (r.sign() * size).to(sent.dtype)
+        known[name] = certain
+    return AdaptiveGradient(values, known)
+
+
+def _rounding(tensor: Tensor) -> float:
+    """Return the largest relative error of rounding to the precision that ``tensor`` shows, whatever it is held in."""
+    own = torch.finfo(tensor.dtype).eps
+    for shorter in (torch.bfloat16, torch.float16):
+        gap = (tensor.to(shorter).to(tensor.dtype) - tensor).abs()
+        if bool((gap <= 2 * own * tensor.abs()).all()):
+            return torch.finfo(shorter).eps / 2
+    return own / 2

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedaudit.attacks.adaptive import invert, is_adaptive, mean_steps
-from fedaudit.attacks.local_training import TABLE, treatments
+from fedaudit.attacks.local_training import TABLE, invert, is_adaptive, mean_steps, treatments
 from fedaudit.models import Layer, layer_groups, set_training_mode
 from fedaudit.simulation.local_training import draws_at_random, local_randomness
 from fedaudit.task.info import TaskInfo
@@ -20,6 +19,7 @@ from fedaudit.task.training import Loss
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import Update
+from fedaudit.utils.errors import NotApplicable
 
 # Whose statistics BatchNorm takes in an attack on clients that train with those of their batch: those of the dummy
 # batch, or the running ones.
@@ -70,7 +70,6 @@ def load_victim(
     Args:
         observation: for what everybody knows.
         message: whose global weights are loaded.
-        device: where to compute.
         statistics: with ``running`` BatchNorm takes its running statistics, whatever the clients do.
     """
     task_info = observation.task_info
@@ -123,6 +122,37 @@ def unknown_training(threat: ThreatModel) -> str:
     return "this threat model doesn't know it: set threat.knows_training=true"
 
 
+def need_training(attack: str, observation: Observation) -> None:
+    """Raise where the one update came of local training of which the adversary doesn't know how it went.
+
+    Raises:
+        NotApplicable: with the reason and the remedy.
+    """
+    update = observation.single().update
+    if update.kind == "weights" and update.training is None:
+        raise NotApplicable(
+            f"{attack} needs the learning rate and the local steps, that is how the client trained, to use a FedAvg "
+            f"update; {unknown_training(observation.threat)}"
+        )
+
+
+def need_signal(update: Update) -> None:
+    """Raise where an update is zero throughout.
+
+    Raises:
+        NotApplicable: it is.
+    """
+    if not any(bool(t.any()) for t in update.tensors.values()):
+        raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+
+
+def distinct_examples(message: Message) -> int:
+    """Return how many different examples an update was made from, as far as that is known."""
+    update = message.update
+    held = update.training.data_size if update.training else None
+    return min(update.num_examples, held or update.num_examples)
+
+
 def one_batch_gradient(
     update: Update, device: str = "cpu", weights: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
@@ -135,11 +165,9 @@ def one_batch_gradient(
 
     Where the training isn't plain SGD, each parameter's own rates and decay and the weights of accumulated passes are
     taken off, exactly for a single step that wasn't clipped. Of Adam's single step g is what the update tells of it
-    (:func:`.adaptive.invert`); of several, their mean steps, between −1 and 1.
+    (:func:`.invert`); of several, their mean steps, between −1 and 1.
 
     Args:
-        update: the update.
-        device: where to compute.
         weights: that the client was sent; needed where the training isn't plain SGD.
     """
     training = update.training

@@ -2,12 +2,10 @@
 
 from fedaudit.defences.aggregation import AGGREGATORS, Aggregate, Aggregator, Cohort
 from fedaudit.defences.averaging import AFA, FedAvg, FLTrust, Mean
-from fedaudit.defences.compressing import DeepGradientCompression, Sign, TopK
-from fedaudit.defences.coordinatewise import Median, TrimmedMean
-from fedaudit.defences.fragmenting import Fragmented, FragmentedAtRandom
+from fedaudit.defences.compressing import DeepGradientCompression, Fragmented, FragmentedAtRandom, Sign, TopK
 from fedaudit.defences.privacy import DifferentialPrivacy
 from fedaudit.defences.sanitising import SANITISERS, ClientContext, NoSanitiser, Sanitiser, changed
-from fedaudit.defences.selection import Bulyan, InferGuard, Krum, MultiKrum
+from fedaudit.defences.selection import Bulyan, InferGuard, Krum, Median, MultiKrum, TrimmedMean
 from fedaudit.transcript.update import SanitiserInfo, Update
 from fedaudit.utils.registry import register
 

@@ -98,8 +98,6 @@ def check_matrix(updates: Tensor, name: str, least: int = 1, why: str = "") -> i
     """Return n if ``updates`` is an (n, d) matrix with ``least`` rows or more.
 
     Args:
-        updates: to check.
-        name: of the rule.
         least: how few rows it can do with.
         why: the formula behind ``least``.
 

@@ -111,7 +111,7 @@ class AFA(Aggregator):
         xi = self.xi
         while True:
             cosines = _cosines_to_aggregate(products, trust, good)
-            middle, spread = _median(cosines), float(cosines.std(correction=0))
+            middle, spread = float(cosines.quantile(0.5)), float(cosines.std(correction=0))
             below = float(cosines.mean()) < middle
             unusual = cosines < middle - xi * spread if below else cosines > middle + xi * spread
             for position in torch.nonzero(unusual).flatten().tolist():
@@ -186,7 +186,3 @@ def _cosines_to_aggregate(products: Tensor, trust: Tensor, rows: list[int]) -> T
     inner, square = inside @ weights, weights @ inside @ weights
     lengths = inside.diagonal().sqrt() * square.clamp(min=0).sqrt()
     return torch.where(lengths > 0, inner / lengths, 0.0)
-
-
-def _median(values: Tensor) -> float:
-    return float(values.quantile(0.5))

@@ -72,11 +72,7 @@ class DifferentialPrivacy(Sanitiser):
     sampling: Sampling = "drawn"
 
     def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:
-        """Refuse central noise where the server does not add it to a plain mean, or examples take several steps.
-
-        Raises:
-            BadInput: it is so.
-        """
+        """Refuse central noise where the server does not add it to a plain mean, or examples take several steps."""
         if self.where == "central" and aggregator.averages != "equally":
             raise BadInput(
                 f"central noise of dp is made for the aggregator 'mean', not '{aggregator.name}'; use mean, or local"
@@ -145,10 +141,8 @@ class DifferentialPrivacy(Sanitiser):
         """Return a local step's gradient with every example's clipped, and noise where clients add it.
 
         Args:
-            model: being trained.
             loss: mean over a batch.
             batch: (inputs, targets).
-            generator: of the noise.
             others: gradients of further examples, which are clipped and summed likewise: of canaries. They don't count
                 in the batch's size.
 
@@ -192,7 +186,6 @@ def central_noise(dp: DifferentialPrivacy, clients: int, batch: int) -> float:
     """Return the standard deviation of the noise that the server adds to the mean of ``clients`` updates.
 
     Args:
-        dp: with its settings.
         clients: in the mean.
         batch: examples in the smallest batch of any of them.
     """
@@ -219,7 +212,6 @@ def account(
     count are those in which the client takes part (local) or all (central), where being one of many amplifies.
 
     Args:
-        dp: with its settings.
         clients: in all.
         per_round: taking part in a round.
         steps: local steps in a round.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -122,12 +122,9 @@ def _on_examples(
 ) -> list[Check]:
     run = copy.deepcopy(module).cpu().eval()
     outputs: dict[str, Tensor] = {}
-    handles = [
-        part.register_forward_hook(_keeper(outputs, name))
-        for name, part in run.named_modules()
-        if isinstance(part, nn.Linear)
-    ]
-    try:
+    for name, part in run.named_modules():
+        if isinstance(part, nn.Linear):
+            part.register_forward_hook(lambda _m, _i, output, name=name: outputs.update({name: output}))
         with torch.enable_grad():
             own = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
             for name, parameter in run.named_parameters():
@@ -136,9 +133,6 @@ def _on_examples(
             value = loss(answer, targets.cpu())
             hidden = [n for n, out in outputs.items() if out.requires_grad and out is not answer and out.ndim == 2]
             flows = torch.autograd.grad(value, [outputs[n] for n in hidden], allow_unused=True) if hidden else ()
-    finally:
-        for handle in handles:
-            handle.remove()
     checks = []
     if not targets.is_floating_point():
         classes = max(2, answer.shape[-1])
@@ -149,13 +143,6 @@ def _on_examples(
         text = "{:.0%} of the active neurons of '{}' hold one example's gradient alone"
         checks.append(_worst("lone neurons", shares, text))
     return checks
-
-
-def _keeper(outputs: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-    def keep(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        outputs[name] = output
-
-    return keep
 
 
 def _alike(matrix: Tensor) -> float:

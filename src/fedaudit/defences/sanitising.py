@@ -44,12 +44,15 @@ class Sanitiser(Plugin, ABC):
     Class attributes beside a plug-in's:
         protects: False where it changes nothing.
         secret: without a generator it draws from the operating system, which nobody can repeat.
+        unsent: how much it counts that an element which wasn't sent should be zero, from 0 (it may be anything) to 1
+            (it is smaller than those that were); measured in docs/reference/defences.md.
     """
 
     registry = SANITISERS
 
     protects: ClassVar[bool] = True
     secret: ClassVar[bool] = False
+    unsent: ClassVar[float] = 0.0
 
     def check(self, plan: LocalPlan, aggregator: Aggregator) -> None:
         """Refuse, before anything is simulated, a federation that it isn't made for.

@@ -1,4 +1,4 @@
-"""Aggregators that choose among whole updates by their distances: Krum, Multi-Krum, Bulyan, InferGuard."""
+"""Aggregators that choose: among whole updates by their distances, or value by value in each coordinate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,53 @@ from fedaudit.defences.vectors import distances_to, middle, sorted_columns, squa
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.registry import register
 from fedaudit.utils.validation import Count, Positive, Whole
+
+
+@register
+class Median(Aggregator):
+    """The coordinate-wise median (Yin et al. 2018, Definition 1); of an even number the mean of the middle two.
+
+    The weights are equal: every client decides some coordinate.
+    """
+
+    name = "median"
+    summary = "coordinate-wise median"
+    paper = "Yin et al. 2018, Definition 1"
+    coordinatewise = True
+
+    def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:  # noqa: ARG002
+        check_matrix(updates, "median")
+        return Aggregate(middle(updates), uniform(updates))
+
+
+@register
+class TrimmedMean(Aggregator):
+    """The coordinate-wise mean of what is left without the ``f`` largest and smallest values (Yin et al. 2018).
+
+    The paper trims a share β of the clients at each end; here their number, f = β·n. It needs n > 2f.
+
+    Args:
+        f: how many values are left out at each end.
+    """
+
+    name = "trimmed-mean"
+    summary = "coordinate-wise mean without the f largest and the f smallest values"
+    paper = "Yin et al. 2018, Definition 2"
+    coordinatewise = True
+
+    f: Whole = 1
+
+    def __call__(self, updates: Tensor, cohort: Cohort | None = None) -> Aggregate:  # noqa: ARG002
+        f = self.f
+        n = check_matrix(updates, "trimmed-mean", 2 * f + 1, f"n > 2f = {2 * f}")
+
+        def average(values: list[Tensor]) -> Tensor:
+            total = values[0].clone()
+            for value in values[1:]:
+                total += value
+            return total.div_(len(values))
+
+        return Aggregate(sorted_columns(updates, range(f, n - f), average), uniform(updates))
 
 
 @register

@@ -11,8 +11,8 @@ from scipy.stats import mannwhitneyu, rankdata
 from torch import Tensor
 
 from fedaudit.attacks.records.attribute import AttributeFinding
-from fedaudit.attacks.records.membership_finding import MembershipFinding
 from fedaudit.attacks.records.source import SourceFinding
+from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE, auc_interval, interval, pooled, sign_test
 from fedaudit.evaluation.verdicts import by_test, leaks

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedaudit.attacks import ATTACKS
 from fedaudit.attacks.analytic.first_layer import first_layer
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Case
 from fedaudit.attacks.records.membership import LossThreshold
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.records.stand_ins import stock
+from fedaudit.attacks.records.property import stock
 from fedaudit.data import load_dataset
 from fedaudit.epsilon.canaries import Directions
 from fedaudit.models import build_model, initialise, set_training_mode

@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
+from fedaudit.attacks.analytic.constraints import VERDICTS, RankAnalysis, rank_analysis
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.analytic.rank import VERDICTS, RankAnalysis, rank_analysis
 from fedaudit.data import Dataset
 from fedaudit.models import MODELS
 from fedaudit.pipeline.prepare import resolve

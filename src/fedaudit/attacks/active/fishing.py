@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from functools import cached_property
 from statistics import NormalDist
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from pydantic import BeforeValidator
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import Attack, Progress, make_attack, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.inversion.template import QUICK, GradientInversion
-from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.inversion.template import QUICK, Composed
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.attacks.victim import one_batch_gradient
 from fedaudit.simulation.local_training import local_randomness
@@ -26,7 +22,7 @@ from fedaudit.task.training import LocalPlan, TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.validation import Count, Positive, Whole, from_name
+from fedaudit.utils.validation import Count, Positive, Whole
 
 _AT_ONCE = 64  # examples
 _LEAST = 8  # public examples of the class
@@ -70,11 +66,7 @@ class FishingServer(ServerBehaviour):
     sharpness: Positive = 60.0
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
-        """Refuse what has no classes, or fewer than the target says, or doesn't end in a fully connected layer.
-
-        Raises:
-            BadInput: as above.
-        """
+        """Refuse what has no classes, or fewer than the target says, or doesn't end in a fully connected layer."""
         classes = task_info.num_classes
         if classes is None or classes < 3 or task_info.outputs < classes or task_info.causal:
             raise BadInput("fishing is for classifiers of three or more classes; leave server out")
@@ -181,7 +173,7 @@ def altered(message: Message, name: str) -> Altered | None:
 
 
 @register
-class Fishing(Attack):
+class Fishing(Composed):
     """Inverts what a last layer altered by ``fishing`` left of a batch: the gradient of a class's examples.
 
     The class is read off the layer that was sent, and how many of its examples are in the batch off the gradient of
@@ -194,59 +186,25 @@ class Fishing(Attack):
         attack: the method: its name and settings.
     """
 
-    name: ClassVar[str] = "fishing"
-    summary: ClassVar[str] = "one class's images, or one of them, from a large batch through an altered last layer"
-    paper: ClassVar[str] = "Wen et al. 2022 (Fishing for user data)"
-    threat_model: ClassVar[str] = "malicious server, active"
-    examples: ClassVar[tuple[str, ...]] = GradientInversion.examples
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "fishing"
+    summary = "one class's images, or one of them, from a large batch through an altered last layer"
+    paper = "Wen et al. 2022 (Fishing for user data)"
+    threat_model = "malicious server, active"
+    over = "what was fished"
+    needs = (
         "what the method needs (attack), but for labels",
         "a server that alters the last layer (federations[].server: fishing)",
     )
-    standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
+    standards = (*ALTERED_MODELS, "AML.T0018")
     first_settings: ClassVar[dict[str, Any]] = {"attack": {"name": "agic", **QUICK}}
-    uses: ClassVar[tuple[Way, ...]] = ("one batch",)
-
-    attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
-        default_factory=lambda: {"name": "agic"}
-    )
+    uses = ("one batch",)
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.server == cls.name and case.classifies(cls.examples)
 
-    def __post_init__(self) -> None:
-        _ = self.method  # a wrong one is found now
-
-    @cached_property
-    def method(self) -> GradientInversion:
-        """The method that inverts what was fished.
-
-        Raises:
-            BadInput: it isn't one that optimises images.
-        """
-        settings = dict(self.attack)
-        name = settings.pop("name", None)
-        made = make_attack(name, settings) if isinstance(name, str) else None
-        if not isinstance(made, GradientInversion):
-            raise BadInput(f"attack '{self.name}': attack: '{name}' doesn't optimise images; name one that does (agic)")
-        return made
-
-    @property
-    def iterations(self) -> int:
-        """Of the method: what a run costs, for the progress display."""
-        return self.method.iterations
-
-    def settings(self) -> dict[str, Any]:
-        """Return the hyper-parameters with all of the method's, JSON-serialisable."""
-        return {**super().settings(), "attack": {"name": self.method.name, **self.method.settings()}}
-
     def check(self, observation: Observation) -> None:
-        """Refuse an update of a model that wasn't altered, or of a batch without the class.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Refuse an update of a model that wasn't altered, or of a batch without the class."""
         self.method.check(self.fished(observation)[0])
 
     def only_class(self, observation: Observation) -> int | None:

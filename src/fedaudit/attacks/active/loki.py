@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.active.bins import PREFIX, Bins, alternating, edges, in_their_bins, labels_of, measured, read
-from fedaudit.attacks.analytic.recovered import Recovered, as_images
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.active.imprint import PREFIX, Bins, alternating, edges, in_their_bins, labels_of, measured, read
+from fedaudit.attacks.analytic.first_layer import ClosedForm
+from fedaudit.attacks.base import Case, Progress, register
+from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.standards import ALTERED_MODELS
 from fedaudit.models.inserted_module import WithInsertedModule
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
@@ -65,11 +63,7 @@ class LokiServer(ServerBehaviour):
         return dataclasses.replace(task_info, inserted=InsertedModule("loki", self.units, _LIMIT, plan.clients))
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
-        """Refuse regression.
-
-        Raises:
-            BadInput: as above.
-        """
+        """Refuse regression."""
         if task_info.num_classes is None:
             raise BadInput("loki is for classifiers, and this model predicts real values; leave server out")
 
@@ -133,7 +127,7 @@ class Owned(NamedTuple):
 
 
 @register
-class Loki(Attack):
+class Loki(ClosedForm):
     """Reads each client's images off its own columns of a layer of bins, in single updates and sums (Zhao et al. 2024).
 
     A row's gradient at a client's columns is Σ δ·x of that client's examples in the bin, whoever else is in the
@@ -142,35 +136,23 @@ class Loki(Attack):
     brightness lies, tells it better. Several examples of one client in one bin are found as their mean.
     """
 
-    name: ClassVar[str] = "loki"
-    summary: ClassVar[str] = "each client's images out of a sum, from kernels of its own that the server sent it"
-    paper: ClassVar[str] = "Zhao et al. 2024 (LOKI)"
-    threat_model: ClassVar[str] = "malicious server, active"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "loki"
+    summary = "each client's images out of a sum, from kernels of its own that the server sent it"
+    paper = "Zhao et al. 2024 (LOKI)"
+    threat_model = "malicious server, active"
+    needs = (
         "images and a classifier",
         "a server that sends each client kernels of its own (federations[].server: loki)",
     )
-    standards: ClassVar[tuple[str, ...]] = (*ALTERED_MODELS, "AML.T0018")
-    unlike: ClassVar[bool] = True
-    uses: ClassVar[tuple[Way, ...]] = ("spear",)
-    needs_classes: ClassVar[bool] = True
+    standards = (*ALTERED_MODELS, "AML.T0018")
+    unlike = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.server == cls.name and case.classifies(cls.examples)
 
-    def check(self, observation: Observation) -> None:
-        """Refuse an update of a model without such kernels.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._product(observation)
-
-    def _product(self, observation: Observation) -> tuple[WithInsertedModule, Tensor]:
+    def _prepare(self, observation: Observation) -> tuple[WithInsertedModule, Tensor]:
         message, inserted = observation.single(), observation.task_info.inserted
-        super().check(observation)
         if inserted is None or inserted.kind != "loki" or inserted.limit != _LIMIT or not _sets(message):
             raise NotApplicable(
                 "the server sent the clients no kernels of their own; set threat.adversary: malicious-server and "
@@ -184,7 +166,7 @@ class Loki(Attack):
         Raises:
             NotApplicable: there is none, or it isn't for such a message.
         """
-        module, product = self._product(observation)
+        module, product = self._prepare(observation)
         message, info = observation.single(), observation.task_info
         sets = _sets(message)
         weight, bias = module.front.measure.weight.detach(), module.front.measure.bias.detach()
@@ -216,9 +198,7 @@ class Loki(Attack):
         order = strength.argsort(descending=True, stable=True)[: message.update.num_examples]
         return Owned(inputs[order], labels[order], clients[order])
 
-    def _run(
-        self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress
-    ) -> ImageFinding:
+    def _run(self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress) -> Finding:
         found = self.read_out(observation)
         progress(1, 1)
         whose = len(found.clients.unique())
@@ -226,9 +206,7 @@ class Loki(Attack):
             f"{len(found.inputs)} bins of {whose} client{'s' * (whose > 1)} were hit, and the kernels tell whose each "
             "is; some by several examples, whose mean is in them",
         )
-        sure = torch.zeros(len(found.inputs), dtype=torch.bool)
-        finding = as_images(observation, Recovered(found.inputs, found.labels, sure, notes), self.name)
-        return dataclasses.replace(finding, certified=None)
+        return self._returned(observation, found.inputs, found.labels, None, notes)
 
 
 class _Set(NamedTuple):

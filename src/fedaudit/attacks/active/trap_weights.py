@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.first_layer import FirstLayer, first_layer, layer_product
+from fedaudit.attacks.analytic.first_layer import ClosedForm, FirstLayer, first_layer, flows_of, layer_product
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.analytic.recovered import Recovered, as_images
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.local_training import Way
-from fedaudit.simulation.local_training import local_randomness
+from fedaudit.attacks.base import Case, Progress, register
+from fedaudit.attacks.findings import Finding
 from fedaudit.simulation.server_behaviour import ServerBehaviour, ServerStep
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import LocalPlan
@@ -50,11 +44,7 @@ class TrapWeightsServer(ServerBehaviour):
     spread: Positive = 0.5
 
     def check(self, model: nn.Module, task_info: TaskInfo, plan: LocalPlan) -> None:  # noqa: ARG002
-        """Refuse what isn't of images, or doesn't begin with a fully connected layer and ReLU.
-
-        Raises:
-            BadInput: as above.
-        """
+        """Refuse what isn't of images, or doesn't begin with a fully connected layer and ReLU."""
         if task_info.example_kind.bounds is None or task_info.num_classes is None:
             raise BadInput("trap-weights is for images and classifiers; leave server out")
         try:
@@ -82,7 +72,7 @@ class TrapWeightsServer(ServerBehaviour):
 
 
 @register
-class TrapWeights(Attack):
+class TrapWeights(ClosedForm):
     """Reads examples off the neurons of a first layer that one example alone activated (Boenisch et al. 2023).
 
     A neuron's gradient is Σ δ·x of the examples that activate it and its bias' is Σ δ: their ratio is an example, where
@@ -92,44 +82,30 @@ class TrapWeights(Attack):
     connected layer and ReLU has such neurons; trap weights make them many.
     """
 
-    name: ClassVar[str] = "trap-weights"
-    summary: ClassVar[str] = "images from neurons of the first layer that one example alone activated"
-    paper: ClassVar[str] = "Boenisch et al. 2023 (When the curious abandon honesty)"
-    threat_model: ClassVar[str] = "malicious server, active; or server or eavesdropper, passive"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "trap-weights"
+    summary = "images from neurons of the first layer that one example alone activated"
+    paper = "Boenisch et al. 2023 (When the curious abandon honesty)"
+    threat_model = "malicious server, active; or server or eavesdropper, passive"
+    needs = (
         "images and a classifier",
         "a model that begins with a fully connected layer with a bias, and ReLU",
         "better: a server that draws that layer for it (federations[].server: trap-weights)",
     )
-    uses: ClassVar[tuple[Way, ...]] = ("spear",)
-    needs_classes: ClassVar[bool] = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.server == cls.name and case.classifies(cls.examples)
 
-    def check(self, observation: Observation) -> None:
-        """Refuse a model that doesn't begin with such a layer.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._product(observation)
-
-    def _product(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor]:
+    def _prepare(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor]:
         message, info = observation.single(), observation.task_info
-        super().check(observation)
         module = as_trained(observation.module, info, message.weights)
         layer = first_layer(module, info.input_shape)
         if not layer.relu and not _rectified(module, layer, info.input_shape):
             raise NotApplicable("no ReLU follows the first layer, so every example is in every neuron's gradient")
         return module, layer, layer_product(message, layer, self.name)
 
-    def _run(
-        self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress
-    ) -> ImageFinding:
-        module, layer, product = self._product(observation)
+    def _run(self, observation: Observation, _generator: torch.Generator, _device: str, progress: Progress) -> Finding:
+        module, layer, product = self._prepare(observation)
         info, update = observation.task_info, observation.single().update
         size = product[:, -1].abs()
         active = torch.nonzero(size > _ACTIVE * size.max())[:, 0]
@@ -141,7 +117,12 @@ class TrapWeights(Attack):
         if not bool(images.any()):
             raise NotApplicable("no neuron of the first layer holds an image: several examples are in each of them")
         kept, inputs, pixels = active[images], inputs[images], pixels[images]
-        labels, unlike = _own(module, observation, layer, inputs, product[kept, -1], kept)
+        found, rows = product[kept, -1], torch.arange(len(kept))
+        distances = []
+        for flow in flows_of(module, observation, layer, inputs):
+            own = flow[rows, kept] * len(inputs) / update.num_examples
+            distances.append(((own - found) / found).abs())
+        unlike, labels = torch.stack(distances).nan_to_num(nan=torch.inf).min(dim=0)
         told = update.training is None or update.training.local_steps == 1
         order = (unlike if told else -size[kept]).argsort(stable=True)
         chosen: list[int] = []
@@ -153,9 +134,7 @@ class TrapWeights(Attack):
                 chosen.append(place)
         progress(1, 1)
         notes = (f"{len(active)} of {len(product)} neurons were active, and {len(kept)} hold an image",)
-        sure = torch.zeros(len(chosen), dtype=torch.bool)
-        finding = as_images(observation, Recovered(inputs[chosen], labels[chosen], sure, notes), self.name)
-        return dataclasses.replace(finding, certified=None)
+        return self._returned(observation, inputs[chosen], labels[chosen], None, notes)
 
 
 def _rectified(module: nn.Module, layer: FirstLayer, shape: tuple[int, ...]) -> bool:
@@ -167,36 +146,3 @@ def _rectified(module: nn.Module, layer: FirstLayer, shape: tuple[int, ...]) -> 
         own.weight.copy_(torch.randn(own.weight.shape, generator=torch.Generator().manual_seed(0)))
         own.bias.zero_()
     return first_layer(probe, shape).relu
-
-
-def _own(
-    module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor, found: Tensor, neurons: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return, of each input, the label with which its own derivative by its neuron is the found one, and how unlike.
-
-    Args:
-        module: in float64.
-        observation: for the loss and the classes.
-        layer: whose outputs the derivatives are by.
-        inputs: (r, numbers) as the model sees them.
-        found: (r,) the biases' gradients, of the mean over the update.
-        neurons: (r,) of the layer.
-    """
-    info, update = observation.task_info, observation.single().update
-    assert info.num_classes is not None
-    kept: list[Tensor] = []
-    handle = layer.module.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
-    rows, distances = torch.arange(len(inputs)), []
-    try:
-        with local_randomness(0), torch.enable_grad():
-            for label in range(info.num_classes):
-                kept.clear()
-                labels = torch.full((len(inputs),), label)
-                value = observation.loss(module(inputs.view(-1, *info.input_shape)), labels)
-                (flow,) = torch.autograd.grad(value, kept[0])
-                own = flow[rows, neurons] * len(inputs) / update.num_examples
-                distances.append(((own - found) / found).abs())
-    finally:
-        handle.remove()
-    least = torch.stack(distances).nan_to_num(nan=torch.inf).min(dim=0)
-    return least.indices, least.values

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.attention import attended, attends
-from fedaudit.attacks.analytic.first_layer import comparable, first_layer, layer_product, own_labels
-from fedaudit.attacks.analytic.patches import patch_embedding, patches_of
+from fedaudit.attacks.analytic.first_layer import (
+    ClosedForm,
+    Recovered,
+    comparable,
+    first_layer,
+    layer_product,
+    own_labels,
+)
+from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
-from fedaudit.attacks.local_training import Way
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 
-CERTIFIED = 1 / 255 / 8  # estimated error of a certified example's numbers, as a share of the pixels' range
-_LEFT_OVER = 1e-3  # of the gradient, the most that an exact answer may leave unexplained
 _OWN = 0.02  # relative distance up to which an example's own gradient is the observed one
 _STEPS, _DAMPING, _STILL = 2000, 0.5, 1e-12  # of the fixed point
 _DIVERGED = 1e6
 
 
 @register
-class ExactLinear(Attack):
+class ExactLinear(ClosedForm):
     """Closed forms behind a first fully connected layer: no optimiser, and known to be right.
 
     - One example (Phong et al. 2018; Geiping et al. 2020, Proposition 3.1): ∂L/∂W_i = ∂L/∂b_i · x, so x is the ratio of
@@ -52,35 +52,22 @@ class ExactLinear(Attack):
     estimated error is below an eighth of a grey level.
     """
 
-    name: ClassVar[str] = "exact-linear"
-    summary: ClassVar[str] = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
-    paper: ClassVar[str] = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "exact-linear"
+    summary = "closed form: a fully connected layer first, a ViT's patches, or its first attention"
+    paper = "Phong et al. 2018; Geiping et al. 2020; Lu et al. 2022 (APRIL)"
+    needs = (
         "images and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias, or with a ViT's "
         "patch embedding or an attention; or a batch of different labels and a model of one layer",
     )
-    uses: ClassVar[tuple[Way, ...]] = ("spear",)
-    needs_classes: ClassVar[bool] = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.solves(cls.examples) and case.examples == 1
 
-    def check(self, observation: Observation) -> None:
-        """Raise unless one of the forms fits.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._prepare(observation)
-
     def _prepare(self, observation: Observation) -> Callable[[], Recovered]:
         """Return what the form that fits gives."""
         message, task_info = observation.single(), observation.task_info
-        super().check(observation)
         module = as_trained(observation.module, task_info, message.weights)
         embedding = patch_embedding(module, task_info)
         if embedding is not None and (embedding.weight in message.update.tensors or not attends(module, task_info)):
@@ -116,10 +103,7 @@ class ExactLinear(Attack):
     def _run(self, observation: Observation, _generator: object, _device: str, progress: Progress) -> Finding:
         found = self._prepare(observation)()
         progress(1, 1)
-        return self._returned(observation, found)
-
-    def _returned(self, observation: Observation, found: Recovered) -> Finding:
-        return as_images(observation, found, self.name)
+        return self._returned(observation, *found)
 
 
 def distinct(observation: Observation) -> int:
@@ -137,7 +121,7 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
     scale = max(observation.task_info.std)
     if distinct(observation) > 1:
         inputs, labels, left_over, error = _of_one_layer(product, layer.module, observation)
-        sure = (error * scale <= CERTIFIED) & (left_over <= _LEFT_OVER)
+        sure = (error * scale <= CERTIFIED) & (left_over <= LEFT_OVER)
         notes = [f"the batch's probabilities and inputs agree up to {left_over:.1g} of the gradient"]
     else:
         column = product[:, -1]
@@ -148,7 +132,7 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
         error = rest.norm() / free**0.5 / column.norm() * (1 + row.square().mean()).sqrt() * torch.ones(1)
         inputs = row[None, :-1]
         labels, distance = own_labels(module, observation, layer, inputs, column[None])
-        sure = (error * scale <= CERTIFIED) & torch.tensor(left_over <= _LEFT_OVER and len(product) > 1)
+        sure = (error * scale <= CERTIFIED) & torch.tensor(left_over <= LEFT_OVER and len(product) > 1)
         training = observation.single().update.training
         if comparable(module, observation) and (training is None or training.local_steps == 1):
             sure &= distance <= _OWN
@@ -206,17 +190,14 @@ class ExactLinearRows(ExactLinear):
     Only certified rows are returned, where there are any.
     """
 
-    name: ClassVar[str] = "exact-linear-rows"
-    summary: ClassVar[str] = "closed form for rows, where the model begins with a fully connected layer"
-    paper: ClassVar[str] = "Phong et al. 2018; Geiping et al. 2020"
-    examples: ClassVar[tuple[str, ...]] = ("table",)
-    finds: ClassVar[type[Finding]] = RowFinding
-    recovers: ClassVar[str] = "rows of a table"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "exact-linear-rows"
+    summary = "closed form for rows, where the model begins with a fully connected layer"
+    paper = "Phong et al. 2018; Geiping et al. 2020"
+    examples = ("table",)
+    finds = RowFinding
+    recovers = "rows of a table"
+    needs = (
         "rows and a classifier",
         "one example in an update and a model that begins with a fully connected layer with a bias; or a batch of "
         "different labels and a model of one layer",
     )
-
-    def _returned(self, observation: Observation, found: Recovered) -> Finding:
-        return as_rows(observation, found, self.name)

@@ -2,17 +2,91 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.local_training import treatments
+from fedaudit.attacks.base import Attack
+from fedaudit.attacks.findings import ImageFinding, RowFinding
+from fedaudit.attacks.local_training import Way, treatments
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
+
+
+class Recovered(NamedTuple):
+    """Different examples of an update.
+
+    Attributes:
+        inputs: (r, numbers) as the model sees them.
+        labels: (r,) classes.
+        certified: (r,) which are vouched for without the truth.
+        notes: what the user should know.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    certified: Tensor
+    notes: tuple[str, ...]
+
+
+class ClosedForm(Attack):
+    """What attacks in closed form share: what they work with is made ready, or refused, before any compute."""
+
+    threat_model = "server or eavesdropper, passive"
+    examples = ("image",)
+    uses: ClassVar[tuple[Way, ...]] = ("spear",)
+    needs_classes = True
+
+    def check(self, observation: Observation) -> None:
+        """Raise unless the equations can be set up."""
+        observation.single()
+        super().check(observation)
+        self._prepare(observation)
+
+    @abstractmethod
+    def _prepare(self, observation: Observation) -> Any:
+        """Return what the attack works with.
+
+        Raises:
+            NotApplicable: with the reason and the remedy.
+        """
+
+    def _returned(
+        self, observation: Observation, inputs: Tensor, labels: Tensor, certified: Tensor | None, notes: tuple[str, ...]
+    ) -> ImageFinding | RowFinding:
+        """Return what was recovered, see :class:`Recovered`; ``certified`` is None where nothing is vouched for.
+
+        Of images as many as the update has examples: copies follow where there are fewer, not certified again. Of rows
+        those that are certified, or all as a guess where none is; cells are as sure as their rows.
+        """
+        task_info, count = observation.task_info, observation.single().update.num_examples
+        if self.finds is RowFinding:
+            assert certified is not None
+            kept = certified if bool(certified.any()) else torch.ones_like(certified)
+            return RowFinding(
+                rows=task_info.denormalise(inputs[kept].nan_to_num().float()),
+                labels=labels[kept],
+                label_source=self.name,
+                certified=certified[kept],
+                notes=notes,
+            )
+        rows = torch.arange(count) % len(inputs)
+        if certified is not None:
+            certified = nn.functional.pad(certified[:count], (0, max(0, count - len(inputs))))
+        pixels = task_info.denormalise(inputs.view(-1, *task_info.input_shape).nan_to_num())
+        return ImageFinding(
+            images=pixels.float().clamp(0, 1)[rows],
+            labels=labels[rows],
+            label_source=self.name,
+            certified=certified,
+            notes=notes,
+        )
+
 
 _PROBES = 8
 _USED = 0.05  # least share of a ReLU's active neurons through which some gradient flows
@@ -184,21 +258,26 @@ def own_labels(
 
 def own_gradients(module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor) -> Tensor:
     """Return (classes, r, outputs) ∂ℓ/∂z at each example with each label, of length one; see :func:`own_labels`."""
-    task_info = observation.task_info
     examples = torch.zeros_like(inputs)
     examples[:, layer.places] = inputs
+    flows = flows_of(module, observation, layer, examples)
+    return torch.stack([nn.functional.normalize(flow, dim=1) for flow in flows])
+
+
+def flows_of(module: nn.Module, observation: Observation, layer: FirstLayer, examples: Tensor) -> list[Tensor]:
+    """Return (r, outputs) ∂L/∂z for each label, were all (r, numbers) ``examples`` of it, L being their mean loss."""
+    task_info = observation.task_info
     examples = examples.view(-1, *task_info.input_shape)
     assert task_info.num_classes is not None
     kept: list[Tensor] = []
     handle = layer.module.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
-    flows = []
+    flows: list[Tensor] = []
     try:
         with local_randomness(0), torch.enable_grad():
             for label in range(task_info.num_classes):
                 kept.clear()
                 value = observation.loss(module(examples), torch.full((len(examples),), label))
-                (flow,) = torch.autograd.grad(value, kept[0])
-                flows.append(nn.functional.normalize(flow, dim=1))
+                flows += torch.autograd.grad(value, kept[0])
     finally:
         handle.remove()
-    return torch.stack(flows)
+    return flows

@@ -5,23 +5,22 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from fedaudit.attacks.analytic.chain import Block, chain, identity, refuse
-from fedaudit.attacks.analytic.constraints import check_size, gradient_constraints, solve, weight_constraints
-from fedaudit.attacks.base import Attack, Progress, register
+from fedaudit.attacks.analytic.constraints import adjoint, check_size, gradient_constraints, solve, weight_constraints
+from fedaudit.attacks.analytic.first_layer import ClosedForm
+from fedaudit.attacks.base import Progress, register
 from fedaudit.attacks.findings import ImageFinding
-from fedaudit.attacks.local_training import Way
-from fedaudit.attacks.victim import one_batch_gradient, unknown_training
+from fedaudit.attacks.victim import need_signal, need_training, one_batch_gradient
 from fedaudit.models import set_training_mode
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, class_logits
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.threat import ThreatModel
 from fedaudit.utils.errors import NotApplicable
 
 _TIE = 1e-4  # relative; below, two candidates for the last layer's derivative can't be told apart by themselves
@@ -31,7 +30,7 @@ _SCALES = 400  # points of the grid on which roots are looked for
 
 
 @register
-class RGap(Attack):
+class RGap(ClosedForm):
     """R-GAP (Zhu & Blaschko, ICLR 2021, Section 3 and Algorithm 1): closed form, layer by layer, for one example.
 
     With k_i = ∂L/∂z_i known, the input of layer i solves its gradient constraints (linear in the input) together with
@@ -54,33 +53,22 @@ class RGap(Attack):
     so. All in float64 on the CPU.
     """
 
-    name: ClassVar[str] = "r-gap"
-    summary: ClassVar[str] = "closed form, from the last layer back to the first"
-    paper: ClassVar[str] = "Zhu & Blaschko 2021 (R-GAP)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    on_sums: ClassVar[str] = "refused: its equations are one example's"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "r-gap"
+    summary = "closed form, from the last layer back to the first"
+    paper = "Zhu & Blaschko 2021 (R-GAP)"
+    on_sums = "refused: its equations are one example's"
+    needs = (
         "images and a classifier",
         "one example in one gradient (or one local step)",
         "a chain of convolutions and linear layers with invertible activations ('fedaudit rank' tells)",
     )
-    uses: ClassVar[tuple[Way, ...]] = ("r-gap",)
-    needs_classes: ClassVar[bool] = True
-
-    def check(self, observation: Observation) -> None:
-        """Raise unless the update is one example's gradient through a chain that can be gone back.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._prepare(observation)
+    uses = ("r-gap",)
 
     def _prepare(self, observation: Observation) -> tuple[nn.Module, list[Block], dict[str, Tensor]]:
         message = observation.single()
         task_info = observation.task_info
-        super().check(observation)
-        gradient = _exact_gradient(message, observation.threat)
+        need_training(self.name, observation)
+        gradient = _exact_gradient(message)
         module = as_trained(observation.module, task_info, message.weights)
         blocks = chain(module, task_info.input_shape)
         for block in blocks:
@@ -142,7 +130,7 @@ def as_trained(module: nn.Module, task_info: TaskInfo, weights: Mapping[str, Ten
     return own.double()
 
 
-def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
+def _exact_gradient(message: Message) -> dict[str, Tensor]:
     """Return the gradient of one example in float64.
 
     Of one local step of SGD it is −ΔW/μ − λW, λ being the weight decay; momentum and FedProx's term are zero there. A
@@ -153,10 +141,6 @@ def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
     """
     update, training = message.update, message.update.training
     remedy = "run an attack that optimises (invg, agic), or audit batch_size: 1"
-    if update.kind == "weights" and training is None:
-        raise NotApplicable(
-            f"r-gap needs to know how the client trained to use a FedAvg update; {unknown_training(threat)}"
-        )
     if update.num_examples != 1:
         raise NotApplicable(
             f"r-gap works for one example, the update has {update.num_examples}: its equations are for one input; "
@@ -164,8 +148,7 @@ def _exact_gradient(message: Message, threat: ThreatModel) -> dict[str, Tensor]:
         )
     tensors = {name: t.double().cpu() for name, t in update.tensors.items()}
     weights = {name: message.weights[name].double().cpu() for name in tensors}
-    if not any(bool(t.any()) for t in tensors.values()):
-        raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+    need_signal(update)
     if training is not None and not training.plain_sgd:
         return one_batch_gradient(dataclasses.replace(update, tensors=tensors), weights=weights)
     if update.kind == "weights":
@@ -273,15 +256,7 @@ def _scales(direction: Tensor, label: int, logits: Tensor, bias: Tensor) -> list
 def _backwards(
     blocks: list[Block], k: Tensor, gradient: dict[str, Tensor], progress: Progress, run: tuple[int, int]
 ) -> tuple[Tensor, list[str]]:
-    """Return the input (1, *shape) that explains ``gradient``, and what the user should know.
-
-    Args:
-        blocks: of the network.
-        k: (classes,) ∂L/∂logits.
-        gradient: by parameter name.
-        progress: called with (done, total).
-        run: index of this run, and how many there are.
-    """
+    """Return the input (1, *shape) that explains ``gradient``, and what the user should know; k is ∂L/∂logits."""
     notes = []
     before: Tensor | None = None  # what the current block's activation sees
     inputs = torch.zeros(0)
@@ -301,17 +276,9 @@ def _backwards(
             )
         if i:
             before = blocks[i - 1].inverse(inputs[None])[0]
-            k = blocks[i - 1].slope(before[None])[0] * _adjoint(block, k)
+            k = blocks[i - 1].slope(before[None])[0] * adjoint(block, k)
         progress(run[0] * len(blocks) + len(blocks) - i, run[1] * len(blocks))
     return inputs[None], notes
-
-
-def _adjoint(block: Block, k: Tensor) -> Tensor:
-    """Return Aᵀk, (*input_shape)."""
-    with torch.enable_grad():
-        leaf = torch.zeros((1, *block.input_shape), dtype=torch.float64, requires_grad=True)
-        (found,) = torch.autograd.grad((block.affine(leaf * 1)[0] * k).sum(), leaf)
-    return torch.as_tensor(found[0])
 
 
 def mismatch(module: nn.Module, loss: Loss, image: Tensor, label: Tensor, gradient: dict[str, Tensor]) -> float:

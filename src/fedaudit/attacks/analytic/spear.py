@@ -7,9 +7,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks.analytic.alternating import alternate, on_a_line, possible
 from fedaudit.attacks.analytic.first_layer import (
+    ClosedForm,
     FirstLayer,
+    Recovered,
     comparable,
     first_layer,
     layer_product,
@@ -17,23 +18,24 @@ from fedaudit.attacks.analytic.first_layer import (
     own_labels,
 )
 from fedaudit.attacks.analytic.r_gap import as_trained
-from fedaudit.attacks.analytic.recovered import Recovered, as_images, as_rows
 from fedaudit.attacks.analytic.sparse_columns import (
     Directions,
     LowRank,
+    alternate,
     certify,
     chosen,
     factors,
     low_rank,
     none_yet,
+    on_a_line,
+    possible,
     search,
     search_beside,
 )
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Case, Progress, register
 from fedaudit.attacks.findings import Finding, RowFinding
-from fedaudit.attacks.local_training import Way
-from fedaudit.transcript.observation import Message, Observation
+from fedaudit.attacks.victim import distinct_examples
+from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count
 
@@ -42,8 +44,7 @@ _STARTS, _STARTS_BESIDE = 64, 32
 _CYCLE = 4  # rounds without the model's help, of which one searches among all rows
 _STALE = 40  # rounds without a new direction, after which none is expected
 _PATIENCE = 8  # rounds after all directions were found, if not all are certified
-_STEP = 1 / 255  # of a pixel; a certified image's estimated error is an eighth of it at most
-_CERTIFIED = _STEP / 8
+_CERTIFIED = 1 / 255 / 8  # of a pixel: a certified image's estimated error at most
 _SLACK = 1e-4  # relative size of what may be on either side of the ReLU
 _FLIPPED = 0.05  # of an example's neurons, the most that may change sides during several local steps
 _OWN = 0.02  # relative distance up to which an example's own gradient is its column of L
@@ -68,7 +69,7 @@ class Opened(NamedTuple):
 
 
 @register
-class Spear(Attack):
+class Spear(ClosedForm):
     """SPEAR (Dimitrov et al., NeurIPS 2024) and SPEAR++ (Bakarsky et al. 2025): exact batches through Linear and ReLU.
 
     The layer's gradient is L·X: its rank is the batch size, and a column of L = ∂ℓ/∂z is zero wherever an example
@@ -94,20 +95,16 @@ class Spear(Attack):
         rounds: of search, at most; it ends with the last direction, or when 40 rounds have found none.
     """
 
-    name: ClassVar[str] = "spear"
-    summary: ClassVar[str] = "whole batches, exactly, where the model begins with a fully connected layer and ReLU"
-    paper: ClassVar[str] = "Dimitrov et al. 2024 (SPEAR); Bakarsky et al. 2025 (SPEAR++)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "spear"
+    summary = "whole batches, exactly, where the model begins with a fully connected layer and ReLU"
+    paper = "Dimitrov et al. 2024 (SPEAR); Bakarsky et al. 2025 (SPEAR++)"
+    needs = (
         "images and a classifier",
         "a model that begins with a fully connected layer with a bias, then ReLU",
         "fewer examples in an update than the layer has outputs, and than an example has numbers",
     )
 
     rectified: ClassVar[bool] = True  # whether a ReLU must follow
-    uses: ClassVar[tuple[Way, ...]] = ("spear",)
-    needs_classes: ClassVar[bool] = True
 
     rounds: Count = 400
 
@@ -115,17 +112,8 @@ class Spear(Attack):
     def fits(cls, case: Case) -> bool:
         return case.solves(cls.examples) and case.rectified and 1 < case.examples <= SEARCHED
 
-    def check(self, observation: Observation) -> None:
-        """Raise unless the model begins so, and the update is a sum of such gradients.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        self._prepare(observation)
-
     def _prepare(self, observation: Observation) -> tuple[nn.Module, FirstLayer, Tensor, int]:
         message, task_info = observation.single(), observation.task_info
-        super().check(observation)
         module = as_trained(observation.module, task_info, message.weights)
         layer = first_layer(module, task_info.input_shape)
         if self.rectified and not layer.relu:
@@ -134,7 +122,7 @@ class Spear(Attack):
                 "run an attack that optimises (invg, agic)"
             )
         product = layer_product(message, layer, self.name)
-        most = _distinct_examples(message)
+        most = distinct_examples(message)
         size = min(int((product != 0).any(dim=1).sum()), product.shape[1])
         if most >= size:
             raise NotApplicable(
@@ -171,7 +159,7 @@ class Spear(Attack):
                 break
         if best is None:
             best = self._guess(opened, found, sources, generator)
-        return self._returned(observation, _placed(layer, parts.rank, best, most))
+        return self._returned(observation, *_placed(layer, parts.rank, best, most))
 
     def _begin(self, opened: Opened, generator: torch.Generator) -> tuple[Directions, Tensor | None]:  # noqa: ARG002
         """Return what is known before the search: certain directions, and likely ones of all examples, if any."""
@@ -202,19 +190,13 @@ class Spear(Attack):
         none = torch.zeros(len(inputs), dtype=torch.int64)
         return Recovered(inputs, none, none.bool(), (note,))
 
-    def _returned(self, observation: Observation, found: Recovered) -> Finding:
-        return as_images(observation, found, self.name)
-
 
 def _more(opened: Opened, found: Directions, known: Directions, done: int, generator: torch.Generator) -> Directions:
     """Return ``found`` and the certain directions that the next way finds which leads to any that are new.
 
     Args:
-        opened: the update.
         found: all certain directions so far.
         known: the independent ones among them that the search builds on.
-        done: rounds.
-        generator: of the starts.
     """
     parts, layer = opened.parts, opened.layer
     parallel = opened.observation.task_info.num_classes == 2  # columns may be
@@ -266,14 +248,6 @@ def _last(opened: Opened, found: Directions) -> Directions:
     return Directions(direction / direction.norm(), (columns[:, best : best + 1] == 0), torch.ones(1, dtype=torch.bool))
 
 
-def _distinct_examples(message: Message) -> int:
-    """Return how many different examples an update is of, at most."""
-    training = message.update.training
-    if training is not None and training.data_size is not None:
-        return min(training.data_size, message.update.num_examples)
-    return message.update.num_examples
-
-
 def _judged(opened: Opened, found: Directions) -> Recovered:
     """Return the examples that r independent directions give, each certified or not."""
     module, observation, layer, parts, several = opened
@@ -322,12 +296,12 @@ class SpearRows(Spear):
         rounds: of search, at most; it ends with the last direction, or when 40 rounds have found none.
     """
 
-    name: ClassVar[str] = "spear-rows"
-    summary: ClassVar[str] = "batches of rows, exactly, where the model begins with a fully connected layer and ReLU"
-    examples: ClassVar[tuple[str, ...]] = ("table",)
-    finds: ClassVar[type[Finding]] = RowFinding
-    recovers: ClassVar[str] = "rows of a table"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "spear-rows"
+    summary = "batches of rows, exactly, where the model begins with a fully connected layer and ReLU"
+    examples = ("table",)
+    finds = RowFinding
+    recovers = "rows of a table"
+    needs = (
         "rows and a classifier",
         "a model that begins with a fully connected layer with a bias, then ReLU",
         "fewer examples in an update than the layer has outputs, and than a row has numbers",
@@ -336,6 +310,3 @@ class SpearRows(Spear):
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.solves(cls.examples) and case.rectified and case.examples > 1
-
-    def _returned(self, observation: Observation, found: Recovered) -> Finding:
-        return as_rows(observation, found, self.name)

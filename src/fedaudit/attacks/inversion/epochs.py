@@ -8,29 +8,28 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import ATTACKS, Attack, Progress, make_attack, register
+from fedaudit.attacks.base import Attack, Progress, register
 from fedaudit.attacks.findings import ImageFinding, Trace
 from fedaudit.attacks.inversion.methods import AGIC, DLGAdam, InvG
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.reconstruct import with_priors
-from fedaudit.attacks.inversion.template import GradientInversion, Prepared, to_pixels
+from fedaudit.attacks.inversion.template import Composed, GradientInversion, Prepared, to_pixels
 from fedaudit.attacks.local_training import Way
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.threat import Scope
-from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.validation import Count, NonNegative, from_name
+from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.validation import Count, NonNegative
 
 _POOL = 2  # side and stride of the average pooling before images are compared (Section V-A)
 _WHOLE_EPOCHS = "all updates of a client over two or more epochs"
 
 
 @register
-class Epochs(Attack):
+class Epochs(Composed):
     """Any method that optimises images, over all updates of a client in several epochs (Xu et al. 2022, Section IV-B).
 
     Step 1 reconstructs every update on its own for a few iterations and pairs the images of consecutive epochs
@@ -51,17 +50,15 @@ class Epochs(Attack):
         gamma: γ of the epochs after it; 0 leaves them out.
     """
 
-    name: ClassVar[str] = "epochs"
-    summary: ClassVar[str] = "any method over a client's updates in several epochs: matched, then reconstructed jointly"
-    paper: ClassVar[str] = "Xu et al. 2022 (AGIC), Section IV-B"
-    threat_model: ClassVar[str] = GradientInversion.threat_model
-    needs: ClassVar[tuple[str, ...]] = ("what the method needs (attack)", _WHOLE_EPOCHS)
-    default_scope: ClassVar[Scope] = "client"
-    examples: ClassVar[tuple[str, ...]] = GradientInversion.examples
+    name = "epochs"
+    summary = "any method over a client's updates in several epochs: matched, then reconstructed jointly"
+    paper = "Xu et al. 2022 (AGIC), Section IV-B"
+    threat_model = GradientInversion.threat_model
+    needs = ("what the method needs (attack)", _WHOLE_EPOCHS)
+    default_scope = "client"
+    over = "several epochs"
+    several = True
 
-    attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = dataclasses.field(
-        default_factory=lambda: {"name": "agic"}
-    )
     epochs: Annotated[int, Field(ge=1, strict=True)] = 2
     pre_iterations: Count = 2_000
     pooling: bool = True
@@ -69,46 +66,8 @@ class Epochs(Attack):
     gamma_first: NonNegative = 1.0
     gamma: NonNegative = 0.1
 
-    def __post_init__(self) -> None:
-        _ = self.method  # a wrong one is found now
-
-    @cached_property
-    def method(self) -> GradientInversion:
-        """The method that is run over the epochs.
-
-        Raises:
-            BadInput: it isn't one that can be.
-        """
-        settings = dict(self.attack)
-        name = settings.pop("name", None)
-        if not isinstance(name, str):
-            raise BadInput(f"attack '{self.name}': attack: give the name of the method, and its settings")
-        made = make_attack(name, settings)
-        reason = made.only_single if isinstance(made, GradientInversion) else "it doesn't optimise images"
-        if reason or not isinstance(made, GradientInversion):
-            known = (e.value for e in ATTACKS)
-            fitting = [c.name for c in known if issubclass(c, GradientInversion) and not c.only_single]
-            raise BadInput(
-                f"attack '{self.name}': attack: '{name}' can't be run over several epochs, because {reason}; "
-                f"known: {', '.join(fitting)}"
-            )
-        return made
-
-    @property
-    def iterations(self) -> int:
-        """Of the method: what a run costs, for the progress display."""
-        return self.method.iterations
-
-    def settings(self) -> dict[str, Any]:
-        """Return the hyper-parameters with all of the method's, JSON-serialisable."""
-        return {**super().settings(), "attack": {"name": self.method.name, **self.method.settings()}}
-
     def check(self, observation: Observation) -> None:
-        """Refuse what any single update makes impossible, or updates that aren't whole epochs.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Refuse what any single update makes impossible, or updates that aren't whole epochs."""
         super().check(observation)
         observation.need_messages()
         singles = observation.split()
@@ -281,7 +240,6 @@ def chain(partners: Sequence[Tensor], count: int) -> Tensor:
 
     Args:
         partners: from every epoch to the next, as :func:`match` returns them.
-        count: images an epoch.
     """
     places = [torch.arange(count)]
     for partner in partners:
@@ -310,8 +268,8 @@ def _components(places: Sequence[Sequence[tuple[Prepared, Tensor]]]) -> list[Ten
 class _Preset(Attack):
     """:class:`Epochs` over one method under a name of its own, with the settings of both side by side."""
 
-    default_scope: ClassVar[Scope] = "client"
-    examples: ClassVar[tuple[str, ...]] = GradientInversion.examples
+    default_scope = "client"
+    examples = GradientInversion.examples
     method: ClassVar[type[GradientInversion]]
 
     @cached_property
@@ -322,11 +280,7 @@ class _Preset(Attack):
         return Epochs(attack={"name": self.method.name, **settings}, **own)
 
     def check(self, observation: Observation) -> None:
-        """Refuse what the composition refuses.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Refuse what the composition refuses."""
         super().check(observation)
         self.composed.check(observation)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedaudit.attacks.base import Progress, register
-from fedaudit.attacks.findings import ImageFinding, Trace
+from fedaudit.attacks.findings import Trace
 from fedaudit.attacks.inversion.objectives import Objective, flatten, unflatten
 from fedaudit.attacks.inversion.reconstruct import reconstruct
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Schedule, to_pixels
+from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Schedule
 from fedaudit.models.generator import Generator, TrainedGenerator
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.info import TaskInfo
@@ -44,18 +44,18 @@ class GIAS(GradientInversion):
         weights_learning_rate: of the generator's weights.
     """
 
-    name: ClassVar[str] = "gias"
-    summary: ClassVar[str] = "codes, then weights of a generator trained on public data; cosine of gradients"
-    paper: ClassVar[str] = "Jeon et al. 2021 (GIAS)"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "gias"
+    summary = "codes, then weights of a generator trained on public data; cosine of gradients"
+    paper = "Jeon et al. 2021 (GIAS)"
+    needs = (
         "images and a classifier",
         "labels: given, or inferable from the last fully connected layer",
         "public data of the same kind (threat.knows_public_data) and a generator of them (generator_file)",
         "local training config, for FedAvg updates",
     )
-    distance: ClassVar[str] = "cosine"
-    fedavg: ClassVar[FedAvgWay] = "simulation"
-    only_single: ClassVar[str | None] = "it searches what a generator makes images from"
+    distance = "cosine"
+    fedavg = "simulation"
+    only_single = "it searches what a generator makes images from"
 
     learning_rate: Annotated[Positive, Field(le=1e36)] = 0.1
     total_variation: NonNegative = 1e-4
@@ -103,20 +103,21 @@ class GIAS(GradientInversion):
             )
         return trained
 
-    def recover(
-        self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
-    ) -> ImageFinding:
-        """Search the codes, then the weights; as :meth:`GradientInversion.recover`.
+    def effort(self) -> int:
+        """Return the iterations of both searches; a restart repeats the first."""
+        return self.iterations + (self.restarts - 1) * round(self.latent_share * self.iterations)
+
+    def found(self, prepared: Prepared, generator: torch.Generator, progress: Progress) -> tuple[list[Tensor], Trace]:
+        """Search the codes, then the weights.
 
         Raises:
             NotApplicable: the optimisation diverged.
         """
-        task_info = observation.task_info
+        task_info, device = prepared.task_info, prepared.labels.device
         network = _load(self.generator_file).network.to(device)
-        prepared = self.prepare(observation, device)
         objective = self.objective(prepared)
         latent = round(self.latent_share * self.iterations)
-        total = self.restarts * latent + self.iterations - latent
+        total = self.effort()
 
         def search(
             decode: Callable[[Tensor], Tensor], initial: Tensor, done: int, **settings: Any
@@ -152,21 +153,13 @@ class GIAS(GradientInversion):
         )
         with torch.no_grad():
             images = [by_codes(s) for s in first.snapshots[:-1]] + [by_weights(s) for s in second.snapshots]
-        pixels = to_pixels(torch.stack(images), task_info)
         offset = first.iterations[-1]
-        return ImageFinding(
-            images=pixels[-1],
-            labels=prepared.labels.cpu(),
-            label_source=prepared.label_source,
-            objective=second.objective[-1],
-            iterations=total,
-            trace=Trace(
-                first.iterations[:-1] + [offset + i for i in second.iterations],
-                first.objective[:-1] + second.objective,
-                pixels,
-            ),
-            notes=(*self.notes(prepared), *prepared.notes),
+        trace = Trace(
+            first.iterations[:-1] + [offset + i for i in second.iterations],
+            first.objective[:-1] + second.objective,
+            torch.stack(images),
         )
+        return [images[-1]], trace
 
 
 def from_codes(network: Generator, task_info: TaskInfo) -> Callable[[Tensor], Tensor]:

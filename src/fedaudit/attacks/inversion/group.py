@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from fedaudit.attacks.base import register
 from fedaudit.attacks.inversion.objectives import Objective
 from fedaudit.attacks.inversion.priors import batch_norm_statistics, has_running_statistics, image_l2, registered_mean
-from fedaudit.attacks.inversion.template import FedAvgWay, GradientInversion, Prepared, Schedule
+from fedaudit.attacks.inversion.template import GradientInversion, Prepared, Schedule
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.utils.validation import Count, NonNegative
 
@@ -36,17 +36,17 @@ class GradInversion(GradientInversion):
         noise: standard deviation of the noise added in every step, in learning rates.
     """
 
-    name: ClassVar[str] = "gradinversion"
-    summary: ClassVar[str] = "layer-wise distance, BatchNorm statistics, several seeds pulled to their registered mean"
-    paper: ClassVar[str] = "Yin et al. 2021 (See through Gradients)"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "gradinversion"
+    summary = "layer-wise distance, BatchNorm statistics, several seeds pulled to their registered mean"
+    paper = "Yin et al. 2021 (See through Gradients)"
+    needs = (
         "images and a classifier",
         "labels without duplicates: given, or inferable from the last fully connected layer",
         "a gradient, or a FedAvg update of a single local step",
         "BatchNorm's running statistics, for one of its terms",
     )
-    distance: ClassVar[str] = "layer-l2"
-    fedavg: ClassVar[FedAvgWay] = "single-step"
+    distance = "layer-l2"
+    fedavg = "single-step"
 
     schedule: Schedule = "cosine"
     total_variation: NonNegative = 0.1

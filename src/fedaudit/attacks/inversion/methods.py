@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.adaptive import is_adaptive
-from fedaudit.attacks.base import Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import ATTACK_CONFIG, Case, Progress, register
 from fedaudit.attacks.findings import Trace
-from fedaudit.attacks.inversion.denoiser import CHANNELS, looks_like_photographs
-from fedaudit.attacks.inversion.engines.reference import with_soft_labels
-from fedaudit.attacks.inversion.moves import affordable, explore
+from fedaudit.attacks.inversion.engines.reference import reference
 from fedaudit.attacks.inversion.objectives import Objective
-from fedaudit.attacks.inversion.priors import label_regulariser, off_scale, outside_range
-from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
-from fedaudit.attacks.inversion.subspace import Subspace, in_subspaces, subspaces, telling
+from fedaudit.attacks.inversion.priors import (
+    CHANNELS,
+    Subspace,
+    in_subspaces,
+    label_regulariser,
+    looks_like_photographs,
+    off_scale,
+    outside_range,
+    subspaces,
+    telling,
+)
+from fedaudit.attacks.inversion.reconstruct import affordable, explore, reconstruct, with_priors
 from fedaudit.attacks.inversion.template import (
     QUICK,
     FedAvgWay,
@@ -30,7 +36,7 @@ from fedaudit.attacks.inversion.template import (
     prepare,
 )
 from fedaudit.attacks.labels.inference import LabelMethod
-from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.local_training import Way, is_adaptive
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import NotApplicable
@@ -43,8 +49,19 @@ _LABELS = "labels: given, or inferable from the last fully connected layer"
 _ONE_STEP = "a gradient, or a FedAvg update of a single local step"
 
 
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class _ByLBFGS(GradientInversion):
+    """What methods share that minimise the squared distance by L-BFGS."""
+
+    distance = "squared-l2"
+
+    iterations: Count = 300
+    optimiser: OptimiserName = "l-bfgs"
+    learning_rate: Positive = 1.0
+
+
 @register
-class DLG(GradientInversion):
+class DLG(_ByLBFGS):
     """Deep Leakage from Gradients (Zhu et al. 2019, Eq. 4 and Algorithm 1).
 
     Squared Euclidean distance over all tensors, L-BFGS with rate 1, labels optimised jointly as logits of soft targets;
@@ -52,17 +69,12 @@ class DLG(GradientInversion):
     of ten digits end as noise); images are optimised in normalised space.
     """
 
-    name: ClassVar[str] = "dlg"
-    summary: ClassVar[str] = "squared distance of gradients, images and labels optimised jointly, L-BFGS"
-    paper: ClassVar[str] = "Zhu et al. 2019 (DLG)"
-    needs: ClassVar[tuple[str, ...]] = (_IMAGES, "the loss cross-entropy", _ONE_STEP)
-    distance: ClassVar[str] = "squared-l2"
-    fedavg: ClassVar[FedAvgWay] = "single-step"
-    only_single: ClassVar[str | None] = "it optimises the labels beside the images"
-
-    iterations: Count = 300
-    optimiser: OptimiserName = "l-bfgs"
-    learning_rate: Positive = 1.0
+    name = "dlg"
+    summary = "squared distance of gradients, images and labels optimised jointly, L-BFGS"
+    paper = "Zhu et al. 2019 (DLG)"
+    needs = (_IMAGES, "the loss cross-entropy", _ONE_STEP)
+    fedavg = "single-step"
+    only_single = "it optimises the labels beside the images"
 
     def check(self, observation: Observation) -> None:
         """Refuse a loss that takes no class probabilities, too."""
@@ -89,7 +101,7 @@ class DLG(GradientInversion):
     def objective(self, prepared: Prepared) -> Objective:
         """Return the distance as a function of images and label logits; no fast engine knows the latter."""
         distance, training = self.matched(prepared)
-        return with_soft_labels(prepared.victim, distance, training)
+        return reference(prepared.victim, None, training, distance)
 
     def labels(self, variables: list[Tensor], prepared: Prepared) -> Tensor:  # noqa: ARG002
         """Return the labels that were found beside the images."""
@@ -104,37 +116,33 @@ class DLGAdam(GradientInversion):
     inferred or given instead of optimised, as in AGIC's experiments; pixels aren't clamped. FedAvg by simulation.
     """
 
-    name: ClassVar[str] = "dlg-adam"
-    summary: ClassVar[str] = "squared distance of gradients, Adam"
-    paper: ClassVar[str] = "Zhu et al. 2019 (DLG), with Adam as in Xu et al. 2022"
-    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "local training config, for FedAvg updates")
-    distance: ClassVar[str] = "squared-l2"
-    fedavg: ClassVar[FedAvgWay] = "simulation"
+    name = "dlg-adam"
+    summary = "squared distance of gradients, Adam"
+    paper = "Zhu et al. 2019 (DLG), with Adam as in Xu et al. 2022"
+    needs = (_IMAGES, _LABELS, "local training config, for FedAvg updates")
+    distance = "squared-l2"
+    fedavg = "simulation"
 
 
 @register
-class IDLG(GradientInversion):
+class IDLG(_ByLBFGS):
     """Improved DLG (Zhao et al. 2020): the label from the gradient first, then DLG's distance over the image alone.
 
     L-BFGS with rate 1, one example. Departure: granted labels are used.
     """
 
-    name: ClassVar[str] = "idlg"
-    summary: ClassVar[str] = "the label from the gradient, then squared distance of gradients, L-BFGS; one example"
-    paper: ClassVar[str] = "Zhao et al. 2020 (iDLG)"
-    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
-    distance: ClassVar[str] = "squared-l2"
-    fedavg: ClassVar[FedAvgWay] = "single-step"
-    most_examples: ClassVar[int | None] = 1
+    name = "idlg"
+    summary = "the label from the gradient, then squared distance of gradients, L-BFGS; one example"
+    paper = "Zhao et al. 2020 (iDLG)"
+    needs = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
+    fedavg = "single-step"
+    most_examples = 1
 
-    iterations: Count = 300
-    optimiser: OptimiserName = "l-bfgs"
-    learning_rate: Positive = 1.0
     label_inference: LabelMethod = "idlg"
 
 
 @register
-class CPL(GradientInversion):
+class CPL(_ByLBFGS):
     """Client Privacy Leakage (Wei et al. 2020, Algorithm 1): patterned first image, label regulariser, L-BFGS.
 
     Squared Euclidean distance plus α·‖softmax(F(x)) − y‖². Departures: the pattern is a quarter of the image's side
@@ -145,17 +153,13 @@ class CPL(GradientInversion):
         label_weight: α, of the label regulariser.
     """
 
-    name: ClassVar[str] = "cpl"
-    summary: ClassVar[str] = "squared distance, patterned first image, label regulariser, L-BFGS; one example"
-    paper: ClassVar[str] = "Wei et al. 2020 (CPL)"
-    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
-    distance: ClassVar[str] = "squared-l2"
-    fedavg: ClassVar[FedAvgWay] = "single-step"
-    most_examples: ClassVar[int | None] = 1
+    name = "cpl"
+    summary = "squared distance, patterned first image, label regulariser, L-BFGS; one example"
+    paper = "Wei et al. 2020 (CPL)"
+    needs = (_IMAGES, _LABELS, _ONE_STEP, "a single example")
+    fedavg = "single-step"
+    most_examples = 1
 
-    iterations: Count = 300
-    optimiser: OptimiserName = "l-bfgs"
-    learning_rate: Positive = 1.0
     start: Start = "patterned"
     label_weight: NonNegative = 1e-6
 
@@ -174,13 +178,13 @@ class InvG(GradientInversion):
     untrained ResNet20-4, and the iterations are AGIC's 10,000 (Geiping et al. use 4,800 to 24,000).
     """
 
-    name: ClassVar[str] = "invg"
-    summary: ClassVar[str] = "cosine of gradients, total variation, signed Adam"
-    paper: ClassVar[str] = "Geiping et al. 2020 (Inverting Gradients)"
+    name = "invg"
+    summary = "cosine of gradients, total variation, signed Adam"
+    paper = "Geiping et al. 2020 (Inverting Gradients)"
     needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "local training config, for FedAvg updates")
-    distance: ClassVar[str] = "cosine"
+    distance = "cosine"
     fedavg: ClassVar[FedAvgWay] = "simulation"
-    first_settings: ClassVar[dict[str, Any]] = QUICK
+    first_settings = QUICK
 
     total_variation: NonNegative = 1e-4
     signed: bool = True
@@ -195,7 +199,7 @@ class InvG(GradientInversion):
 
 
 @register
-class Geng(GradientInversion):
+class Geng(_ByLBFGS):
     """Towards General Deep Leakage (Geng et al. 2021): label counts, clipping, scaling, full-batch FedAvg.
 
     Squared Euclidean distance, L-BFGS, and two regularisers: clipping, the distance to the valid pixel range, and
@@ -207,16 +211,12 @@ class Geng(GradientInversion):
         scaling: weight of the distance to the scaled image.
     """
 
-    name: ClassVar[str] = "geng"
-    summary: ClassVar[str] = "squared distance, clipping and scaling, label counts with duplicates, L-BFGS"
-    paper: ClassVar[str] = "Geng et al. 2021"
-    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS, "a gradient, or a FedAvg update of full batches")
-    distance: ClassVar[str] = "squared-l2"
-    fedavg: ClassVar[FedAvgWay] = "full-batch"
+    name = "geng"
+    summary = "squared distance, clipping and scaling, label counts with duplicates, L-BFGS"
+    paper = "Geng et al. 2021"
+    needs = (_IMAGES, _LABELS, "a gradient, or a FedAvg update of full batches")
+    fedavg = "full-batch"
 
-    iterations: Count = 300
-    optimiser: OptimiserName = "l-bfgs"
-    learning_rate: Positive = 1.0
     label_inference: LabelMethod = "geng"
     clipping: NonNegative = 1e-4
     scaling: NonNegative = 1e-6
@@ -245,11 +245,11 @@ class AGIC(InvG):
     epochs (Section IV-B) are ``agic-epochs``.
     """
 
-    name: ClassVar[str] = "agic"
-    summary: ClassVar[str] = "layer-weighted cosine; FedAvg as one batch"
-    paper: ClassVar[str] = "Xu et al. 2022 (AGIC)"
-    needs: ClassVar[tuple[str, ...]] = (_IMAGES, _LABELS)
-    fedavg: ClassVar[FedAvgWay] = "one-batch"
+    name = "agic"
+    summary = "layer-weighted cosine; FedAvg as one batch"
+    paper = "Xu et al. 2022 (AGIC)"
+    needs = (_IMAGES, _LABELS)
+    fedavg = "one-batch"
 
     beta: Positive = 50.0
     relu_modifier: bool = True
@@ -294,16 +294,16 @@ class AGICPlus(AGIC):
     """AGIC with what gradients say of their layers' inputs, raced starts, moves, and a rate that falls to zero.
 
     Our own. The gradient of a layer's weights is a sum of the patches that the layer sees, so it tells the subspace in
-    which they lie, whatever the loss and the layers above do. A prior asks that of the images (:mod:`.subspace`), for
-    every layer with fewer patches than a patch has numbers: it gets most descents out of where AGIC is stuck, and ends
-    near the very pixels. It says little of large batches, and isn't there where an update is sparse, of signs only,
-    noisy, or of Adam's.
+    which they lie, whatever the loss and the layers above do. A prior asks that of the images (:func:`.in_subspaces`),
+    for every layer with fewer patches than a patch has numbers: it gets most descents out of where AGIC is stuck, and
+    ends near the very pixels. It says little of large batches, and isn't there where an update is sparse, of signs
+    only, noisy, or of Adam's.
 
     What is still stuck is often the thing in another place: a network with global pooling hardly knows where a thing
     is, and between the places lies a barrier. So a share of the iterations goes to short descents from several starts,
-    and to shifts and flips of the best one (:func:`.moves.explore`); the objective alone chooses. The rest is one
+    and to shifts and flips of the best one (:func:`.explore`); the objective alone chooses. The rest is one
     descent from half the rate, which falls linearly to zero. All the way a small denoiser, trained on drawn shapes,
-    pulls the images away from noise, ever less (:mod:`.denoiser`). Everything else is AGIC's. In a batch every image
+    pulls the images away from noise, ever less (:class:`.Denoiser`). Everything else is AGIC's. In a batch every image
     moves on its own, one a round.
 
     What had failed on stuck images: unsigned or smaller steps, β of 5 and 500, no ReLU modifier, small or smooth
@@ -325,9 +325,9 @@ class AGICPlus(AGIC):
             of ``start_iterations`` there are two of 30 % of the iterations each.
     """
 
-    name: ClassVar[str] = "agic-plus"
-    summary: ClassVar[str] = "AGIC with the subspaces that gradients give away, raced starts, shifts and flips"
-    paper: ClassVar[str] = "this project, after Xu et al. 2022 (AGIC)"
+    name = "agic-plus"
+    summary = "AGIC with the subspaces that gradients give away, raced starts, shifts and flips"
+    paper = "this project, after Xu et al. 2022 (AGIC)"
 
     schedule: Schedule = "linear"
     moving: Fraction = 0.75

@@ -1,12 +1,22 @@
-"""How far a dummy update is from the observed one: distances of flat vectors, with their derivatives in closed form."""
+"""How far a dummy update is from the observed one: distances of flat vectors, with their derivatives in closed form.
+
+Of plain updates, of Adam's, and of defended ones; and what the layers weigh (AGIC).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fedaudit.attacks.local_training import Way, invert
+from fedaudit.defences import SANITISERS
+from fedaudit.models import Layer
+from fedaudit.transcript.observation import Message
+from fedaudit.transcript.update import Update
 
 _TINY = 1e-30  # keeps a gradient of zero from dividing by zero; far below any float32 square that matters
 
@@ -73,11 +83,7 @@ def squared_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> D
 def layer_l2(target: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
     """Return the sum of the tensors' weighted Euclidean distances: Σ_i ‖w_i·(g_i − t_i)‖ (Yin et al. 2021, Eq. 3).
 
-    Its derivative is w²·(g − t)/‖w·(g − t)‖ by tensor.
-
-    Args:
-        target: the observed gradient, one tensor per parameter.
-        weights: one per tensor, or one per element; 0 leaves it out.
+    Its derivative is w²·(g − t)/‖w·(g − t)‖ by tensor. Arguments as of :func:`squared_l2`.
     """
     flat, scale = flatten(target), _scaling(target, weights)
     sizes = [t.numel() for t in target]
@@ -100,11 +106,7 @@ def weighted_cosine(target: Sequence[Tensor], weights: Sequence[float | Tensor])
 
     The weight of a tensor enters the dot product and both norms. With equal weights this is the plain cosine over
     the whole gradient (InvG, Geiping et al. 2020, Eq. 4). Its derivative is (cos/‖g‖_w²)·w·g − direction/‖g‖_w,
-    direction being w·t/‖t‖_w.
-
-    Args:
-        target: the observed gradient, one tensor per parameter.
-        weights: one per tensor, or one per element; 0 leaves it out.
+    direction being w·t/‖t‖_w. Arguments as of :func:`squared_l2`.
     """
     flat, scale = flatten(target), _scaling(target, weights)
     scaled_target = scale(flat)
@@ -145,3 +147,249 @@ DISTANCES: dict[str, Callable[[Sequence[Tensor], Sequence[float | Tensor]], Dist
     "layer-l2": layer_l2,
     "cosine": weighted_cosine,
 }
+
+
+def adaptive_distance(
+    name: str,
+    way: Way,
+    message: Message,
+    names: Sequence[str],
+    target: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+) -> Distance:
+    """Return the distance to an update by Adam or AdamW, as an attack that optimises images uses it.
+
+    - ``one step``: :func:`one_sided`, of the gradient that Adam was given.
+    - ``one batch``: :func:`soft_signs`, of one batch's gradient.
+    - ``simulation``: one minus the weighted cosine, of the replayed pseudo-gradient.
+
+    Elements that a sparse defence didn't send are left out. A method whose own distance is ``layer-l2`` weighs its
+    priors against a sum of lengths: for it the cosine is multiplied by √d, the length of d softened elements.
+
+    Args:
+        name: of the method's own distance.
+        way: how the attack uses the update.
+        message: the update, and the weights that it was made from.
+        names: of the tensors to be matched, in order.
+        target: the mean steps (``one batch``) or the pseudo-gradient (``simulation``).
+        weights: of each tensor.
+    """
+    update = message.update
+    sparse = update.sanitised is not None and update.sanitised.sparse
+    targets = [target[n] for n in names]
+    scale: list[float | Tensor] = [
+        weights[n] * torch.where(t != 0, 1, 0) if sparse else weights[n] for n, t in zip(names, targets, strict=True)
+    ]
+    if way == "one step":
+        found = invert(update, message.weights)
+        device = targets[0].device
+        values = [found.values[n].to(device) for n in names]
+        own = one_sided(values, [found.known[n].to(device) for n in names], scale)
+    else:
+        own = weighted_cosine(targets, scale) if way == "simulation" else soft_signs(targets, scale)
+    return _times(sum(t.numel() for t in targets) ** 0.5, own) if name == "layer-l2" else own
+
+
+def _times(factor: float, distance: Distance) -> Distance:
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        value, slope = distance.derivative(vector)
+        return factor * value, factor * slope
+
+    return Distance(lambda vector: factor * distance.value(vector), derivative)
+
+
+def one_sided(values: Sequence[Tensor], known: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
+    """Return one minus the cosine of the softened dummy gradient to what one step of Adam tells of the observed one.
+
+    Both are softened to g/(|g| + s), s being the mean size of the dummy gradient's tensor, so that few large elements
+    don't outweigh the many that are known. Where the gradient is known it is matched; elsewhere only its sign is known
+    and a bound: the dummy's own element is matched where it is as large or larger and has that sign, else the bound. s
+    and what is matched are held fixed when the derivative is taken.
+
+    Args:
+        values: the gradient, or its sign times a lower bound of its size, one tensor per parameter.
+        known: where it is the gradient.
+        weights: one per tensor, or one per element; 0 leaves it out.
+    """
+    flat, certain = flatten(values), flatten(known)
+    sign, bound = flat.sign(), flat.abs()
+
+    def target(vector: Tensor, spread: Tensor) -> Tensor:
+        wanted = torch.where(certain, flat, sign * torch.maximum(bound, sign * vector))
+        return wanted / (wanted.abs() + spread)
+
+    return _softened(values, weights, target)
+
+
+def soft_signs(values: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Distance:
+    """Return one minus the cosine of the dummy gradient, softened as by :func:`one_sided`, to mean steps.
+
+    Args:
+        values: the mean steps, between −1 and 1, one tensor per parameter.
+        weights: one per tensor, or one per element; 0 leaves it out.
+    """
+    flat = flatten(values)
+    return _softened(values, weights, lambda _vector, _spread: flat)
+
+
+def _softened(
+    values: Sequence[Tensor],
+    weights: Sequence[float | Tensor],
+    target: Callable[[Tensor, Tensor], Tensor],
+) -> Distance:
+    sizes, scale = [t.numel() for t in values], _scaling(values, weights)
+
+    def fixed(vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return s and the weighted direction of the target, of length one."""
+        means = [part.abs().mean().clamp(min=_TINY).expand(len(part)) for part in vector.split(sizes)]
+        spread = torch.cat(means)
+        wanted = target(vector, spread)
+        return spread, scale(wanted) / (torch.dot(scale(wanted), wanted) + _TINY).sqrt()
+
+    def value(vector: Tensor) -> Tensor:
+        spread, direction = fixed(vector.detach())
+        soft = vector / (vector.abs() + spread)
+        return 1 - torch.dot(direction, soft) / (torch.dot(scale(soft), soft) + _TINY).sqrt()
+
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        spread, direction = fixed(vector)
+        size = vector.abs() + spread
+        soft = vector / size
+        scaled = scale(soft)
+        square = torch.dot(scaled, soft) + _TINY
+        norm, dot = square.sqrt(), torch.dot(direction, soft)
+        slope = (scaled * (dot / square) - direction) / norm
+        return 1 - dot / norm, slope * spread / size.square()
+
+    return Distance(value, derivative)
+
+
+def distance_to(
+    name: str, update: Update, names: Sequence[str], target: Mapping[str, Tensor], weights: Mapping[str, float]
+) -> Distance:
+    """Return the distance ``name`` to ``target``, as somebody measures it who knows how the update was sanitised.
+
+    - Sparse: an element that wasn't sent counts as zero as much as the defence says (``unsent``).
+    - Noise of known size (dp): a tensor weighs as much as the share of its energy that isn't noise, 1 − σ²d/‖t‖²
+      (as in Wiener's filter); where no tensor has any, all weigh what they did.
+    - Signs: how far the signs agree, tanh(g/a) in place of the sign of g, a being the magnitude that was sent.
+
+    Args:
+        name: of the distance in ``DISTANCES``.
+        update: with what is known of its defence.
+        names: of the tensors to be matched, in order.
+        target: the observed gradient, or pseudo-gradient; the update times a number.
+        weights: of each tensor.
+    """
+    known = update.sanitised
+    targets = [target[n] for n in names]
+    plain: list[float | Tensor] = [weights[n] for n in names]
+    if known is None:
+        return DISTANCES[name](targets, plain)
+    if known.signs:
+        return smooth_signs(targets)
+    unsent = SANITISERS[known.name].value.unsent if known.name in SANITISERS else 0.0
+    if known.sparse and unsent != 1:
+        plain = [w * torch.where(t != 0, 1, unsent) for w, t in zip(plain, targets, strict=True)]
+    if known.noise:
+        shares = [_signal(update.tensors[n], known.noise) for n in names]
+        if any(shares):
+            plain = [w * share for w, share in zip(plain, shares, strict=True)]
+    return DISTANCES[name](targets, plain)
+
+
+def _signal(tensor: Tensor, noise: float) -> float:
+    energy = float(tensor.double().square().sum())
+    return max(0.0, 1 - noise**2 * tensor.numel() / energy) if energy else 0.0
+
+
+def smooth_signs(target: Sequence[Tensor]) -> Distance:
+    """Return one minus the mean of sᵢ·tanh(gᵢ/aᵢ), where ±a = s·a is what was sent.
+
+    Its derivative is −s·(1 − tanh²(g/a))/(a·d).
+
+    Args:
+        target: ± the magnitude, one tensor per parameter.
+    """
+    flat = flatten(target)
+    sign = torch.where(flat >= 0, 1.0, -1.0) / len(flat)
+    size = flat.abs().clamp(min=1e-12)
+
+    def derivative(vector: Tensor) -> tuple[Tensor, Tensor]:
+        curve = torch.tanh(vector / size)
+        return 1 - torch.dot(sign, curve), -sign * (1 - curve.square()) / size
+
+    return Distance(lambda vector: 1 - torch.dot(sign, torch.tanh(vector / size)), derivative)
+
+
+def shape_values(shape: str, end: float, count: int) -> list[float]:
+    """Return l_1 … l_count through (1, 1) and (count, ``end``).
+
+    ``linear`` is Eq. 7; ``logarithmic`` a·log x + b and ``exponential`` a·eˣ + b are the other shapes of Table I,
+    whose decreasing rows are ``end`` = 0.5. With a single layer there is one point only: (1, 1).
+
+    Args:
+        shape: of the curve.
+        end: β, the last value.
+        count: number of convolutions.
+    """
+    if count == 1:
+        return [1.0]
+    curves = {
+        "linear": lambda i: (i - 1) / (count - 1),
+        "logarithmic": lambda i: math.log(i) / math.log(count),
+        # a·eˣ + b, with both exponentials divided by e^count so that deep networks don't overflow
+        "exponential": lambda i: (math.exp(i - count) - math.exp(1 - count)) / (1 - math.exp(1 - count)),
+    }
+    return [1 + (end - 1) * curves[shape](i) for i in range(1, count + 1)]
+
+
+def zero_modifier(gradient: Tensor) -> float:
+    """Return 1/(1 − p), p being the share of exact zeros (Eq. 8); 1 for a gradient that is zero throughout."""
+    share = float((gradient == 0).double().mean())
+    return 1 / (1 - share) if share < 1 else 1.0
+
+
+def layer_weights(
+    layers: Sequence[Layer],
+    gradient: Mapping[str, Tensor],
+    *,
+    end: float,
+    shape: str = "linear",
+    relu_modifier: bool = True,
+    others: str = "preceding",
+) -> dict[str, float]:
+    """Return the weight α of every tensor of ``gradient``, by name.
+
+    A convolution's weight is α_i = l_i / (1 − p_i) where a ReLU follows it (else l_i); a fully connected layer's is
+    the mean of the l_i (Eq. 8). The paper doesn't mention biases and normalisation: a bias shares its layer's weight
+    and a normalisation that of the layer before it (``others="preceding"``), or both get 1 or 0.
+
+    Args:
+        layers: in forward order.
+        gradient: the observed gradient, by parameter name.
+        end: β; 1 with ``relu_modifier=False`` means equal weights.
+        shape: of the curve through (1, 1) and (N_conv, β).
+        relu_modifier: whether to apply 1/(1 − p_i).
+        others: what biases and normalisations weigh.
+    """
+    convolutions = [layer for layer in layers if layer.kind == "conv"]
+    values = shape_values(shape, end, len(convolutions)) if convolutions else []
+    mean = sum(values) / len(values) if values else 1.0
+    position = {layer.name: i for i, layer in enumerate(convolutions)}
+    fixed = {"one": 1.0, "zero": 0.0}
+    weights: dict[str, float] = {}
+    current = 1.0
+    for layer in layers:
+        own = [name for name in layer.parameters if name in gradient]
+        main = [name for name in own if gradient[name].ndim > 1]
+        if layer.kind == "conv":
+            current = values[position[layer.name]]
+            if relu_modifier and layer.relu_follows and main:
+                current *= zero_modifier(gradient[main[0]])
+        elif layer.kind != "norm":
+            current = mean
+        for name in own:
+            is_main = name in main and layer.kind != "norm"
+            weights[name] = current if is_main or others == "preceding" else fixed[others]
+    return {name: weights.get(name, mean) for name in gradient}

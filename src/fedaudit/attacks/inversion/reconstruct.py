@@ -1,13 +1,15 @@
-"""The one optimiser loop of all optimisation-based attacks."""
+"""The one optimiser loop of all optimisation-based attacks, and moves that it can't make."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedaudit.attacks.base import Progress, silent
 from fedaudit.attacks.findings import Trace
@@ -35,11 +37,9 @@ def reconstruct(
     choosing by anything else would need the truth.
 
     Args:
-        objective: with its gradients.
         initial: variables; the first are the dummy images, (n, C, H, W) normalised.
         pixel_range: normalised black and white, (1, C, H, W) each.
         generator: of the noise that is added in each step, if any.
-        progress: called with (done, total).
         iterations: steps of the optimiser; one of L-BFGS evaluates the objective up to 25 times.
         average: share of the iterations, the last ones, whose mean iterate is the result (Polyak and Juditsky 1992);
             0 for the last iterate.
@@ -94,7 +94,6 @@ def make_step(
     """Return a function that takes one step down from ``variables``, in place, and returns the objective before it.
 
     Args:
-        objective: with its gradients.
         variables: the first are the images, (n, C, H, W) normalised.
         pixel_range: normalised black and white, (1, C, H, W) each.
         generator: of the noise, if any.
@@ -169,3 +168,150 @@ def with_priors(distance: Objective, priors: Sequence[tuple[float, Objective]]) 
         return value, gradient
 
     return total
+
+
+_REACH = 3  # steps of the grid of shifts, each way
+_GRID = 2 * (2 * _REACH + 1) ** 2 - 1  # moves of a round, at most
+_STEPS_A_SIDE = 8  # of that grid: from one to the next, descent finds the way by itself
+_STRETCH = 60  # iterations of a descent after a move
+_RACED = 3  # moved copies that go on from their shift, beside the image where it is
+_LEAST_RATE = 0.1  # of the learning rate: where halving it ends
+
+Start = Callable[[], Tensor]
+
+
+def affordable(budget: int, starts: int, start_iterations: int) -> tuple[int, int]:
+    """Return how many starts, and then rounds of moves, :func:`explore` has with ``budget`` evaluations.
+
+    None where the budget pays neither for two starts nor for one and a round of moves: one descent is better then.
+
+    Args:
+        budget: evaluations of the objective.
+        starts: wanted; fewer where they cost more than the budget.
+        start_iterations: of the descent from each.
+    """
+    found = max(1, min(starts, budget // (start_iterations + 1)))
+    rounds = max(0, budget - found * (start_iterations + 1)) // (_GRID + (_RACED + 1) * (_STRETCH + 1))
+    return (found, rounds) if found > 1 or rounds else (0, 0)
+
+
+def explore(
+    objective: Objective,
+    start: Start,
+    pixel_range: tuple[Tensor, Tensor],
+    generator: torch.Generator,
+    progress: Progress,
+    *,
+    at_first: Sequence[Objective] = (),
+    starts: int,
+    start_iterations: int,
+    rounds: int,
+    learning_rate: float,
+    **settings: object,
+) -> tuple[Tensor, Trace]:
+    """Race descents from several starts, then move images about, one of them a round.
+
+    A convolutional network with global pooling hardly knows where a thing stands: the objective of a picture in the
+    wrong place is low, with a barrier between it and the right place, so descent from there ends early. A moved copy
+    that is right falls below within a few steps.
+
+    A round evaluates copies of the batch in which one image is shifted by up to 3/8 of the side, and mirrored; goes on
+    for a short stretch from the best of them and from where the images are; and keeps what then has the least
+    objective, which so never rises. Where nothing is lower than before, the next round's learning rate is halved.
+
+    Args:
+        objective: of (n, C, H, W) normalised images, with its gradient.
+        start: returns new first images.
+        pixel_range: normalised black and white, (1, C, H, W) each.
+        generator: of the noise that is added in each step, if any.
+        progress: called with (done, total) evaluations of the objective.
+        at_first: what descents from the starts minimise in turn, if not ``objective``, which chooses among them.
+        starts: first images.
+        start_iterations: of the descent from each of them.
+        rounds: of moves.
+        learning_rate: of the first round; in a stretch it falls linearly to zero.
+        settings: of the optimiser, see :func:`make_step`.
+
+    Returns:
+        The images, and the trace: after the starts and after every round. Its last iteration is the number of
+        evaluations, each a gradient's, that were spent.
+    """
+    spent, total = 0, starts * (start_iterations + 1)
+    total += rounds * (_GRID + (_RACED + 1) * (_STRETCH + 1))  # or somewhat less
+
+    def value_of(images: Tensor) -> Tensor:
+        nonlocal spent
+        spent += 1
+        return objective(images)[0]
+
+    def descended(
+        images: Tensor, rate: float, iterations: int = _STRETCH, down: Objective = objective
+    ) -> tuple[float, Tensor]:
+        nonlocal spent
+        images = images.clone()
+        step = make_step(
+            down,
+            [images],
+            pixel_range,
+            generator,
+            **{**settings, "iterations": iterations, "learning_rate": rate, "schedule": "linear"},  # type: ignore[arg-type]
+        )
+        for _ in range(iterations):
+            step()
+            spent += 1
+            if spent % _REPORT_EVERY == 0:
+                progress(spent, total)
+        found = float(value_of(images))
+        progress(spent, total)
+        return found, images
+
+    value, images = _least(
+        [
+            descended(start(), learning_rate, start_iterations, down)
+            for down in itertools.islice(itertools.cycle(at_first or [objective]), starts)
+        ]
+    )
+    trace = Trace([spent], [value], images[None])
+    rate = learning_rate
+    for turn in range(rounds):
+        place = turn % len(images)
+        moved = [with_move(images, place, *move) for move in moves(images.shape[-2:], turn // len(images))]
+        scored = sorted((float(value_of(batch)), i) for i, batch in enumerate(moved))
+        raced = [descended(images, rate)] + [descended(moved[i], rate) for _, i in scored[:_RACED]]
+        best = _least(raced)
+        if best[0] < value:
+            value, images = best
+        else:
+            rate = max(rate / 2, _LEAST_RATE * learning_rate)
+        trace = Trace([*trace.iterations, spent], [*trace.objective, value], torch.cat([trace.snapshots, images[None]]))
+    return images, trace
+
+
+def moves(size: tuple[int, ...], turn: int) -> list[tuple[bool, int, int]]:
+    """Return the moves of an image's ``turn``: whether to mirror it, and pixels to shift it down and to the right.
+
+    Shifts lie on a grid of 1/8 of the side, and in every other turn between its points. Staying isn't among them.
+    """
+    half = turn % 2 / 2
+    steps = [k + half for k in range(-_REACH, _REACH + 1 - turn % 2)]
+    down, right = (dict.fromkeys(round(k * side / _STEPS_A_SIDE) for k in steps) for side in size)
+    every = [(flipped, y, x) for flipped in (False, True) for y in down for x in right]
+    return [move for move in every if move != (False, 0, 0)]
+
+
+def with_move(images: Tensor, place: int, flipped: bool, down: int, right: int) -> Tensor:
+    """Return the (n, C, H, W) images with the one at ``place`` moved; its edge is repeated where nothing is left."""
+    image = images[place : place + 1]
+    if flipped:
+        image = image.flip(-1)
+    height, width = image.shape[-2:]
+    wide = pad(image, (abs(right), abs(right), abs(down), abs(down)), mode="replicate")
+    top, left = abs(down) - down, abs(right) - right
+    moved = images.clone()
+    moved[place] = wide[0, :, top : top + height, left : left + width]
+    return moved
+
+
+def _least(found: list[tuple[float, Tensor]]) -> tuple[float, Tensor]:
+    """Return what has the least objective, the first of equals; what isn't a number comes last."""
+    return min(found, key=lambda one: (one[0] != one[0], one[0]))

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedaudit.attacks.base import Attack, Progress, register, silent
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import Finding, RowFinding
-from fedaudit.attacks.inversion.engines.dense import dense
-from fedaudit.attacks.inversion.engines.restarts import Decode, one_by_one, restarts
-from fedaudit.attacks.inversion.objectives import Distance, Objective
+from fedaudit.attacks.base import Attack, Case, Progress, register, silent
+from fedaudit.attacks.findings import RowFinding
+from fedaudit.attacks.inversion.engines.restarts import Decode, dense, one_by_one, restarts
 from fedaudit.attacks.inversion.reconstruct import reconstruct
-from fedaudit.attacks.inversion.relaxation import Relaxation
 from fedaudit.attacks.inversion.template import Prepared, Schedule, matched, prepare
 from fedaudit.attacks.labels.inference import LabelMethod
 from fedaudit.attacks.local_training import Way, image_way
-from fedaudit.attacks.victim import WITHOUT_DROPOUT, unknown_training
-from fedaudit.modalities.columns import numbers
+from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_signal, need_training
+from fedaudit.modalities.columns import Column, numbers
 from fedaudit.simulation.local_training import local_randomness
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
@@ -67,17 +65,17 @@ class TabLeak(Attack):
         aware: use what is known of the clients' defence.
     """
 
-    name: ClassVar[str] = "tableak"
-    summary: ClassVar[str] = "rows of a table: categories by softmax, many restarts at once, their median, confidence"
-    paper: ClassVar[str] = "Vero et al. 2023 (TabLeak)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "tableak"
+    summary = "rows of a table: categories by softmax, many restarts at once, their median, confidence"
+    paper = "Vero et al. 2023 (TabLeak)"
+    threat_model = "server or eavesdropper, passive"
+    needs = (
         "a table; its columns' types, without which every position is taken for a number",
         "for a FedAvg update, how the client trained (threat.knows_training)",
     )
-    examples: ClassVar[tuple[str, ...]] = ("table",)
-    recovers: ClassVar[str] = "rows of a table"
-    finds: ClassVar[type[Finding]] = RowFinding
+    examples = ("table",)
+    recovers = "rows of a table"
+    finds = RowFinding
     first_settings: ClassVar[dict[str, Any]] = {"restarts": 10}  # a third of its own
 
     iterations: Count = 500
@@ -97,20 +95,11 @@ class TabLeak(Attack):
         return case.searchable and case.kind in cls.examples and case.can_simulate
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the update is of a table's rows, and what it is a multiple of is known.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
-        message = observation.single()
+        """Raise unless the update is of a table's rows, and what it is a multiple of is known."""
+        observation.single()
         super().check(observation)
-        if message.update.kind == "weights" and message.update.training is None:
-            raise NotApplicable(
-                f"{self.name} needs to know how the client trained to use a FedAvg update; "
-                f"{unknown_training(observation.threat)}"
-            )
-        if not any(bool(t.any()) for t in message.update.tensors.values()):
-            raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+        need_training(self.name, observation)
+        need_signal(observation.single().update)
 
     def ways(self, observation: Observation, message: Message) -> Sequence[Way]:
         """Return how rows are found, and labels, where they are inferred."""
@@ -176,27 +165,36 @@ class TabLeak(Attack):
         table: Relaxation,
         labels: Tensor,
         iterations: int,
-        restarts: int,
+        starts: int,
         generator: torch.Generator,
         progress: Progress = silent,
     ) -> tuple[Tensor, Tensor]:
         """Return what the restarts come to, (R, n, v), and the distance of each."""
+        name = self.distance
+        if name == "auto":
+            name = "squared-l2" if prepared.label_source == "optimised" else "cosine"
+        weights = dict.fromkeys(prepared.victim.parameters, 1.0)
+        distance, training = matched(prepared, weights, name, "simulation", aware=self.aware)
         decode, count = _decoding(table, labels), prepared.update.num_examples
+        exact = one_by_one(prepared.victim, training, distance, decode)
         width = table.width + (labels.ndim == 2 and not labels.shape[1])
-        first = (2 * torch.rand((restarts, count, width), generator=generator) - 1).to(labels.device)
+        first = (2 * torch.rand((starts, count, width), generator=generator) - 1).to(labels.device)
+        objective = exact
+        if self.batched:
+            fast = dense(prepared.victim, training, distance, decode)
+            objective = restarts(prepared.victim, training, distance, decode, first, prepared.notes, fast)
         (variables,), _ = reconstruct(
-            self.objective(prepared, decode, first),
+            objective,
             [first],
             (first, first),  # nothing is clamped
             generator,
-            lambda done, total: progress(done * restarts, total * restarts),
+            lambda done, total: progress(done * starts, total * starts),
             iterations=iterations,
             learning_rate=self.learning_rate,
             signed=self.signed,
             schedule=self.schedule,
             average=self.average,
         )
-        exact = self.alone(prepared, decode)
         return variables, torch.stack([exact(one[None])[0] for one in variables]).cpu()
 
     def _better(
@@ -238,26 +236,6 @@ class TabLeak(Attack):
         corrected[len(labels) - ones :] = 1
         return corrected
 
-    def objective(self, prepared: Prepared, decode: Decode, first: Tensor) -> Objective:
-        """Return the sum of the restarts' distances, of (R, n, v) variables, tried on the first ones."""
-        if not self.batched:
-            return self.alone(prepared, decode)
-        distance, training = self._matched(prepared)
-        fast = dense(prepared.victim, training, distance, decode)
-        return restarts(prepared.victim, training, distance, decode, first, prepared.notes, fast)
-
-    def alone(self, prepared: Prepared, decode: Decode) -> Objective:
-        """Return the same, one restart after another."""
-        distance, training = self._matched(prepared)
-        return one_by_one(prepared.victim, training, distance, decode)
-
-    def _matched(self, prepared: Prepared) -> tuple[Distance, TrainingConfig]:
-        name = self.distance
-        if name == "auto":
-            name = "squared-l2" if prepared.label_source == "optimised" else "cosine"
-        weights = dict.fromkeys(prepared.victim.parameters, 1.0)
-        return matched(prepared, weights, name, "simulation", aware=self.aware)
-
 
 def _decoding(table: Relaxation, labels: Tensor) -> Decode:
     """Return how variables (…, n, v) become rows and labels.
@@ -296,3 +274,117 @@ def _spread(labels: Tensor, training: TrainingConfig | None) -> Tensor:
     if sum(sizes) != len(labels):
         return labels
     return torch.cat([labels[start :: len(sizes)] for start in range(len(sizes))]) if len(sizes) > 1 else labels
+
+
+_NEAR = 0.319  # of a column's standard deviation: so near, a number counts as recovered
+_APART = 40  # categorical columns; of more, one padded softmax is faster than one each
+
+
+class Relaxation:
+    """From variables (…, v), a number for each numeric column and for each category, to rows (…, d) and back.
+
+    Attributes:
+        columns: of the table.
+        width: v.
+
+    Args:
+        columns: of the table.
+        d: numbers of a row, as the model sees it.
+        device: of the variables.
+    """
+
+    def __init__(self, columns: Sequence[Column], d: int, device: str = "cpu") -> None:
+        self.columns = tuple(columns)
+        self.numeric = [column for column in columns if column.kind == "numeric"]
+        self.categorical = [column for column in columns if column.kind == "categorical"]
+        self.sizes = [len(column.categories) for column in self.categorical]
+        self.width = len(self.numeric) + sum(self.sizes)
+        places = [i for c in self.numeric for i in c.positions]
+        # what stands where in (numbers, probabilities of all categories) @ mix
+        self.mix = torch.zeros(self.width, d)
+        for i, place in enumerate(places):
+            self.mix[i, place] = 1.0
+        row = len(places)
+        for column in self.categorical:
+            k = len(column.categories)
+            self.mix[row : row + k, list(column.positions)] = column.values()
+            row += k
+        self.plain = torch.equal(self.mix, torch.eye(d))  # the table's own order, categories one-hot: nothing to mix
+        # the table as blocks padded to the widest column, so that one softmax serves all
+        self.padded = max(self.sizes, default=1)
+        self.block = torch.zeros(sum(self.sizes), dtype=torch.int64)
+        at = 0
+        for i, k in enumerate(self.sizes):
+            self.block[at : at + k] = i * self.padded + torch.arange(k)
+            at += k
+        whole = torch.arange(len(self.sizes) * self.padded)
+        self.absent = ~torch.isin(whole, self.block)
+        inverse = torch.zeros(len(whole), dtype=torch.int64)
+        inverse[self.block] = torch.arange(len(self.block))
+        self.mix, self.block = self.mix.to(device), self.block.to(device)
+        self.absent, self.source = self.absent.to(device), inverse.to(device)
+
+    def parts(self, variables: Tensor) -> Tensor:
+        """Return (…, v): numbers as they are, and the probability of each category."""
+        numbers, logits = variables.tensor_split([len(self.numeric)], dim=-1)
+        if not self.sizes:
+            return numbers
+        if len(self.sizes) <= _APART:
+            return torch.cat([numbers, *(own.softmax(dim=-1) for own in logits.split(self.sizes, dim=-1))], dim=-1)
+        padded = logits[..., self.source].masked_fill(self.absent, -torch.inf)
+        shares = padded.unflatten(-1, (len(self.sizes), self.padded)).softmax(dim=-1).flatten(-2)
+        return torch.cat([numbers, shares[..., self.block]], dim=-1)
+
+    def rows(self, parts: Tensor) -> Tensor:
+        """Return (…, d) what the model sees of numbers and probabilities (…, v)."""
+        return parts if self.plain else parts @ self.mix
+
+    def split(self, parts: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the numbers (…, m), and the probabilities (…, k) of each categorical column."""
+        numbers, shares = parts.tensor_split([len(self.numeric)], dim=-1)
+        return numbers, list(shares.split(self.sizes, dim=-1)) if self.sizes else []
+
+    def hardened(self, parts: Tensor) -> Tensor:
+        """Return parts (…, v) with the likeliest category of each column at 1 and the others at 0."""
+        numbers, shares = self.split(parts)
+        hard = [torch.nn.functional.one_hot(s.argmax(dim=-1), s.shape[-1]).to(s.dtype) for s in shares]
+        return torch.cat([numbers, *hard], dim=-1)
+
+    def in_order_of(self, model: Tensor, parts: Tensor) -> Tensor:
+        """Return one restart's parts (n, v) in the order of another one's, ``model``.
+
+        Paired one to one with as few cells that differ as can be (numbers: by more than the tolerance).
+        """
+        cost = torch.zeros(len(model), len(parts), dtype=torch.float64)
+        mine, theirs = self.split(model)[0].double(), self.split(parts)[0].double()
+        for i in range(mine.shape[1]):
+            off = (mine[:, None, i] - theirs[None, :, i]).abs()
+            cost += (off > _NEAR).double() + 1e-6 * off.clamp(max=100.0)
+        if self.sizes:
+            first, second = (self.hardened(p)[:, len(self.numeric) :].double() for p in (model, parts))
+            cost += len(self.sizes) - first @ second.T
+        return parts[torch.as_tensor(linear_sum_assignment(cost.numpy())[1])]
+
+    def confidence(self, pool: Tensor) -> Tensor:
+        """Return (n, c) in [0, 1], how far restarts (R, n, v), which are in one order, agree on each cell.
+
+        Of a category one minus the entropy of the mean probabilities, in units of the largest entropy; of a number the
+        probability that a normal distribution of the restarts' standard deviation is within the tolerance of its mean,
+        which falls as its entropy rises.
+        """
+        numbers, shares = self.split(pool.double())
+        found = torch.ones(pool.shape[1], len(self.columns), dtype=torch.float64)
+        of_numbers = torch.special.erf(_NEAR / math.sqrt(2) / numbers.std(dim=0, correction=0).clamp(min=1e-9))
+        own_numbers, own_shares = iter(of_numbers.T), iter(shares)
+        for i, column in enumerate(self.columns):
+            if column.kind == "numeric":
+                found[:, i] = next(own_numbers)
+                continue
+            mean = next(own_shares).mean(dim=0)
+            entropy = -(mean * mean.clamp(min=1e-30).log()).sum(dim=1)
+            found[:, i] = 1 - entropy / math.log(len(column.categories)) if len(column.categories) > 1 else 1.0
+        return found.clamp(0, 1).float()
+
+    def pooled(self, pool: Tensor) -> Tensor:
+        """Return (n, v) the median of restarts (R, n, v), which are in one order, with categories hardened."""
+        return self.hardened(pool.median(dim=0).values)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
@@ -13,26 +14,30 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fedaudit.attacks.adaptive import is_adaptive
-from fedaudit.attacks.base import ATTACK_CONFIG, Attack, Progress, silent
+from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack, silent
 from fedaudit.attacks.findings import ImageFinding, Trace
-from fedaudit.attacks.inversion.adaptive import adaptive_distance
-from fedaudit.attacks.inversion.defended import distance_to
 from fedaudit.attacks.inversion.engines.guarded import make_engine
 from fedaudit.attacks.inversion.engines.reference import one_gradient
-from fedaudit.attacks.inversion.layer_weights import layer_weights
-from fedaudit.attacks.inversion.objectives import DISTANCES, Distance, Objective
+from fedaudit.attacks.inversion.objectives import (
+    DISTANCES,
+    Distance,
+    Objective,
+    adaptive_distance,
+    distance_to,
+    layer_weights,
+)
 from fedaudit.attacks.inversion.priors import smoothness
 from fedaudit.attacks.inversion.reconstruct import reconstruct, with_priors
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
-from fedaudit.attacks.local_training import Way, before_optimiser, image_way
+from fedaudit.attacks.local_training import Way, before_optimiser, image_way, is_adaptive
 from fedaudit.attacks.victim import (
     WITHOUT_DROPOUT,
     Statistics,
     Victim,
     load_victim,
+    need_signal,
+    need_training,
     one_batch_gradient,
-    unknown_training,
 )
 from fedaudit.models import Layer, has_batch_norm
 from fedaudit.simulation.local_training import local_randomness
@@ -40,8 +45,8 @@ from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.update import Update
-from fedaudit.utils.errors import NotApplicable
-from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive
+from fedaudit.utils.errors import BadInput, NotApplicable
+from fedaudit.utils.validation import Count, Fraction, NonNegative, Positive, from_name
 
 # How a method uses a FedAvg update: local training replayed; all mini-batches as one; the same full batch in every
 # step; only if there was a single step.
@@ -122,13 +127,13 @@ class GradientInversion(Attack):
             better.
     """
 
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
+    threat_model = "server or eavesdropper, passive"
+    examples = ("image",)
     distance: ClassVar[str]
     fedavg: ClassVar[FedAvgWay]
     most_examples: ClassVar[int | None] = None  # in an update; None: any number
     only_single: ClassVar[str | None] = None  # why it can't be run over several updates at once; None: it can
-    needs_classes: ClassVar[bool] = True
+    needs_classes = True
 
     iterations: Count = 10_000
     optimiser: OptimiserName = "adam"
@@ -164,11 +169,8 @@ class GradientInversion(Attack):
         if min(task_info.input_shape[1:]) < 2:
             raise NotApplicable(f"{self.name} needs images of at least 2 by 2 pixels")
         training = message.update.training
-        if message.update.kind == "weights" and training is None and self.needs_training_config(message.update):
-            raise NotApplicable(
-                f"{self.name} needs to know how the client trained to use a FedAvg update; "
-                f"{unknown_training(observation.threat)}"
-            )
+        if self.needs_training_config(message.update):
+            need_training(self.name, observation)
         if message.update.kind == "weights" and training is not None:
             self._check_local_training(training)
         if self.most_examples is not None and message.update.num_examples > self.most_examples:
@@ -176,8 +178,7 @@ class GradientInversion(Attack):
                 f"{self.name} recovers one example, this update was made over {message.update.num_examples}; "
                 "use invg, agic, gradinversion or geng"
             )
-        if not any(bool(t.any()) for t in message.update.tensors.values()):
-            raise NotApplicable("the update is zero throughout: it carries nothing to invert")
+        need_signal(message.update)
 
     def needs_training_config(self, update: Update) -> bool:  # noqa: ARG002 (subclasses use it)
         """Whether a FedAvg update can't be used without learning rate and local steps."""
@@ -246,9 +247,7 @@ class GradientInversion(Attack):
         has no part in it.
 
         Args:
-            observation: of one update.
             generator: of the first dummy images; it isn't advanced.
-            device: where to compute.
             progress: called with (done, total) iterations of both.
         """
         mixed = observation.task_info.batch_norm == "train" and has_batch_norm(observation.module)
@@ -287,7 +286,7 @@ class GradientInversion(Attack):
             NotApplicable: it turned out on the way.
         """
         prepared = self.prepare(observation, device)
-        variables, trace = self.minimise(self.objective(prepared), prepared, len(prepared.labels), generator, progress)
+        variables, trace = self.found(prepared, generator, progress)
         rows = torch.arange(len(variables[0]))
         if self.fedavg == "full-batch":  # the same examples in every local step
             rows = rows.repeat(prepared.update.num_examples // len(rows))
@@ -297,10 +296,14 @@ class GradientInversion(Attack):
             labels=self.labels(variables, prepared).cpu()[rows],
             label_source=prepared.label_source,
             objective=trace.objective[-1],
-            iterations=self.iterations * self.restarts,
+            iterations=self.effort(),
             trace=dataclasses.replace(trace, snapshots=pixels[1:]),
             notes=(*self.notes(prepared), *prepared.notes),
         )
+
+    def found(self, prepared: Prepared, generator: torch.Generator, progress: Progress) -> tuple[list[Tensor], Trace]:
+        """Return what :meth:`minimise` does of the update."""
+        return self.minimise(self.objective(prepared), prepared, len(prepared.labels), generator, progress)
 
     def minimise(
         self, objective: Objective, prepared: Prepared, count: int, generator: torch.Generator, progress: Progress
@@ -310,8 +313,6 @@ class GradientInversion(Attack):
         Args:
             objective: of one batch of dummy images.
             prepared: the update that it belongs to, or one of several.
-            count: images in the batch.
-            generator: of the noise.
             progress: called with (done, total) over all restarts.
 
         Returns:
@@ -350,7 +351,7 @@ class GradientInversion(Attack):
             device,
             num_examples=full,
             aware=self.aware,
-            statistics="running" if self.statistics == "running" else "batch",
+            statistics=self.statistics,
         )
 
     def initial(self, prepared: Prepared, count: int, generator: torch.Generator) -> list[Tensor]:
@@ -390,6 +391,57 @@ class GradientInversion(Attack):
     def matched(self, prepared: Prepared) -> tuple[Distance, TrainingConfig]:
         """Return the distance, and the training whose pseudo-gradient it is of; see :func:`matched`."""
         return matched(prepared, self.weights(prepared), self.distance, self.fedavg, aware=self.aware)
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ATTACK_CONFIG)
+class Composed(Attack):
+    """What the attacks share that run a method which optimises images on observations that they make.
+
+    Args:
+        attack: the method: its name and settings.
+    """
+
+    examples = GradientInversion.examples
+    over: ClassVar[str]  # what the method is run over, in words
+    several: ClassVar[bool] = False  # updates at once
+
+    attack: Annotated[dict[str, Any], BeforeValidator(from_name)] = field(default_factory=lambda: {"name": "agic"})
+
+    def __post_init__(self) -> None:
+        _ = self.method  # a wrong one is found now
+
+    @cached_property
+    def method(self) -> GradientInversion:
+        """The method that is run.
+
+        Raises:
+            BadInput: it isn't one that can be.
+        """
+        settings = dict(self.attack)
+        name = settings.pop("name", None)
+        if not isinstance(name, str):
+            raise BadInput(f"attack '{self.name}': attack: give the name of the method, and its settings")
+        made = make_attack(name, settings)
+        reason = "it doesn't optimise images"
+        if isinstance(made, GradientInversion):
+            if not (self.several and made.only_single):
+                return made
+            reason = made.only_single
+        known = (e.value for e in ATTACKS)
+        fitting = [c.name for c in known if issubclass(c, GradientInversion) and not (self.several and c.only_single)]
+        raise BadInput(
+            f"attack '{self.name}': attack: '{name}' can't be run over {self.over}, because {reason}; "
+            f"known: {', '.join(fitting)}"
+        )
+
+    @property
+    def iterations(self) -> int:
+        """Of the method: what a run costs, for the progress display."""
+        return self.method.iterations
+
+    def settings(self) -> dict[str, Any]:
+        """Return the hyper-parameters with all of the method's, JSON-serialisable."""
+        return {**super().settings(), "attack": self.method.written()}
 
 
 def matched(
@@ -436,9 +488,7 @@ def prepare(
     """Make the one update of ``observation`` ready: the model as the client ran it, the gradient, the labels.
 
     Args:
-        observation: of one update.
         label_inference: a name, or ``auto``; None where the attack optimises the labels itself.
-        device: where to compute.
         num_examples: to look for, if not the update's own number; granted labels are cut to it.
         aware: False takes parameters that didn't arrive for zero.
         statistics: that BatchNorm takes, see :func:`fedaudit.attacks.victim.load_victim`.

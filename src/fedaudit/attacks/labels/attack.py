@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from fedaudit.attacks.adaptive import is_adaptive
-from fedaudit.attacks.base import Attack, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.labels.inference import LabelMethod, evidence_of, infer_labels
-from fedaudit.attacks.local_training import Way
-from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, one_batch_gradient, unknown_training
+from fedaudit.attacks.local_training import Way, is_adaptive
+from fedaudit.attacks.victim import WITHOUT_DROPOUT, load_victim, need_training, one_batch_gradient
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -46,16 +43,16 @@ class Labels(Attack):
             ``llg``, ``llg-star`` or ``llg-plus``.
     """
 
-    name: ClassVar[str] = "labels"
-    summary: ClassVar[str] = "which labels an update was made from, and how often each"
-    paper: ClassVar[str] = (
+    name = "labels"
+    summary = "which labels an update was made from, and how often each"
+    paper = (
         "Zhao et al. 2020 (iDLG); Yin et al. 2021; Geng et al. 2021; Wainakh et al. 2022 (LLG); Ma et al. 2023 (iLRG)"
     )
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    needs: ClassVar[tuple[str, ...]] = ("a classifier that ends in a fully connected layer",)
-    recovers: ClassVar[str] = "labels"
-    finds: ClassVar[type[Finding]] = LabelFinding
-    needs_classes: ClassVar[bool] = True
+    threat_model = "server or eavesdropper, passive"
+    needs = ("a classifier that ends in a fully connected layer",)
+    recovers = "labels"
+    finds = LabelFinding
+    needs_classes = True
 
     method: LabelMethod = "auto"
 
@@ -70,22 +67,14 @@ class Labels(Attack):
         )
 
     def check(self, observation: Observation) -> None:
-        """Raise where there is nothing to find out.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where there is nothing to find out."""
         super().check(observation)
         message = observation.single()
         if observation.task_info.causal:
             raise NotApplicable(f"{self.name} needs a class an example, and a causal task has none: run dager")
         if message.update.labels is not None:
             raise NotApplicable("the adversary is granted the labels; set threat.knows_labels=false")
-        if message.update.kind == "weights" and message.update.training is None:
-            raise NotApplicable(
-                f"{self.name} needs the learning rate and the local steps to use a FedAvg update; "
-                f"{unknown_training(observation.threat)}"
-            )
+        need_training(self.name, observation)
 
     def ways(self, _observation: Observation, message: Message) -> Sequence[Way]:
         """Return labels', and where an update is of several steps that of one batch."""

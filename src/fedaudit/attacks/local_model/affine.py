@@ -76,13 +76,30 @@ def zero_of_affine_map(points: Tensor, values: Tensor, *, noise: float, truncate
     columns = (along / s[:, None]).T  # (p, k): W·vᵢ
     q, r = torch.linalg.qr(columns)
     towards = -(q.T @ mean)  # (k,)
-    left = (mean.square().sum() - towards.square().cumsum(0)).clamp_min(0)
-    used, steps = k, _solve(r, towards, k)
-    expected = _expected(steps, s, _left(mean, columns, steps), noise, n, p)
-    if truncate and not expected <= _GOOD * scale:
-        used = _directions(r, towards, s, left, noise, n, p)
-        steps = _solve(r, towards, used)
-        expected = _expected(steps, s, _left(mean, columns, steps), noise, n, p)
+
+    def solved(used: int) -> Tensor:
+        found: Tensor = torch.linalg.solve_triangular(r[:used, :used], towards[:used, None], upper=True)
+        return found[:, 0]
+
+    def expected(steps: Tensor, left: Tensor | None = None) -> float:
+        """Return the norm of the value at the zero: what is left, and the values' noise, combined as the zero does."""
+        if left is None:
+            left = (mean + columns[:, : len(steps)] @ steps).square().sum()
+        shares = 1 / n + float((steps / s[: len(steps)]).square().sum())
+        return float((float(left) + p * noise**2 * shares) ** 0.5)
+
+    used, steps = k, solved(k)
+    remaining = expected(steps)
+    if truncate and not remaining <= _GOOD * scale:
+        left = (mean.square().sum() - towards.square().cumsum(0)).clamp_min(0)
+        used, least = 1, float("inf")
+        for some in range(1, k + 1):  # how many directions give the least expected value
+            steps = solved(some)
+            value = expected(steps, left[some - 1])
+            if value < least and bool(torch.isfinite(steps).all()):
+                used, least = some, value
+        steps = solved(used)
+        remaining = expected(steps)
     matrix = columns @ vt if k == p else None
     diagonal = r.diagonal().abs()
     return Zero(
@@ -93,31 +110,5 @@ def zero_of_affine_map(points: Tensor, values: Tensor, *, noise: float, truncate
         singular=bool(diagonal.min() <= 1e-12 * diagonal.max()),
         misfit=float(residual.norm()) / spread if surplus and spread else None,
         asymmetry=None if matrix is None else float((matrix - matrix.T).norm() / (2 * matrix.norm()).clamp_min(1e-300)),
-        remaining=expected / scale if scale else 0.0,
+        remaining=remaining / scale if scale else 0.0,
     )
-
-
-def _solve(r: Tensor, towards: Tensor, used: int) -> Tensor:
-    solved: Tensor = torch.linalg.solve_triangular(r[:used, :used], towards[:used, None], upper=True)
-    return solved[:, 0]
-
-
-def _left(mean: Tensor, columns: Tensor, steps: Tensor) -> float:
-    return float((mean + columns[:, : len(steps)] @ steps).square().sum())
-
-
-def _expected(steps: Tensor, s: Tensor, left: float, noise: float, n: int, p: int) -> float:
-    """Return the norm of the value at the zero: what is left, and the noise of n values combined as the zero does."""
-    shares = 1 / n + float((steps / s[: len(steps)]).square().sum())
-    return float((left + p * noise**2 * shares) ** 0.5)
-
-
-def _directions(r: Tensor, towards: Tensor, s: Tensor, left: Tensor, noise: float, n: int, p: int) -> int:
-    """Return how many directions give the least expected value."""
-    best, least = 1, float("inf")
-    for used in range(1, len(s) + 1):
-        steps = _solve(r, towards, used)
-        expected = _expected(steps, s, float(left[used - 1]), noise, n, p)
-        if expected < least and bool(torch.isfinite(steps).all()):
-            best, least = used, expected
-    return best

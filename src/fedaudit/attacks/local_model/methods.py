@@ -2,23 +2,218 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import linear, relu
 
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import Finding, LocalModelFinding
+from fedaudit.attacks.base import Attack, Case, Progress, register
+from fedaudit.attacks.findings import LocalModelFinding
 from fedaudit.attacks.local_model.affine import Zero, zero_of_affine_map
-from fedaudit.attacks.local_model.mapping import Mapping, fit_mapping, seek_zero
-from fedaudit.attacks.local_model.messages import Exchanged, exchanged, is_linear
-from fedaudit.attacks.local_training import Way
 from fedaudit.modalities import example_kind
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
+
+Mapping = Literal["network", "linear"]
+
+_REPORT_EVERY = 50
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A fitted mapping network G, on coordinates of the weights sent: their own, or whitened ones.
+
+    Attributes:
+        parameters: of the two layers: (h, k), (h,), (p, h), (p,).
+        mean: (p,) where the coordinates are zero: at the mean of the weights sent where they are whitened.
+        basis: (p, k): the identity; whitened, the directions in which they spread, as long as the standard deviation.
+        error: Σ‖G(θ) − Δθ‖² relative to Σ‖Δθ − mean‖² over the rounds: 0 is a perfect fit, 1 no better than the mean.
+    """
+
+    parameters: tuple[Tensor, ...]
+    mean: Tensor
+    basis: Tensor
+    error: float
+
+    def coordinates(self, weights: Tensor) -> Tensor:
+        """Return the (n, k) coordinates of (n, p) ``weights``."""
+        return (weights - self.mean) @ self.basis / self.basis.square().sum(dim=0)
+
+
+def fit_mapping(
+    sent: Tensor,
+    moved: Tensor,
+    *,
+    hidden: int,
+    whitened: bool,
+    span: float,
+    iterations: int,
+    learning_rate: float,
+    generator: torch.Generator,
+    progress: Callable[[int], None] | None = None,
+) -> Learned:
+    """Minimise Σ‖G(w, θ) − Δθ‖² over w by Adam (Xu & Neglia 2021, Eq. 6).
+
+    Args:
+        sent: (n, p) θ.
+        moved: (n, p) Δθ.
+        hidden: units of the hidden layer.
+        whitened: G takes the principal coordinates of the weights sent, each of standard deviation 1; else θ as it is.
+        span: where whitened, leave out directions in which they spread less than this, relative to the widest.
+        iterations: of Adam, on all rounds at once.
+    """
+    p = sent.shape[1]
+    mean, basis = _whitening(sent, span) if whitened else (sent.new_zeros(p), torch.eye(p).to(sent))
+    inputs, k = (sent - mean) @ basis / basis.square().sum(dim=0), basis.shape[1]
+    scale = moved.square().mean().sqrt()
+    targets = moved / scale
+    shapes = [((hidden, k), k), ((hidden,), k), ((p, hidden), hidden), ((p,), hidden)]
+    weights = [
+        ((2 * torch.rand(shape, generator=generator) - 1) * fan_in**-0.5).to(sent.device).requires_grad_()
+        for shape, fan_in in shapes
+    ]
+    optimiser = torch.optim.Adam(weights, lr=learning_rate)
+    for iteration in range(iterations):
+        optimiser.zero_grad(set_to_none=True)
+        (_apply(weights, inputs) - targets).square().sum(dim=1).mean().backward()
+        optimiser.step()
+        if progress and (iteration + 1) % _REPORT_EVERY == 0:
+            progress(iteration + 1)
+    parameters = tuple(w.detach() for w in weights)
+    left = (_apply(parameters, inputs) - targets).square().sum()
+    whole = (targets - targets.mean(dim=0)).square().sum().clamp_min(1e-30)
+    return Learned(parameters, mean, basis, float(left / whole))
+
+
+def _whitening(sent: Tensor, span: float) -> tuple[Tensor, Tensor]:
+    mean = sent.mean(dim=0)
+    _, spread, directions = torch.linalg.svd(sent - mean, full_matrices=False)
+    k = max(1, int((spread > max(span, torch.finfo(sent.dtype).eps) * spread[0]).sum()))
+    return mean, directions[:k].T * spread[:k] / len(sent) ** 0.5
+
+
+def seek_zero(
+    learned: Learned,
+    start: Tensor,
+    *,
+    iterations: int,
+    learning_rate: float,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Tensor, float]:
+    """Minimise ‖G(ŵ, θ)‖² over θ by Adam from ``start`` (Xu & Neglia 2021, Eq. 7).
+
+    Args:
+        learned: G.
+        start: (p,) weights.
+        learning_rate: of Adam, in the coordinates' units.
+
+    Returns:
+        The (p,) iterate of least ‖G‖², and that, relative to the mean of ‖Δθ‖² over the rounds.
+    """
+    point = learned.coordinates(start[None]).requires_grad_()
+    best, least = point.detach().clone(), float("inf")
+    optimiser = torch.optim.Adam([point], lr=learning_rate)
+    for iteration in range(iterations + 1):
+        optimiser.zero_grad(set_to_none=True)
+        objective = _apply(learned.parameters, point).square().sum()
+        value = float(objective.detach())
+        if value < least:
+            best, least = point.detach().clone(), value
+        if iteration == iterations:
+            break
+        objective.backward()
+        optimiser.step()
+        if progress and (iteration + 1) % _REPORT_EVERY == 0:
+            progress(iteration + 1)
+    return learned.basis @ best[0] + learned.mean, least / len(start)
+
+
+def _apply(parameters: tuple[Tensor, ...] | list[Tensor], inputs: Tensor) -> Tensor:
+    first, first_bias, second, second_bias = parameters
+    return linear(relu(linear(inputs, first, first_bias)), second, second_bias)
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What travelled between one client and the server, one row a round.
+
+    Attributes:
+        names: of the parameters, in the order of the vectors.
+        shapes: of the parameters.
+        sent: (n, p) float64: θ, the weights that the server sent.
+        moved: (n, p) float64: Δθ = θ − θ_c; for gradient updates the gradient, which vanishes where Δθ does.
+        noise: standard deviation of what is known to be noise in ``moved``: rounding, or a defence's.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    sent: Tensor
+    moved: Tensor
+    noise: float
+
+    @property
+    def returned(self) -> Tensor:
+        """(p,) the last model that the client returned, θ_c; of a gradient update, the weights that it was sent."""
+        return self.sent[-1] - self.moved[-1]
+
+    def state(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return (p,) ``vector`` as parameters by name, in float32."""
+        pieces = vector.split([math.prod(shape) for shape in self.shapes])
+        return {n: v.view(s).float() for n, v, s in zip(self.names, pieces, self.shapes, strict=True)}
+
+
+def exchanged(observation: Observation) -> Exchanged:
+    """Return the messages of ``observation`` as vectors: of the rounds in which the client sent every parameter.
+
+    Raises:
+        NotApplicable: there is none, they are of several clients, or a number in them is not finite.
+    """
+    observation.need_messages()
+    messages = observation.messages
+    if len({m.client for m in messages}) > 1:
+        raise NotApplicable("a local model is one client's, and these are messages of several; use Observation.split()")
+    names = tuple(name for name, p in observation.module.named_parameters() if p.requires_grad)
+    messages = tuple(m for m in messages if all(name in m.update.tensors for name in names))
+    if not messages:
+        raise NotApplicable(
+            "the client never sends all of its parameters (a defence holds some back), and a local model is "
+            "reconstructed from whole updates"
+        )
+    sent = torch.stack([torch.cat([m.weights[n].flatten().double() for n in names]) for m in messages])
+    moved = torch.stack([torch.cat([m.update.tensors[n].flatten().double() for n in names]) for m in messages])
+    if not (torch.isfinite(sent).all() and torch.isfinite(moved).all()):
+        raise NotApplicable("the messages hold values that are not finite")
+    moved = moved if observation.update_kind == "gradient" else -moved
+    eps = torch.finfo(messages[0].update.tensors[names[0]].dtype).eps
+    noises = [m.update.sanitised.noise for m in messages if m.update.sanitised]
+    largest = moved if observation.update_kind == "gradient" else sent
+    return Exchanged(
+        names=names,
+        shapes=tuple(messages[0].update.tensors[n].shape for n in names),
+        sent=sent,
+        moved=moved,
+        noise=max([eps * float(largest.square().mean().sqrt()), *noises]),
+    )
+
+
+def is_linear(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int, ...]) -> bool:
+    """Return whether the outputs of ``module`` are a linear function of its parameters, by trying it on one input."""
+    start = torch.Generator().manual_seed(0)
+    inputs = torch.randn((2, *input_shape), generator=start).double()
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
+    fixed = {n: t.double() if t.is_floating_point() else t for n, t in state.items()}
+    random = [{n: torch.randn(fixed[n].shape, generator=start, dtype=torch.float64) for n in names} for _ in range(2)]
+    mixed = {n: 3 * random[0][n] - 2 * random[1][n] for n in names}
+    with torch.no_grad():
+        one, two, both = (torch.func.functional_call(module, {**fixed, **d}, (inputs,)) for d in (*random, mixed))
+    return bool(torch.allclose(both, 3 * one - 2 * two, rtol=1e-8, atol=1e-8))
+
 
 _PAPER = "Xu & Neglia 2021 (What else is leaked when eavesdropping federated learning?)"
 _THREAT = "eavesdropper or server, passive"
@@ -30,27 +225,23 @@ _FEWEST = 3  # rounds from which it is worth a try
 class _LocalModelAttack(Attack):
     """What the attacks on local models share: they receive all messages of one client."""
 
-    threat_model: ClassVar[str] = _THREAT
-    paper: ClassVar[str] = _PAPER
-    default_scope: ClassVar[Scope] = "client"
-    recovers: ClassVar[str] = "local models"
-    finds: ClassVar[type[Finding]] = LocalModelFinding
+    threat_model = _THREAT
+    paper = _PAPER
+    default_scope = "client"
+    recovers = "local models"
+    finds = LocalModelFinding
 
 
 @register
 class LastReturned(_LocalModelAttack):
     """The last model that the client returned: the paper's baseline (Section 4), which takes no reconstruction."""
 
-    name: ClassVar[str] = "last-returned"
-    summary: ClassVar[str] = "the last model that the client returned, as it is: the baseline"
-    needs: ClassVar[tuple[str, ...]] = ("one update of the client's weights",)
+    name = "last-returned"
+    summary = "the last model that the client returned, as it is: the baseline"
+    needs = ("one update of the client's weights",)
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the client returned weights.
-
-        Raises:
-            NotApplicable: it sent gradients, or nothing.
-        """
+        """Raise unless the client returned weights."""
         super().check(observation)
         exchanged(observation)
         if observation.update_kind != "weights":
@@ -82,13 +273,13 @@ class LocalModelExact(_LocalModelAttack):
             are, however ill-conditioned.
     """
 
-    name: ClassVar[str] = "local-model-exact"
-    summary: ClassVar[str] = "a client's own least-squares model, by linear algebra from d+1 rounds"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "local-model-exact"
+    summary = "a client's own least-squares model, by linear algebra from d+1 rounds"
+    needs = (
         "a linear model trained by squared loss on full batches",
         "as many rounds of one client as the model has parameters, and one",
     )
-    uses: ClassVar[tuple[Way, ...]] = ("local-model-exact",)
+    uses = ("local-model-exact",)
 
     rounds: Count | None = None
     truncate: bool = True
@@ -104,11 +295,7 @@ class LocalModelExact(_LocalModelAttack):
         )
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the model is linear, the loss squared, and there are d + 1 rounds of the client.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless the model is linear, the loss squared, and there are d + 1 rounds of the client."""
         super().check(observation)
         seen = exchanged(observation)
         task_info = observation.task_info
@@ -137,15 +324,9 @@ class LocalModelExact(_LocalModelAttack):
         zero = zero_of_affine_map(seen.sent[:n], seen.moved[:n], noise=seen.noise, truncate=self.truncate)
         self._refuse(zero, n, p)
         training = [m.update.training for m in observation.messages]
-        return LocalModelFinding(
-            state=seen.state(zero.point),
-            objective=zero.remaining,
-            notes=(*_about(zero, p), *_decay(any(f is not None and f.weight_decay > 0 for f in training))),
-            rounds_used=n,
-            condition=zero.condition,
-            directions=zero.used,
-            mapping_error=zero.misfit,
-        )
+        decayed = any(f is not None and f.weight_decay > 0 for f in training)
+        note = "the client trains with weight decay: the model is its optimum with that decay"
+        return _found(seen, zero, n, *[note] * decayed)
 
     def _used(self, seen: Exchanged) -> tuple[int, int]:
         n, p = seen.sent.shape
@@ -205,10 +386,10 @@ class LocalModel(_LocalModelAttack):
             to the widest; 0 keeps all.
     """
 
-    name: ClassVar[str] = "local-model"
-    summary: ClassVar[str] = "a client's own model, by learning how it moves what it is sent"
-    needs: ClassVar[tuple[str, ...]] = ("several rounds of one client; the more, the better",)
-    uses: ClassVar[tuple[Way, ...]] = ("local-model",)
+    name = "local-model"
+    summary = "a client's own model, by learning how it moves what it is sent"
+    needs = ("several rounds of one client; the more, the better",)
+    uses = ("local-model",)
 
     mapping: Mapping = "network"
     hidden: Annotated[Count, Field(le=100_000)] = 1000
@@ -231,11 +412,7 @@ class LocalModel(_LocalModelAttack):
         )
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are several rounds of the client, in which it moved the model.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are several rounds of the client, in which it moved the model."""
         super().check(observation)
         seen = exchanged(observation)
         if len(seen.sent) < 3:
@@ -249,18 +426,10 @@ class LocalModel(_LocalModelAttack):
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> LocalModelFinding:
         seen = exchanged(observation)
-        n, p = seen.sent.shape
+        n = len(seen.sent)
         if self.mapping == "linear":
             zero = zero_of_affine_map(seen.sent, seen.moved, noise=seen.noise)
-            return LocalModelFinding(
-                state=seen.state(zero.point),
-                objective=zero.remaining,
-                notes=_about(zero, p),
-                rounds_used=n,
-                condition=zero.condition,
-                directions=zero.used,
-                mapping_error=zero.misfit,
-            )
+            return _found(seen, zero, n)
         total = self.fit_iterations + self.iterations
         learned = fit_mapping(
             seen.sent.float().to(device),
@@ -291,12 +460,17 @@ class LocalModel(_LocalModelAttack):
         )
 
 
-def _about(zero: Zero, p: int) -> tuple[str, ...]:
+def _found(seen: Exchanged, zero: Zero, rounds: int, *notes: str) -> LocalModelFinding:
+    p = seen.sent.shape[1]
     text = f"condition number of the models sent {zero.condition:.1e}, {zero.used} of {p} directions used"
     if zero.misfit is None:
         text += "; no round was left over to check the mapping by"
-    return (text,)
-
-
-def _decay(decayed: bool) -> tuple[str, ...]:
-    return ("the client trains with weight decay: the model is its optimum with that decay",) if decayed else ()
+    return LocalModelFinding(
+        state=seen.state(zero.point),
+        objective=zero.remaining,
+        notes=(text, *notes),
+        rounds_used=rounds,
+        condition=zero.condition,
+        directions=zero.used,
+        mapping_error=zero.misfit,
+    )

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attacks.base import Attack, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import Finding
-from fedaudit.attacks.records.membership_finding import MembershipFinding, upper_half
-from fedaudit.attacks.records.target import whole
+from fedaudit.attacks.base import Attack, Case, register
+from fedaudit.attacks.records.target import MembershipFinding, upper_half, whole
 from fedaudit.simulation.behaviour import Behaviour, ClientStep
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Number, Positive, Whole
 
@@ -85,11 +81,7 @@ class AgrEvaderClient(Behaviour):
         return turned(honest, up, norm=self.norm, cosine=self.cosine)
 
     def check(self, task_info: TaskInfo, records: bool) -> None:  # noqa: ARG002 (any model will do)
-        """Refuse to begin without records.
-
-        Raises:
-            BadInput: there are none.
-        """
+        """Refuse to begin without records."""
         if not records:
             raise BadInput(
                 "the behaviour 'agrevader' needs records to push: set threat.adversary=client and threat.records"
@@ -129,29 +121,25 @@ class AgrEvader(Attack):
     threshold are ours; see also the behaviour.
     """
 
-    name: ClassVar[str] = "agrevader"
-    summary: ClassVar[str] = "a malicious client raises its records' loss; the federation lowers that of members again"
-    paper: ClassVar[str] = _PAPER
-    threat_model: ClassVar[str] = "client, active"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "agrevader"
+    summary = "a malicious client raises its records' loss; the federation lowers that of members again"
+    paper = _PAPER
+    threat_model = "client, active"
+    needs = (
         "records (threat.records)",
         "malicious clients that push them (federations[].malicious: agrevader)",
     )
-    default_scope: ClassVar[Scope] = "federation"
-    recovers: ClassVar[str] = "membership"
-    finds: ClassVar[type[Finding]] = MembershipFinding
-    standards: ClassVar[tuple[str, ...]] = ("NISTAML.026", "AML.T0018")  # it pushes the global model
+    default_scope = "federation"
+    recovers = "membership"
+    finds = MembershipFinding
+    standards = ("NISTAML.026", "AML.T0018")  # it pushes the global model
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.malicious == cls.name and case.asks_for_members
 
     def check(self, observation: Observation) -> None:
-        """Refuse where nobody has pushed any record, or only in the last round.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Refuse where nobody has pushed any record, or only in the last round."""
         observation.need_client(self.name)
         whole(observation)
         losses = observation.adversary_log.get(_LOSSES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -13,13 +13,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import ATTACK_CONFIG, Case, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import Records
-from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import NotApplicable
 
 _SMOOTH = 1.0  # added to every count of public examples
@@ -42,17 +40,11 @@ class AttributeFinding(Finding, kind="attribute"):
 class AttributeAttack(RecordsAttack):
     """What the attacks on attributes share: records that lack one."""
 
-    threat_model: ClassVar[str] = "server, eavesdropper or client, passive; a client sees the global model only"
-    default_scope: ClassVar[Scope] = "federation"
-    recovers: ClassVar[str] = "attributes"
-    finds: ClassVar[type[Finding]] = AttributeFinding
+    recovers = "attributes"
+    finds = AttributeFinding
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the records lack an attribute, and the model can be had.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless the records lack an attribute, and the model can be had."""
         super().check(observation)
         if not len(held(observation).codes):
             raise NotApplicable("nothing is hidden in the records; set threat.hidden_attribute, to 'sex' for example")
@@ -86,10 +78,10 @@ class AttributeLoss(AttributeAttack):
         prior: how often each value occurs counts, too; needs public examples.
     """
 
-    name: ClassVar[str] = "attribute-loss"
-    summary: ClassVar[str] = "fills in the value of a hidden attribute with which the model's loss is least"
-    paper: ClassVar[str] = "Yeom et al. 2018 (Privacy risk in machine learning); Fredrikson et al. 2014"
-    needs: ClassVar[tuple[str, ...]] = ("records of a table that lack an attribute (threat.hidden_attribute)",)
+    name = "attribute-loss"
+    summary = "fills in the value of a hidden attribute with which the model's loss is least"
+    paper = "Yeom et al. 2018 (Privacy risk in machine learning); Fredrikson et al. 2014"
+    needs = ("records of a table that lack an attribute (threat.hidden_attribute)",)
 
     prior: bool = False
 
@@ -98,11 +90,7 @@ class AttributeLoss(AttributeAttack):
         return case.threat.hidden_attribute is not None and case.attribute_is_input
 
     def check(self, observation: Observation) -> None:
-        """Raise unless the attribute is one of the model's inputs.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless the attribute is one of the model's inputs."""
         super().check(observation)
         if not len(held(observation).columns):
             raise NotApplicable("the hidden attribute isn't one of the model's inputs; attribute-features is for such")
@@ -147,10 +135,10 @@ class AttributeFeatures(AttributeAttack):
         features: ``penultimate``, or ``inputs``: the examples themselves, which takes no model at all.
     """
 
-    name: ClassVar[str] = "attribute-features"
-    summary: ClassVar[str] = "tells a hidden attribute from the model's penultimate features"
-    paper: ClassVar[str] = "Song & Shmatikov 2020 (Overlearning reveals sensitive attributes)"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "attribute-features"
+    summary = "tells a hidden attribute from the model's penultimate features"
+    paper = "Song & Shmatikov 2020 (Overlearning reveals sensitive attributes)"
+    needs = (
         "records that lack an attribute (threat.hidden_attribute)",
         "public data (threat.knows_public_data, threat.public_examples)",
     )
@@ -162,11 +150,7 @@ class AttributeFeatures(AttributeAttack):
         return case.threat.hidden_attribute is not None and case.threat.public_examples is not None
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are public examples of two values at least.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are public examples of two values at least."""
         super().check(observation)
         public(observation)
         if len(held(observation).public_values.unique()) < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -15,16 +15,21 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from fedaudit.attacks.base import ATTACK_CONFIG, Progress, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import Finding
-from fedaudit.attacks.records.membership_finding import MembershipFinding, above, upper_half
-from fedaudit.attacks.records.target import RecordsAttack, Target, held, public, whole
+from fedaudit.attacks.base import ATTACK_CONFIG, Case, Progress, register
+from fedaudit.attacks.records.target import (
+    MembershipFinding,
+    RecordsAttack,
+    Target,
+    above,
+    held,
+    public,
+    upper_half,
+    whole,
+)
 from fedaudit.models import initialise, set_training_mode
 from fedaudit.simulation.local_training import local_randomness, train
 from fedaudit.task.training import class_logits
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Fraction, Positive
 
@@ -43,19 +48,13 @@ class MembershipAttack(RecordsAttack):
             the records' scores, because the adversary knows that half of them are members.
     """
 
-    threat_model: ClassVar[str] = "server, eavesdropper or client, passive; a client sees the global model only"
-    default_scope: ClassVar[Scope] = "federation"
-    recovers: ClassVar[str] = "membership"
-    finds: ClassVar[type[Finding]] = MembershipFinding
+    recovers = "membership"
+    finds = MembershipFinding
 
     false_positives: Annotated[Fraction, Field(gt=0)] | None = None
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are records, the model can be had, and what the threshold needs.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are records, the model can be had, and what the threshold needs."""
         super().check(observation)
         whole(observation)
         if self.false_positives is not None:
@@ -97,10 +96,10 @@ class LossThreshold(MembershipAttack):
     told; see ``false_positives``.
     """
 
-    name: ClassVar[str] = "loss-threshold"
-    summary: ClassVar[str] = "a record whose loss is small was trained on"
-    paper: ClassVar[str] = "Yeom et al. 2018 (Privacy risk in machine learning)"
-    needs: ClassVar[tuple[str, ...]] = ("records (threat.records)",)
+    name = "loss-threshold"
+    summary = "a record whose loss is small was trained on"
+    paper = "Yeom et al. 2018 (Privacy risk in machine learning)"
+    needs = ("records (threat.records)",)
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -119,10 +118,10 @@ class GradientNorm(MembershipAttack):
     the one feature of the gradient that it finds to differ most, its norm, over all parameters, without training.
     """
 
-    name: ClassVar[str] = "gradient-norm"
-    summary: ClassVar[str] = "a record whose gradient is small was trained on"
-    paper: ClassVar[str] = "Nasr et al. 2019 (Comprehensive privacy analysis of deep learning)"
-    needs: ClassVar[tuple[str, ...]] = ("records (threat.records)",)
+    name = "gradient-norm"
+    summary = "a record whose gradient is small was trained on"
+    paper = "Nasr et al. 2019 (Comprehensive privacy analysis of deep learning)"
+    needs = ("records (threat.records)",)
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -150,10 +149,10 @@ class ShadowModels(MembershipAttack):
         batch_size: of that.
     """
 
-    name: ClassVar[str] = "shadow-models"
-    summary: ClassVar[str] = "an attack model learns on shadow models what members look like"
-    paper: ClassVar[str] = "Shokri et al. 2017 (Membership inference attacks against machine learning models)"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "shadow-models"
+    summary = "an attack model learns on shadow models what members look like"
+    paper = "Shokri et al. 2017 (Membership inference attacks against machine learning models)"
+    needs = (
         "a classifier",
         "records (threat.records)",
         "public data (threat.knows_public_data, threat.public_examples)",
@@ -169,11 +168,7 @@ class ShadowModels(MembershipAttack):
         return case.asks_for_members and case.threat.public_examples is not None and case.num_classes is not None
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are public examples, and a classifier.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are public examples, and a classifier."""
         super().check(observation)
         inputs, _ = public(observation)
         if observation.task_info.num_classes is None:

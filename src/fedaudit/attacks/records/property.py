@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import Finding
-from fedaudit.attacks.records.stand_ins import Stock, flat, send, size_of, stock
+from fedaudit.attacks.victim import distinct_examples
+from fedaudit.models import set_training_mode
+from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
+from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.threat import Scope
+from fedaudit.transcript.queries import Records
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Share
 
@@ -62,18 +65,18 @@ class PropertyInference(Attack):
         rounds: ``all``; ``first``, each client's first update alone; ``last``, its last one.
     """
 
-    name: ClassVar[str] = "property-inference"
-    summary: ClassVar[str] = "tells which clients' data have a property, by a classifier of updates"
-    paper: ClassVar[str] = "Melis et al. 2019 (Exploiting unintended feature leakage in collaborative learning)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "property-inference"
+    summary = "tells which clients' data have a property, by a classifier of updates"
+    paper = "Melis et al. 2019 (Exploiting unintended feature leakage in collaborative learning)"
+    threat_model = "server or eavesdropper, passive"
+    needs = (
         "examples of which the property is known (threat.client_property, threat.public_examples)",
         "updates of two clients or more, each by itself, and how they train",
     )
-    default_scope: ClassVar[Scope] = "federation"
-    recovers: ClassVar[str] = "properties of clients"
-    finds: ClassVar[type[Finding]] = PropertyFinding
-    on_sums: ClassVar[str] = "refused: a sum is no client's own"
+    default_scope = "federation"
+    recovers = "properties of clients"
+    finds = PropertyFinding
+    on_sums = "refused: a sum is no client's own"
 
     updates: Annotated[Count, Field(ge=10, le=10_000)] = 100
     share: Share = 1.0
@@ -95,11 +98,7 @@ class PropertyInference(Attack):
             raise BadInput(f"attack '{self.name}': share {self.share:g} must be above otherwise, {self.otherwise:g}")
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are examples with the property and without, and updates whose training can be repeated.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are examples with the property and without, and updates whose training can be repeated."""
         messages = observation.messages
         if any(message.update.members for message in messages):
             raise NotApplicable(
@@ -127,10 +126,10 @@ class PropertyInference(Attack):
         total, done = 2 * self.updates * len(groups), 0
         scores: dict[int, list[float]] = {}
         for model, messages in groups:
-            sketch = _Sketch(len(flat(model.update.tensors, model)), generator)
+            sketch = _sketch(len(flat(model.update.tensors, model)), generator)
             made: list[list[Tensor]] = [[], []]
             for _ in range(self.updates):
-                pair = held.pair(size_of(model), self.share, self.otherwise, generator)
+                pair = held.pair(distinct_examples(model), self.share, self.otherwise, generator)
                 for kind, rows in enumerate(reversed(pair)):
                     made[kind].append(sketch(send(observation, model, held, rows, generator)))
                 done += 2
@@ -172,20 +171,14 @@ class PropertyInference(Attack):
         return torch.as_tensor((found - middle) / max(float(own.std()), 1e-12))
 
 
-class _Sketch:
-    """Turns (n,) tensors into shorter ones that keep inner products on average (count sketch), if they are long."""
-
-    def __init__(self, size: int, generator: torch.Generator) -> None:
-        self.place, self.sign = None, None
-        if size > _COORDINATES:
-            self.place = torch.randint(_COORDINATES, (size,), generator=generator)
-            self.sign = torch.randint(2, (size,), generator=generator) * 2.0 - 1
-
-    def __call__(self, values: Tensor) -> Tensor:
-        values = values.detach().double()
-        if self.place is None or self.sign is None:
-            return values
-        return torch.zeros(_COORDINATES, dtype=torch.float64).index_add_(0, self.place, values * self.sign)
+def _sketch(size: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """Return what makes (size,) tensors shorter and keeps inner products on average (count sketch), if long."""
+    if size <= _COORDINATES:
+        return lambda values: values.detach().double()
+    place = torch.randint(_COORDINATES, (size,), generator=generator)
+    sign = torch.randint(2, (size,), generator=generator) * 2.0 - 1
+    zeros = torch.zeros(_COORDINATES, dtype=torch.float64)
+    return lambda values: zeros.index_add(0, place, values.detach().double() * sign)
 
 
 def _logistic(known: Tensor, classes: Any, others: Tensor, _: torch.Generator) -> tuple[Any, Any]:
@@ -225,7 +218,7 @@ def _grouped(messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]
     for message in messages:
         update = message.update
         ways = rounds.setdefault((message.round, id(message.weights), tuple(sorted(update.tensors))), {})
-        ways.setdefault((size_of(message), update.num_examples, update.training), []).append(message)
+        ways.setdefault((distinct_examples(message), update.num_examples, update.training), []).append(message)
     groups = []
     for ways in rounds.values():
         order = sorted(ways, key=lambda way: way[:2])
@@ -242,3 +235,135 @@ def _notes(held: Stock, updates: int) -> tuple[str, ...]:
     least = min(len(rows) for cell in held.cells for rows in cell)
     many = f"{updates} stand-ins with the property and as many without, for each round and number of examples"
     return (f"{many}, of {len(held.labels)} public examples; of the rarest sort of a class there are {least}",)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """The adversary's examples, sorted by class and by whether they have the property.
+
+    Attributes:
+        inputs: (m, ...) as the model sees them.
+        labels: (m,) or (m, 1).
+        cells: for each class that has both sorts, the rows without the property and those with it.
+        frequencies: (classes,) of these classes.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    cells: tuple[tuple[Tensor, Tensor], ...]
+    frequencies: Tensor
+
+    def pair(self, size: int, share: float, otherwise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return the rows (size,) of a stand-in with the property and of one without: the same classes, as often.
+
+        Nothing is drawn twice as long as there are enough examples of a class and sort.
+
+        Args:
+            size: examples of each.
+            share, otherwise: how many of them have the property, with and without.
+        """
+        counts = torch.bincount(
+            torch.multinomial(self.frequencies, size, replacement=True, generator=generator), minlength=len(self.cells)
+        )
+        chosen: list[list[Tensor]] = [[], []]
+        for cell, count in zip(self.cells, counts.tolist(), strict=True):
+            for rows, part in zip(chosen, (otherwise, share), strict=True):
+                marked = round(part * count)
+                rows += [_draw(cell[0], count - marked, generator), _draw(cell[1], marked, generator)]
+        return torch.cat(chosen[1]), torch.cat(chosen[0])
+
+
+def stock(records: Records | None, info: TaskInfo) -> Stock:
+    """Return the adversary's examples of which it knows the property, sorted.
+
+    Args:
+        records: of which these are the public ones.
+        info: how examples are normalised.
+
+    Raises:
+        NotApplicable: it has none, or no class has examples of both sorts.
+    """
+    if records is None or not len(records.public_property):
+        raise NotApplicable(
+            "the adversary knows no examples with and without a property; set threat.client_property, to 'sex=Female' "
+            "for example, threat.knows_public_data: true and threat.public_examples"
+        )
+    labels, marks = records.public_labels, records.public_property
+    classes = labels if labels.ndim == 1 and not labels.is_floating_point() else torch.zeros(len(labels))
+    cells = []
+    for label in classes.unique():
+        own = classes == label
+        pair = torch.nonzero(own & ~marks)[:, 0], torch.nonzero(own & marks)[:, 0]
+        if all(map(len, pair)):
+            cells.append(pair)
+    if not cells:
+        raise NotApplicable(
+            f"of the {len(marks)} public examples no class has some with the property and some without; raise "
+            "threat.public_examples"
+        )
+    frequencies = torch.tensor([float(len(without) + len(with_it)) for without, with_it in cells])
+    inputs = info.normalise(records.public_inputs)
+    return Stock(inputs, labels, tuple(cells), frequencies / frequencies.sum())
+
+
+def send(observation: Observation, message: Message, held: Stock, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Return what a stand-in sends in place of ``message``'s client, (d,), as :func:`flat` has it.
+
+    It receives the same weights, and trains in as many steps on batches as large, at the same rate.
+
+    Args:
+        observation: whose model it trains.
+        message: whose client it stands for.
+        held: the adversary's examples.
+        rows: those that the stand-in holds.
+        generator: of the order in which it goes through them, and of dropout.
+
+    Raises:
+        NotApplicable: its training fails.
+    """
+    info, update = observation.task_info, message.update
+    module = copy.deepcopy(observation.module)
+    module.load_state_dict(message.weights)
+    set_training_mode(module, info.batch_norm, dropout=info.dropout)
+    training = update.training
+    sizes = training.batch_sizes if training else (update.num_examples,)
+    order = rows[torch.randperm(len(rows), generator=generator)]
+    seed = int(torch.randint(2**31, (1,), generator=generator))
+    batches = [(held.inputs[own], held.labels[own]) for own in _batches(order, sizes, generator)]
+    try:
+        with local_randomness(seed):
+            if update.kind == "gradient":
+                return flat(gradient(module, observation.loss, batches[0]), message)
+            assert training is not None  # the attack saw to it
+            train(
+                module,
+                observation.loss,
+                batches,
+                learning_rate=training.learning_rate,
+                momentum=training.momentum,
+                weight_decay=training.weight_decay,
+                proximal_mu=training.proximal_mu,
+            )
+    except BadInput as error:
+        raise NotApplicable(f"a stand-in's training fails: {error}") from None
+    return flat({name: p.detach() - message.weights[name] for name, p in trainable(module).items()}, message)
+
+
+def flat(tensors: dict[str, Tensor], message: Message) -> Tensor:
+    """Return (d,) what of an update was sent in ``message``, tensor after tensor, sorted by name."""
+    return torch.cat([tensors[name].flatten() for name in sorted(message.update.tensors)])
+
+
+def _batches(order: Tensor, sizes: tuple[int, ...], generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield batches of the given sizes, pass after pass, each pass after the first in an order of its own."""
+    pending = order
+    for size in sizes:
+        while len(pending) < size:
+            pending = torch.cat([pending, order[torch.randperm(len(order), generator=generator)]])
+        yield pending[:size]
+        pending = pending[size:]
+
+
+def _draw(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    whole = [torch.randperm(len(rows), generator=generator) for _ in range(-(-count // len(rows)))]
+    return rows[torch.cat(whole)[:count]] if whole else rows[:0]

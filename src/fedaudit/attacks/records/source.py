@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import Target, whole
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Positive
 
@@ -52,15 +49,15 @@ class SourceInference(Attack):
         learning_rate: of the step along a gradient; None: the one that the clients' training is known to have.
     """
 
-    name: ClassVar[str] = "source-inference"
-    summary: ClassVar[str] = "names the client whose training lowered a record's loss most"
-    paper: ClassVar[str] = "Hu et al. 2021 (Source inference attacks in federated learning)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    needs: ClassVar[tuple[str, ...]] = ("records (threat.records)", "updates of two clients or more, each by itself")
-    default_scope: ClassVar[Scope] = "federation"
-    recovers: ClassVar[str] = "whose records are"
-    finds: ClassVar[type[Finding]] = SourceFinding
-    on_sums: ClassVar[str] = "refused: of a sum no client's own model is known"
+    name = "source-inference"
+    summary = "names the client whose training lowered a record's loss most"
+    paper = "Hu et al. 2021 (Source inference attacks in federated learning)"
+    threat_model = "server or eavesdropper, passive"
+    needs = ("records (threat.records)", "updates of two clients or more, each by itself")
+    default_scope = "federation"
+    recovers = "whose records are"
+    finds = SourceFinding
+    on_sums = "refused: of a sum no client's own model is known"
 
     rounds: Literal["all", "last"] = "all"
     learning_rate: Positive | None = None
@@ -70,11 +67,7 @@ class SourceInference(Attack):
         return case.asks_for_members and case.reads_clients
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are records, and updates of two clients at least, each by itself.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are records, and updates of two clients at least, each by itself."""
         messages = observation.messages
         if any(message.update.members for message in messages):
             raise NotApplicable(
@@ -124,7 +117,7 @@ class SourceInference(Attack):
                 lowered.append(before[message.round] - _losses(observation, self._returned(message)))
                 done += 1
                 progress(done, total)
-            columns.append(_mean(lowered))
+            columns.append(torch.stack(lowered).mean(dim=0))
         scores = torch.stack(columns, dim=1)
         clients = torch.tensor(list(chosen), dtype=torch.int64)
         return SourceFinding(clients=clients, scores=scores, sources=clients[scores.argmax(dim=1)])
@@ -143,7 +136,3 @@ def _losses(observation: Observation, state: dict[str, Tensor]) -> Tensor:
     module.load_state_dict(state)
     target = Target(module.eval(), observation.task_info, observation.loss)
     return target.losses(records.inputs, records.labels).nan_to_num(nan=1e30, posinf=1e30)
-
-
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(values)).mean(dim=0)

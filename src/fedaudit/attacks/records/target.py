@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fedaudit.attacks.base import ATTACK_CONFIG, ATTACKS, Attack, Progress, make_attack
-from fedaudit.attacks.findings import LocalModelFinding
+from fedaudit.attacks.findings import Finding, LocalModelFinding
 from fedaudit.attacks.local_model.methods import LastReturned
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
@@ -87,6 +87,9 @@ class RecordsAttack(Attack):
         rebuild: the attack that reconstructs it: its name and settings.
     """
 
+    threat_model = "server, eavesdropper or client, passive; a client sees the global model only"
+    default_scope = "federation"
+
     model: ModelName = "global"
     rebuild: dict[str, Any] = field(default_factory=lambda: {"name": "local-model"})
 
@@ -113,11 +116,7 @@ class RecordsAttack(Attack):
         return "federation" if self.model == "global" else "client"
 
     def check(self, observation: Observation) -> None:
-        """Raise unless there are records, and the model can be had.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise unless there are records, and the model can be had."""
         super().check(observation)
         held(observation)
         if self.model != "global":
@@ -177,3 +176,26 @@ def public(observation: Observation) -> tuple[Tensor, Tensor]:
             "the adversary holds no public examples; set threat.knows_public_data: true and threat.public_examples"
         )
     return records.public_inputs, records.public_labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipFinding(Finding, kind="membership"):
+    """Of each of the adversary's records, how much it looks like a member, and whether the attack says it is one.
+
+    Attributes:
+        scores: (n,) float64; the higher, the more like an example that was trained on.
+        members: (n,) bool: the attack's own decision.
+    """
+
+    scores: Tensor
+    members: Tensor
+
+
+def upper_half(scores: Tensor) -> Tensor:
+    """Return a mask (n,) of the scores above their median: the adversary knows that half of its records are members."""
+    return scores > scores.quantile(0.5)
+
+
+def above(scores: Tensor, non_members: Tensor, share: float) -> Tensor:
+    """Return a mask (n,) of the scores above all but ``share`` of those of examples that nobody trained on."""
+    return scores > non_members.quantile(1 - share)

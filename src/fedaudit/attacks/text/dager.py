@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import Finding, SequenceFinding
+from fedaudit.attacks.base import Attack, Case, Progress, register
+from fedaudit.attacks.findings import SequenceFinding
 from fedaudit.attacks.local_training import Way
-from fedaudit.attacks.text.encoder import whole_sequences
 from fedaudit.attacks.text.layers import Receiver, Span, inputs_of, receivers, sees, span_of, takes
-from fedaudit.attacks.text.search import Search, extend_prefixes
-from fedaudit.attacks.victim import WITHOUT_DROPOUT, one_batch_gradient, unknown_training
+from fedaudit.attacks.text.search import Search, extend_prefixes, whole_sequences
+from fedaudit.attacks.victim import WITHOUT_DROPOUT, need_training, one_batch_gradient
 from fedaudit.modalities import TokenInfo
 from fedaudit.models import set_training_mode
 from fedaudit.simulation.local_training import draws_at_random
@@ -48,21 +46,21 @@ class Dager(Attack):
     random as it has time for. Here all are tried up to 4,096. Of more, two steps that aren't in the paper find those to
     try: words of which least lies outside the span in random contexts are kept, and the layer is linearised at a random
     sequence, so that non-negative least squares tell which words bring the vector of one word into the span
-    (:func:`~fedaudit.attacks.text.encoder.whole_sequences`). B's gradients aren't in the paper either.
+    (:func:`~fedaudit.attacks.text.search.whole_sequences`). B's gradients aren't in the paper either.
 
     Args:
         beam: prefixes of a decoder that are kept for each sequence of the update, those nearest to the span.
         tries: sequences of an encoder that are tried at most, in all.
     """
 
-    name: ClassVar[str] = "dager"
-    summary: ClassVar[str] = "exact sequences: tokens whose vectors lie in the span of attention's gradients"
-    paper: ClassVar[str] = "Petrov et al. 2024, DAGER (NeurIPS)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    needs: ClassVar[tuple[str, ...]] = ("a transformer", "fewer tokens in an update than the model is wide")
-    examples: ClassVar[tuple[str, ...]] = ("tokens",)
-    recovers: ClassVar[str] = "training sequences"
-    finds: ClassVar[type[Finding]] = SequenceFinding
+    name = "dager"
+    summary = "exact sequences: tokens whose vectors lie in the span of attention's gradients"
+    paper = "Petrov et al. 2024, DAGER (NeurIPS)"
+    threat_model = "server or eavesdropper, passive"
+    needs = ("a transformer", "fewer tokens in an update than the model is wide")
+    examples = ("tokens",)
+    recovers = "training sequences"
+    finds = SequenceFinding
 
     beam: Annotated[int, Field(ge=1, le=1000)] = 8
     tries: Annotated[int, Field(ge=1, le=10_000_000)] = 200_000
@@ -72,18 +70,9 @@ class Dager(Attack):
         return case.updates_alone and case.kind in cls.examples and case.knows_scale
 
     def check(self, observation: Observation) -> None:
-        """Raise where the gradients don't span what the layers received.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where the gradients don't span what the layers received."""
         super().check(observation)
-        message = observation.single()
-        if message.update.kind == "weights" and message.update.training is None:
-            raise NotApplicable(
-                f"{self.name} needs the learning rate and the local steps to use a FedAvg update; "
-                f"{unknown_training(observation.threat)}"
-            )
+        need_training(self.name, observation)
 
     def ways(self, _observation: Observation, message: Message) -> Sequence[Way]:
         """Return the span check, and where an update is of several steps that of one batch."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import Finding, TokenFinding
-from fedaudit.attacks.local_training import Way
+from fedaudit.attacks.base import Attack, Case, Progress, register
+from fedaudit.attacks.findings import TokenFinding
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import NotApplicable
 
@@ -30,26 +27,22 @@ class WhichTokens(Attack):
     moves all rows.
     """
 
-    name: ClassVar[str] = "which-tokens"
-    summary: ClassVar[str] = "which words occurred: rows of the embedding that moved"
-    paper: ClassVar[str] = "Melis et al. 2019, Exploiting Unintended Feature Leakage (IEEE S&P)"
-    threat_model: ClassVar[str] = "server or eavesdropper, passive"
-    needs: ClassVar[tuple[str, ...]] = ("an embedding that clients train",)
-    examples: ClassVar[tuple[str, ...]] = ("tokens",)
-    recovers: ClassVar[str] = "the words of training sequences"
-    finds: ClassVar[type[Finding]] = TokenFinding
-    uses: ClassVar[tuple[Way, ...]] = ("rows",)
+    name = "which-tokens"
+    summary = "which words occurred: rows of the embedding that moved"
+    paper = "Melis et al. 2019, Exploiting Unintended Feature Leakage (IEEE S&P)"
+    threat_model = "server or eavesdropper, passive"
+    needs = ("an embedding that clients train",)
+    examples = ("tokens",)
+    recovers = "the words of training sequences"
+    finds = TokenFinding
+    uses = ("rows",)
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.updates_alone and case.kind in cls.examples
 
     def check(self, observation: Observation) -> None:
-        """Raise where no embedding travels.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where no embedding travels."""
         super().check(observation)
         self._embedding(observation)
 

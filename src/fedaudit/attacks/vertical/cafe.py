@@ -5,18 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedaudit.attacks.base import Attack, Progress, register
-from fedaudit.attacks.case import Case
-from fedaudit.attacks.findings import Finding, ImageFinding
+from fedaudit.attacks.base import Attack, Case, Progress, register
+from fedaudit.attacks.findings import ImageFinding
 from fedaudit.models import VerticalModel, layer_groups
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 from fedaudit.utils.validation import Count, NonNegative, Positive
@@ -66,20 +63,20 @@ class CAFE(Attack):
         tv_limit: τ, below which total variation costs nothing.
     """
 
-    name: ClassVar[str] = "cafe"
-    summary: ClassVar[str] = "images of all parties of a vertical federation, from the gradients of large batches"
-    paper: ClassVar[str] = "Jin et al. 2021 (CAFE: Catastrophic Data Leakage in Vertical Federated Learning)"
-    threat_model: ClassVar[str] = "server, passive"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "cafe"
+    summary = "images of all parties of a vertical federation, from the gradients of large batches"
+    paper = "Jin et al. 2021 (CAFE: Catastrophic Data Leakage in Vertical Federated Learning)"
+    threat_model = "server, passive"
+    needs = (
         "a vertical federation, protocol aggregated-gradients, of images",
         "parties' networks with a fully connected layer with a bias",
         "as many rounds as examples, in batches that differ",
     )
-    default_scope: ClassVar[Scope] = "federation"
-    examples: ClassVar[tuple[str, ...]] = ("image",)
-    finds: ClassVar[type[Finding]] = ImageFinding
-    vertical: ClassVar[bool] = True
-    on_sums: ClassVar[str] = "refused: it is for vertical federations, where there are none"
+    default_scope = "federation"
+    examples = ("image",)
+    finds = ImageFinding
+    vertical = True
+    on_sums = "refused: it is for vertical federations, where there are none"
 
     iterations: Count = 400
     learning_rate: Positive = 0.1
@@ -93,11 +90,7 @@ class CAFE(Attack):
         return case.threat.adversary == "server"
 
     def check(self, observation: Observation) -> None:
-        """Raise where the gradients don't determine what is sought.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where the gradients don't determine what is sought."""
         super().check(observation)
         record = observation.vertical
         assert record is not None
@@ -127,40 +120,15 @@ class CAFE(Attack):
         used, member = record.used, membership(record)
         place = torch.full((record.examples,), -1).index_put((used,), torch.arange(len(used)))
         layers = _first_layers(observation)
-        inputs = [layer_inputs(record, layer.parameters, member, place) for layer in layers]
+        inputs = [layer_inputs(record, one.parameters, member, place).to(device, torch.float32) for one in layers]
         module = copy.deepcopy(observation.module).to(device).eval()
         assert isinstance(module, VerticalModel)
         middle = len(record.batches) // 2
         state = {name: t.to(device) for name, t in record.weights_of(middle).items()}
         module.load_state_dict(state)
-        images = torch.rand((len(used), *info.input_shape), generator=generator).to(device)
+        images = torch.rand((len(used), *info.input_shape), generator=generator).to(device).requires_grad_()
         labels = record.labels[used].to(device)
-        found, objective = self._images(observation, record, module, layers, inputs, images, labels, place, progress)
-        return ImageFinding(
-            images=found.cpu(),
-            labels=labels.cpu(),
-            label_source="the server's own",
-            objective=objective,
-            iterations=self.iterations,
-        )
-
-    def _images(
-        self,
-        observation: Observation,
-        record: VerticalRecord,
-        module: VerticalModel,
-        layers: list[_FirstLayer],
-        inputs: list[Tensor],
-        images: Tensor,
-        labels: Tensor,
-        place: Tensor,
-        progress: Progress,
-    ) -> tuple[Tensor, float]:
-        """Return the images of step 3 and what was minimised at the end."""
-        info, device = observation.task_info, images.device
         low, high = info.example_kind.bounds or (0.0, 1.0)
-        wanted = [h.to(device, torch.float32) for h in inputs]
-        images = images.requires_grad_()
         adam = torch.optim.Adam([images], lr=self.learning_rate)
         value = torch.zeros(())
         for step in range(self.iterations):
@@ -168,7 +136,7 @@ class CAFE(Attack):
                 group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.iterations))
             shares = module.features(info.normalise(images))
             value = images.new_zeros(())
-            for party, layer, share, known in zip(module.parties, layers, shares, wanted, strict=True):
+            for party, layer, share, known in zip(module.parties, layers, shares, inputs, strict=True):
                 value = value + (_before(party, layer.name, share) - known).square().sum()
             if self.tv_weight:
                 value = value + self.tv_weight * sum(
@@ -176,7 +144,7 @@ class CAFE(Attack):
                 )
             (grad,) = torch.autograd.grad(value, images)
             if self.gradient_weight and step % self.gradient_every == 0:
-                distance, more = self._by_gradient(record, observation, module, images, labels, place, step)
+                distance, more = self._by_gradient(observation, module, images, labels, place, step)
                 value, grad = value + self.gradient_weight * distance, grad + self.gradient_weight * more
             images.grad = grad
             adam.step()
@@ -185,19 +153,20 @@ class CAFE(Attack):
             if step % _REPORTS == 0:
                 progress(step, self.iterations)
         progress(self.iterations, self.iterations)
-        return images.detach(), float(value.detach())
+        return ImageFinding(
+            images=images.detach().cpu(),
+            labels=labels.cpu(),
+            label_source="the server's own",
+            objective=float(value.detach()),
+            iterations=self.iterations,
+        )
 
     def _by_gradient(
-        self,
-        record: VerticalRecord,
-        observation: Observation,
-        module: VerticalModel,
-        images: Tensor,
-        labels: Tensor,
-        place: Tensor,
-        step: int,
+        self, observation: Observation, module: VerticalModel, images: Tensor, labels: Tensor, place: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
         """Return how far the gradients of one round's batch are from the observed ones, and the images' derivative."""
+        record = observation.vertical
+        assert record is not None
         index = step // self.gradient_every % len(record.batches)
         rows = place[record.batches[index]].to(images.device)
         batch = images.detach()[rows].requires_grad_()
@@ -227,7 +196,6 @@ def output_gradients(record: VerticalRecord, bias: str, member: Tensor) -> Tenso
     """Return (m, u) of every example the gradient of its own loss w.r.t. the layer's outputs: step 1, Algorithm 1.
 
     Args:
-        record: what the server sees.
         bias: name of the layer's bias.
         member: of :func:`membership`.
     """
@@ -239,7 +207,6 @@ def layer_inputs(record: VerticalRecord, names: tuple[str, str], member: Tensor,
     """Return (m, d) the inputs of a layer, of every example: step 2, Algorithm 2, by its normal equations.
 
     Args:
-        record: what the server sees.
         names: of the layer's weight and bias.
         member: of :func:`membership`.
         place: (N,) of every example its row there.
@@ -269,7 +236,7 @@ def _first_layers(observation: Observation) -> list[_FirstLayer]:
     for number, (party, share) in enumerate(zip(module.parties, shares, strict=True)):
         layers = layer_groups(party, share)
         first = next((i for i, layer in enumerate(layers) if layer.kind == "linear"), None)
-        if first is None or not _has_bias(party, layers[first].name):
+        if first is None or getattr(party.get_submodule(layers[first].name), "bias", None) is None:
             raise NotApplicable(
                 f"cafe needs a fully connected layer with a bias in the network of every party, and party {number}'s "
                 "has none; use model.name: cafe-cnn, for example"
@@ -277,10 +244,6 @@ def _first_layers(observation: Observation) -> list[_FirstLayer]:
         prefix = ".".join(["parties", str(number), *[layers[first].name] * bool(layers[first].name)])
         found.append(_FirstLayer(layers[first].name, (f"{prefix}.weight", f"{prefix}.bias")))
     return found
-
-
-def _has_bias(party: nn.Module, name: str) -> bool:
-    return getattr(party.get_submodule(name), "bias", None) is not None
 
 
 def _before(party: nn.Module, name: str, share: Tensor) -> Tensor:

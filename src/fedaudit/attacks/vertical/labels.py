@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.base import Attack, register
-from fedaudit.attacks.case import Case
+from fedaudit.attacks.base import Attack, Case, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.threat import Scope
 from fedaudit.transcript.vertical import VerticalRecord
 from fedaudit.utils.errors import NotApplicable
 
@@ -50,18 +47,14 @@ class LabelScoreFinding(Finding, kind="label-scores"):
 class _FromGradients(Attack):
     """What the attacks on labels share: who can run them, and on what."""
 
-    threat_model: ClassVar[str] = "client (a party) or eavesdropper, passive"
-    default_scope: ClassVar[Scope] = "federation"
-    recovers: ClassVar[str] = "labels"
-    vertical: ClassVar[bool] = True
-    on_sums: ClassVar[str] = "refused: it is for vertical federations, where there are none"
+    threat_model = "client (a party) or eavesdropper, passive"
+    default_scope = "federation"
+    recovers = "labels"
+    vertical = True
+    on_sums = "refused: it is for vertical federations, where there are none"
 
     def check(self, observation: Observation) -> None:
-        """Raise where no gradients come down, or the adversary has the labels.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where no gradients come down, or the adversary has the labels."""
         super().check(observation)
         record = _record(observation)
         if record.labels is not None:
@@ -90,25 +83,21 @@ class DirectLabels(_FromGradients):
     several batches gets the label that most of them say. With one output (binary cross-entropy) the sign is the label.
     """
 
-    name: ClassVar[str] = "direct-labels"
-    summary: ClassVar[str] = "labels from the sign of the outputs' gradient, where the server only adds embeddings up"
-    paper: ClassVar[str] = "Fu et al. 2022 (Label Inference Attacks Against Vertical Federated Learning)"
-    needs: ClassVar[tuple[str, ...]] = (
+    name = "direct-labels"
+    summary = "labels from the sign of the outputs' gradient, where the server only adds embeddings up"
+    paper = "Fu et al. 2022 (Label Inference Attacks Against Vertical Federated Learning)"
+    needs = (
         "a vertical federation, protocol split, whose server has no network (vertical.top: sum)",
         "cross-entropy",
     )
-    finds: ClassVar[type[Finding]] = ExampleLabelFinding
+    finds = ExampleLabelFinding
 
     @classmethod
     def fits(cls, case: Case) -> bool:
         return case.threat.adversary != "server" and case.top == "sum"
 
     def check(self, observation: Observation) -> None:
-        """Raise where the gradients aren't the outputs'.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where the gradients aren't the outputs'."""
         super().check(observation)
         top = _record(observation).spec.top
         if top != "sum":
@@ -134,16 +123,12 @@ class DirectLabels(_FromGradients):
 class _Scoring(_FromGradients):
     """What both scorings share."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a vertical federation, protocol split", "two classes")
-    finds: ClassVar[type[Finding]] = LabelScoreFinding
-    paper: ClassVar[str] = "Li et al. 2022 (Label Leakage and Protection in Two-party Split Learning)"
+    needs = ("a vertical federation, protocol split", "two classes")
+    finds = LabelScoreFinding
+    paper = "Li et al. 2022 (Label Leakage and Protection in Two-party Split Learning)"
 
     def check(self, observation: Observation) -> None:
-        """Raise where there aren't two classes.
-
-        Raises:
-            NotApplicable: with the reason and the remedy.
-        """
+        """Raise where there aren't two classes."""
         super().check(observation)
         classes = observation.task_info.num_classes
         if classes != 2:
@@ -179,8 +164,8 @@ class NormScoring(_Scoring):
     departure; the paper scores every batch by itself.
     """
 
-    name: ClassVar[str] = "norm-scoring"
-    summary: ClassVar[str] = "which of two classes an example is of, from the length of its embedding's gradient"
+    name = "norm-scoring"
+    summary = "which of two classes an example is of, from the length of its embedding's gradient"
 
     @classmethod
     def fits(cls, case: Case) -> bool:
@@ -201,8 +186,8 @@ class DirectionScoring(_Scoring):
     ours takes the longest gradient of every batch for it, as norm scoring would. Over several batches the mean counts.
     """
 
-    name: ClassVar[str] = "direction-scoring"
-    summary: ClassVar[str] = "which of two classes an example is of, from the direction of its embedding's gradient"
+    name = "direction-scoring"
+    summary = "which of two classes an example is of, from the direction of its embedding's gradient"
 
     @classmethod
     def fits(cls, case: Case) -> bool:

@@ -141,11 +141,6 @@ RULES: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {
             *(F.leaky_relu, F.leaky_relu_, F.relu6, F.hardtanh, F.hardtanh_, F.threshold, _THRESHOLD),
             *(F.hardsigmoid, F.hardshrink, F.softshrink, torch.threshold, torch.hardshrink, Tensor.hardshrink),
             *(torch.abs, torch.abs_, Tensor.abs, Tensor.abs_, Tensor.__abs__, torch.absolute, Tensor.absolute),
-        ],
-        _AFFINE,
-    ),
-    **dict.fromkeys(
-        [
             *(torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clip, Tensor.clip, Tensor.clip_),
             *(torch.clamp_min, torch.clamp_max, Tensor.clamp_min, Tensor.clamp_max),
             *(Tensor.clamp_min_, Tensor.clamp_max_),

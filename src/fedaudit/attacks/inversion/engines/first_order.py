@@ -2,15 +2,243 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from fedaudit.attacks.inversion.engines.activation_pattern import ActivationPattern
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten, unflatten
 from fedaudit.attacks.victim import Victim
 from fedaudit.task.training import TrainingConfig
+from fedaudit.utils.channels_last import channels_last, is_miscomputed, usual_order
+from fedaudit.utils.fingerprint import fingerprint
+from fedaudit.utils.native import Unavailable, native_code
+from fedaudit.utils.winograd import register, substitute
+
+_ATEN = torch.ops.aten
+# Up to here torch itself prefers its own convolution to oneDNN's for one image and one thread, if the kernel is 3×3.
+_SMALL_INPUT = 20_480
+
+Pass = Callable[..., Any]
+LocalPass = Callable[..., tuple[list[Tensor], Tensor, list[Any]]]
+# What was traced of the victims met last, each form with the notes on it. Updates of one round, for example, share it
+# under every attack: to trace takes as long as some hundred iterations of a small network.
+_TRACED: OrderedDict[str, dict[Any, tuple[Pass, list[str]]]] = OrderedDict()
+_MOST_VICTIMS = 4
+_OF_A_MODULE = ("training", "_parameters", "_buffers", "_modules")
+
+
+def eager(victim: Victim, arrange: Callable[[Tensor], Tensor] = usual_order) -> LocalPass:
+    """Return a first-order pass of a local step, forward and backward once, as torch's autograd runs it.
+
+    Args:
+        arrange: memory order of what the model sees; not every module takes any but the usual one.
+
+    Returns:
+        A function of parameters, images and labels that records the activation pattern, or holds the ``pattern`` that
+        it is given fixed: the gradients on the parameters (none without ``weights``), the one on the images, and the
+        pattern that was recorded.
+    """
+
+    def run(
+        parameters: Sequence[Tensor],
+        images: Tensor,
+        labels: Tensor,
+        pattern: list[Any] | None = None,
+        *,
+        weights: bool = True,
+    ) -> tuple[list[Tensor], Tensor, list[Any]]:
+        leaves = [arrange(p.detach()).requires_grad_(weights) for p in parameters]
+        images = arrange(images.detach()).requires_grad_()
+        with torch.enable_grad(), ActivationPattern(pattern) as activations:
+            value = victim.value(dict(zip(victim.parameters, leaves, strict=True)), images, labels)
+        wanted = [*leaves, images] if weights else [images]
+        *own, image_gradient = torch.autograd.grad(value, wanted, materialize_grads=True)
+        return own, image_gradient, activations.recorded
+
+    return run
+
+
+def traced(victim: Victim, notes: list[str], *, compiled: bool = False) -> LocalPass:
+    """Return :func:`eager`'s pass as a plain list of tensor operations: no autograd, no Python of the model's.
+
+    It is traced when it is first called, once for every batch size and each of its forms (torch.fx): on the CPU
+    channels last where the model takes it, on a GPU, whose convolutions in float32 are slower so, in the usual order. A
+    model that can't be traced runs as it is, with a note. Victims that differ in their
+    parameters' values alone share what was traced.
+
+    Args:
+        notes: what the user should know is added here while it runs.
+        compiled: fuse the operations by torch.compile: needs a C++ compiler and, the first time, up to minutes; torch
+            keeps the result on disk.
+    """
+    orders = [eager(victim)] if on_gpu(victim) else [eager(victim, channels_last), eager(victim)]
+    graphs = _traced_of(victim)
+    used: dict[Any, Pass] = {}
+
+    def run(
+        parameters: Sequence[Tensor],
+        images: Tensor,
+        labels: Tensor,
+        pattern: list[Any] | None = None,
+        *,
+        weights: bool = True,
+    ) -> Any:
+        images = usual_order(images)  # what is traced is for these strides, which views inside rely on
+        arguments = (parameters, images, labels) if pattern is None else (parameters, images, labels, pattern)
+        form = images.shape, images.dtype, labels.shape, labels.dtype, pattern is None, weights, compiled
+        if form not in used:
+            if form not in graphs:
+                said: list[str] = []
+                functions: list[Pass] = [partial(order, weights=weights) for order in orders]
+                graphs[form] = _first_that_works(functions, arguments, said, compiled), said
+            used[form], said = graphs[form]
+            for text in said:
+                _note(notes, text)
+        return used[form](*arguments)
+
+    return run
+
+
+def on_gpu(victim: Victim) -> bool:
+    """Return whether the model is on a GPU."""
+    return next(iter(victim.parameters.values())).is_cuda
+
+
+def _traced_of(victim: Victim) -> dict[Any, tuple[Pass, list[str]]]:
+    """Return what was traced of victims whose passes are the same function of parameters, images and labels."""
+    key = _function_of(victim)
+    graphs = _TRACED.setdefault(key, {})
+    _TRACED.move_to_end(key)
+    while len(_TRACED) > _MOST_VICTIMS:
+        _TRACED.popitem(last=False)
+    return graphs
+
+
+def _function_of(victim: Victim) -> str:
+    """Return the fingerprint of all that a pass is made of but the values of its arguments."""
+    modules = [
+        (
+            name,
+            module.training,
+            type(module),
+            {key: value for key, value in vars(module).items() if key not in _OF_A_MODULE},
+            [(key, p is None) for key, p in module._parameters.items()],
+            list(module._buffers.items()),
+        )
+        for name, module in victim.module.named_modules(remove_duplicate=False)
+    ]
+    inputs = [(name, tuple(p.shape), p.dtype, p.device) for name, p in victim.parameters.items()]
+    surroundings = native_code(), torch.get_num_threads(), torch.get_default_dtype()
+    return fingerprint(modules, victim.loss, inputs, list(victim.constants.items()), surroundings)
+
+
+def _first_that_works(
+    functions: list[Callable[..., Any]], arguments: tuple[Any, ...], notes: list[str], compiled: bool
+) -> Callable[..., Any]:
+    attempts = [(function, True) for function in functions if compiled] + [(function, False) for function in functions]
+    reasons: dict[bool, str] = {}
+    for function, fused in attempts:
+        try:
+            graph = _graph(function, arguments, notes, compiled=fused)
+            graph(*arguments)
+        except Exception as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            reasons[fused] = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+        else:
+            break
+    else:
+        graph = functions[-1]
+        _note(notes, f"engine: the model is run as written, which is slower: not traced ({reasons[False]})")
+    if compiled and not fused:
+        _note(notes, f"engine: not compiled, which is slower ({reasons[True]})")
+    return graph
+
+
+def _graph(
+    function: Callable[..., Any], arguments: tuple[Any, ...], notes: list[str], *, compiled: bool
+) -> Callable[..., Any]:
+    leaves, inputs = tree_flatten(arguments)
+    outputs: list[Any] = []
+
+    def flat(*leaves: Tensor) -> list[Any]:
+        results, form = tree_flatten(function(*tree_unflatten(leaves, inputs)))
+        outputs[:] = [form]
+        return results
+
+    # on fake tensors: the real first pass would need autograd's memory beside that of the trace
+    module = _without_detaching(make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves))
+    _refuse_wrong_gradients(module)
+    small = _is_small(module)
+    if compiled:
+        register()
+    try:
+        substitute(module)
+    except Unavailable as error:
+        _note(notes, f"engine: torch's own convolutions, which are slower (Winograd's, native code: {error})")
+    run: Callable[..., Any] = module
+    if compiled:
+        from torch._inductor import compile as compile_graph  # a second of imports
+
+        with torch.no_grad():
+            run = compile_graph(module, leaves, options={"compile_threads": 1})
+
+    def graph(*arguments: Any) -> Any:
+        with torch.no_grad(), _own_convolutions() if small else nullcontext():
+            return tree_unflatten(run(*tree_leaves(arguments)), outputs[0])
+
+    return graph
+
+
+def _note(notes: list[str], text: str) -> None:
+    if text not in notes:
+        notes.append(text)
+
+
+@contextmanager
+def _own_convolutions() -> Iterator[None]:
+    """Let torch take its own convolutions instead of oneDNN's."""
+    mkldnn: Any = torch.backends.mkldnn
+    before, mkldnn.enabled = mkldnn.enabled, False
+    try:
+        yield
+    finally:
+        mkldnn.enabled = before
+
+
+def _without_detaching(module: GraphModule) -> GraphModule:
+    """Drop what matters to autograd only: it would cost a call each."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in (_ATEN.detach.default, _ATEN.alias.default):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+def _refuse_wrong_gradients(module: GraphModule) -> None:
+    for node in module.graph.nodes:
+        if node.target is _ATEN.convolution.default:
+            images, filters, _, stride, *_ = node.args
+            usual = images.meta["val"].is_contiguous()
+            if not usual and is_miscomputed(filters.meta["val"].shape, stride):
+                raise ValueError(f"{node.name} of this shape can't run channels last")
+
+
+def _is_small(module: GraphModule) -> bool:
+    """Whether the overhead of oneDNN's convolutions exceeds their gain: one small image at a time."""
+    nodes = [n for n in module.graph.nodes if n.target is _ATEN.convolution.default]
+    inputs = [node.args[0].meta["val"] for node in nodes]
+    return all(len(i) == 1 and i.numel() <= _SMALL_INPUT and i.device.type == "cpu" for i in inputs)
+
 
 # Length of the finite difference relative to the parameters' norm: long enough for float32, short enough for curves.
 _RELATIVE_STEP = 1e-4
@@ -21,7 +249,7 @@ def first_order(
     labels: Tensor,
     training: TrainingConfig,
     distance: Distance,
-    run_pass: Callable[..., tuple[list[Tensor], Tensor, list[Any]]],
+    run_pass: LocalPass,
 ) -> Objective:
     """Return an engine of the same meaning as :func:`reference.reference` without any second-order graph.
 
@@ -34,7 +262,6 @@ def first_order(
     where a step began is worked out backwards from where it ended.
 
     Args:
-        victim: the model.
         labels: (n,) of the images, in the order of use.
         training: the local training; :func:`reference.one_gradient` for gradient updates.
         distance: of the pseudo-gradient W − W_T to the observed one.

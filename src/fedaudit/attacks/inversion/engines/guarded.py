@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedaudit.attacks.inversion.engines.first_order import first_order
-from fedaudit.attacks.inversion.engines.optimisers import SOFTNESS
-from fedaudit.attacks.inversion.engines.passes import eager, on_gpu, traced
-from fedaudit.attacks.inversion.engines.recorded import recorded
-from fedaudit.attacks.inversion.engines.reference import reference
+from fedaudit.attacks.inversion.engines.first_order import eager, first_order, on_gpu, traced
+from fedaudit.attacks.inversion.engines.reference import SOFTNESS, reference
 from fedaudit.attacks.inversion.objectives import Distance, Objective
 from fedaudit.attacks.victim import Victim
 from fedaudit.task.training import TrainingConfig
@@ -39,9 +36,7 @@ def make_engine(
 
     Args:
         name: ``auto``, ``reference``, ``first-order`` or ``compiled``.
-        victim: the model.
         labels: (n,) of the images.
-        training: the local training that is matched.
         distance: of the pseudo-gradient W − W_T to the observed one.
         steps: how many will be taken.
         notes: what the user should know is added here while the engine runs.
@@ -112,3 +107,55 @@ def _without_fused_attention(engine: Objective) -> Objective:
             return engine(images)
 
     return step
+
+
+_EAGER = 3  # steps before it is recorded: the first ones trace, compile, and choose algorithms
+
+
+def recorded(step: Objective, notes: list[str]) -> Objective:
+    """Return ``step``, replayed from a recording (a CUDA graph) after a few calls.
+
+    The kernels of a small network are shorter than it takes to launch them one by one; so all are launched at once.
+
+    Args:
+        step: of images on a GPU, of one shape; its kernels are the same whatever the values are, and the CPU waits for
+            none of them.
+        notes: that it can't be recorded, which is slower, is added here.
+    """
+    calls = 0
+    replayed: Objective | None = None
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        nonlocal calls, replayed
+        calls += 1
+        if calls <= _EAGER:
+            return step(images)
+        if replayed is None:
+            try:
+                replayed = _record(step, images)
+            except RuntimeError as error:
+                lines = str(error).splitlines() or [type(error).__name__]
+                notes.append(f"engine: not recorded as a CUDA graph, which is slower ({lines[0]})")
+                replayed = step
+        return replayed(images)
+
+    return run
+
+
+def _record(step: Objective, images: Tensor) -> Objective:
+    held = images.detach().clone()
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results = step(held)
+    except RuntimeError:
+        torch.cuda.set_stream(stream)  # a recording that fails doesn't give it back
+        raise
+
+    def replay(images: Tensor) -> tuple[Tensor, ...]:
+        held.copy_(images)
+        graph.replay()
+        return tuple(result.clone() for result in results)
+
+    return replay

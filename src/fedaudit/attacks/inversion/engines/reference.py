@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedaudit.attacks.inversion.engines.optimisers import clipped, optimiser_step
 from fedaudit.attacks.inversion.objectives import Distance, Objective, flatten
+from fedaudit.attacks.local_training import treatments
 from fedaudit.attacks.victim import Victim
-from fedaudit.task.training import Pass, TrainingConfig
+from fedaudit.task.training import ParameterGroup, Pass, TrainingConfig
 from fedaudit.utils.channels_last import usual_order
 
 # Of one pass: the model, its weights by name, inputs and labels -> a tensor a parameter.
@@ -29,7 +29,7 @@ def one_gradient(num_examples: int) -> TrainingConfig:
 
 
 def reference(
-    victim: Victim, labels: Tensor, training: TrainingConfig, distance: Distance, softness: float = 0.0
+    victim: Victim, labels: Tensor | None, training: TrainingConfig, distance: Distance, softness: float = 0.0
 ) -> Objective:
     """Return the exact engine: double backward through the client's local steps.
 
@@ -37,45 +37,21 @@ def reference(
     cut into its mini-batches in order and its local steps are replayed (InvG, Geiping et al. 2020, Section 6).
 
     Args:
-        victim: the model.
-        labels: (n,) of the images, in the order of use.
-        training: the local training.
+        labels: (n,) of the images, in the order of use; None where they are optimised, too (DLG, Zhu et al. 2019,
+            Algorithm 1): the step then takes (n, classes) label logits beside the images, and returns the gradient on
+            both. The loss must take class probabilities as targets for it.
         distance: of the pseudo-gradient W − W_T to the observed one.
-        softness: of Adam's step, see :func:`.optimisers.optimiser_step`.
+        softness: of Adam's step, see :func:`optimiser_step`.
     """
     start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
     sizes = list(training.batch_sizes)
 
-    def step(images: Tensor) -> tuple[Tensor, Tensor]:
-        images = usual_order(images.detach()).requires_grad_()
-        pseudo_gradient = unrolled(victim, start, images.split(sizes), labels.split(sizes), training, softness)
-        value = distance.value(flatten(pseudo_gradient))
-        (grad,) = torch.autograd.grad(value, images)
-        return value.detach(), grad
-
-    return step
-
-
-def with_soft_labels(
-    victim: Victim, distance: Distance, training: TrainingConfig
-) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
-    """Return the exact step of one batch whose labels are optimised, too (DLG, Zhu et al. 2019, Algorithm 1).
-
-    Args:
-        victim: the model; its loss must take class probabilities as targets.
-        distance: of the pseudo-gradient to the observed one.
-        training: one local step.
-
-    Returns:
-        A function of (n, C, H, W) images and (n, classes) label logits: the distance and its gradients on both.
-    """
-    start = {name: p.detach().requires_grad_() for name, p in victim.parameters.items()}
-
-    def step(images: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-        leaves = [usual_order(images.detach()).requires_grad_(), logits.detach().requires_grad_()]
-        own = unrolled(victim, start, leaves[:1], [leaves[1].softmax(dim=1)], training)
-        result = distance.value(flatten(own))
-        return result.detach(), *torch.autograd.grad(result, leaves)
+    def step(images: Tensor, *logits: Tensor) -> tuple[Tensor, ...]:
+        leaves = [usual_order(images.detach()).requires_grad_(), *(one.detach().requires_grad_() for one in logits)]
+        targets = leaves[1].softmax(dim=1) if labels is None else labels
+        own = unrolled(victim, start, leaves[0].split(sizes), targets.split(sizes), training, softness)
+        value = distance.value(flatten(own))
+        return value.detach(), *torch.autograd.grad(value, leaves)
 
     return step
 
@@ -95,11 +71,9 @@ def unrolled(
     which pulls towards ``start``, is added to it; then it is clipped, and the optimiser takes its step.
 
     Args:
-        victim: the model.
         start: where the training begins.
         images, labels: of each step.
-        training: the local training.
-        softness: of Adam's step, see :func:`.optimisers.optimiser_step`.
+        softness: of Adam's step, see :func:`optimiser_step`.
         gradient: how that of one pass is taken; by torch.autograd, unless told otherwise.
     """
     origin = list(start.values())
@@ -138,3 +112,98 @@ def _gradient(
         grads = grads if one.weight == 1 else [one.weight * g for g in grads]
         total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
     return total
+
+
+# The step's number from 0, the gradients and the weights, one tensor a parameter -> by what the weights fall in it.
+OptimiserStep = Callable[[int, Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+
+# Of each tensor's root mean square, by which attacks smooth Adam's steps.
+SOFTNESS = 0.1
+_BESIDE_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
+
+
+def optimiser_step(training: TrainingConfig, names: Sequence[str], softness: float = 0.0) -> OptimiserStep:
+    """Return the optimiser's step from fresh state; it remembers what an optimiser does, so it serves one training.
+
+    Args:
+        training: whose optimiser: that of Adam and AdamW where it says so, else SGD.
+        names: of the parameters, in the order of the tensors.
+        softness: of Adam: of each tensor's root mean square so much is added to what its step is divided by, so that
+            the step is smooth where a gradient changes its sign; 0 for the client's own step, which isn't.
+    """
+    treated = treatments(training, names)
+    if training.optimiser in ("adam", "adamw"):
+        return _adam(training, treated, softness)
+    return _sgd(training, treated)
+
+
+def _sgd(training: TrainingConfig, treated: Sequence[ParameterGroup]) -> OptimiserStep:
+    """Return ``torch.optim.SGD``: weight decay is added to the gradient, then momentum."""
+    velocity: list[Tensor] = []
+
+    def step(number: int, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        falls = []
+        for i, (g, w, group) in enumerate(zip(gradients, weights, treated, strict=True)):
+            if group.weight_decay:
+                g = g + group.weight_decay * w
+            if number == 0:
+                velocity.append(g)
+            elif group.momentum:
+                velocity[i] = group.momentum * velocity[i] + (1 - training.dampening) * g
+            if group.momentum:
+                g = g + group.momentum * velocity[i] if training.nesterov else velocity[i]
+            falls.append(training.rates[number] * group.learning_rate * g)
+        return falls
+
+    return step
+
+
+def _adam(training: TrainingConfig, treated: Sequence[ParameterGroup], softness: float) -> OptimiserStep:
+    """Return ``torch.optim.Adam`` or ``AdamW``, whose decay isn't part of the gradient."""
+    mean: list[Tensor] = []
+    square: list[Tensor] = []
+    largest: list[Tensor] = []
+    (b1, b2), decoupled = training.betas, training.optimiser == "adamw"
+
+    def step(number: int, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        corrected, corrected_square = 1 - b1 ** (number + 1), 1 - b2 ** (number + 1)
+        falls = []
+        for i, (g, w, group) in enumerate(zip(gradients, weights, treated, strict=True)):
+            rate = training.rates[number] * group.learning_rate
+            if group.weight_decay and not decoupled:
+                g = g + group.weight_decay * w
+            if number == 0:
+                mean.append((1 - b1) * g)
+                square.append((1 - b2) * g.square())
+                largest.append(square[i])
+            else:
+                mean[i] = b1 * mean[i] + (1 - b1) * g
+                square[i] = b2 * square[i] + (1 - b2) * g.square()
+                largest[i] = torch.maximum(largest[i], square[i]) if training.amsgrad else square[i]
+            own = largest[i] / corrected_square
+            if softness:
+                own = own + softness**2 * own.mean()
+            size = _root(own) + training.epsilon
+            fall = rate / corrected * mean[i] / size
+            falls.append(fall + rate * group.weight_decay * w if decoupled and group.weight_decay else fall)
+        return falls
+
+    return step
+
+
+def _root(square: Tensor) -> Tensor:
+    """Return the square root, whose derivative at 0 is taken for 0: there no gradient has any part in it."""
+    positive = square > 0
+    return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+
+
+def clipped(training: TrainingConfig, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return ``gradients`` as ``torch.nn.utils.clip_grad_norm_``, then ``clip_grad_value_`` leave them."""
+    own = list(gradients)
+    if training.clip_norm is not None:
+        norm = torch.stack([torch.linalg.vector_norm(g) for g in own]).norm()
+        factor = (training.clip_norm / (norm + _BESIDE_NORM)).clamp(max=1.0)
+        own = [g * factor for g in own]
+    if training.clip_value is not None:
+        own = [g.clamp(-training.clip_value, training.clip_value) for g in own]
+    return own
