@@ -21,6 +21,7 @@ from fedaudit.pipeline.prepare import check_files, resolve
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import record, run_audit
+from fedaudit.pipeline.trials import Means
 from fedaudit.pipeline.verify import Verification, verify_audit
 from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
@@ -35,7 +36,7 @@ from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.folders import check_folder
-from fedaudit.utils.progress import Display, live_display
+from fedaudit.utils.progress import live_display
 
 Array = Tensor | np.ndarray[Any, Any]
 
@@ -246,9 +247,8 @@ def attack(
             task=task,
             rounds=rounds,
             out=out,
-            workers=workers,
+            means=Means(workers, display=display),
             overwrite=overwrite,
-            display=display,
         )
     if out:
         found.save(out)
@@ -287,9 +287,8 @@ def evaluate(
         finished = evaluate_findings(
             findings,
             Path(truth) if isinstance(truth, str) else truth,
-            workers=workers,
+            means=Means(workers, display=display),
             controls=controls,
-            display=display,
         )
     return _written(finished.held_to(limits), findings, out)
 
@@ -340,12 +339,11 @@ def audit_transcript(
             task=task,
             rounds=rounds,
             out=out,
-            workers=workers,
+            means=Means(workers, display=display),
             overwrite=overwrite,
-            display=display,
             without_truth=NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH,
         )
-        finished = evaluate_findings(found, workers=workers, controls=controls, display=display)
+        finished = evaluate_findings(found, means=Means(workers, display=display), controls=controls)
     return _written(finished.held_to(limits), found, out)
 
 
@@ -357,7 +355,6 @@ def _attack(
     truth: Path | str | None,
     loss: Loss | None,
     out: Path | str | None,
-    display: Display,
     **options: Any,
 ) -> Findings:
     if loss is not None and loss_name(loss) in LOSSES:
@@ -376,7 +373,6 @@ def _attack(
         out=Path(out) if out else None,
         truth=known,
         loss=loss,
-        display=display,
         **options,
     )
 

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from fedaudit.attacks.records.stand_ins import stock
 from fedaudit.data import load_dataset
+from fedaudit.data.dataset import Split
 from fedaudit.epsilon.canaries import Directions
-from fedaudit.models import build_model, initialise, set_training_mode
+from fedaudit.models import VerticalModel, build_model, initialise, set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness, train
 from fedaudit.simulation.simulator import Recording
+from fedaudit.simulation.spec import FederationSpec
+from fedaudit.simulation.vertical import exchange
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.queries import NOBODY, UNUSED
@@ -281,6 +284,61 @@ def without_noise(recording: Recording) -> Case | None:
     known = replace(recording.truth, coins=coins)
     text = f"{len(canaries)} known canaries in one round, without noise"
     return Case(Recording(replace(transcript, name="control-same", canaries=own), known), "same", text)
+
+
+def easy_case(recording: Recording) -> Case:
+    """Return what a control of an attack on a vertical federation attacks: known examples, the same model.
+
+    Where gradients are aggregated: 8 typical candidates in batches of 2, from a model that doesn't move. Else a server
+    who trains on up to 64 of them, of which every eighth is of the rarest class, for 100 rounds of 16.
+
+    Args:
+        recording: of the vertical federation.
+    """
+    transcript, truth = recording.transcript, recording.truth
+    record, module, info = transcript.vertical, transcript.module, transcript.task_info
+    assert record is not None
+    assert isinstance(module, VerticalModel)
+    module.load_state_dict(record.weights)
+    whole = record.spec.protocol == "aggregated-gradients"
+    if whole:
+        rounds, size, rate = 16, 2, 1e-20
+        inputs, labels = typical(truth, 8)
+    else:
+        rounds, size, rate = 100, 16, 0.1
+        inputs, labels = typical(truth, min(512, len(truth.candidates)))
+        rows = _unbalanced(labels)
+        inputs, labels = inputs[rows], labels[rows]
+    size = min(size, len(inputs))
+    spec = FederationSpec(
+        name="control",
+        algorithm="vertical",
+        clients=record.parties,
+        rounds=rounds,
+        batch_size=size,
+        learning_rate=rate,
+        vertical=record.spec,
+    )
+    draw = generator(0, "control", "vertical")
+    played = exchange(module, info, transcript.loss, Split(inputs, labels), spec, draw)
+    own = Transcript("control-same", info, module, transcript.loss, [], vertical=played)
+    keys = [(i, 0) for i in played.used.tolist()]
+    known = replace(
+        truth,
+        inputs={key: inputs[key[0], None] for key in keys},
+        labels={key: labels[key[0], None] for key in keys},
+        rows={key: torch.zeros(1, dtype=torch.int64) for key in keys},
+    )
+    text = f"{len(inputs)} known examples in batches of {size}" + (", a model that doesn't move" if whole else "")
+    return Case(Recording(own, known), "same", text)
+
+
+def _unbalanced(labels: Tensor) -> Tensor:
+    """Return the rows of up to 64 examples, of which every eighth is of the rarest class."""
+    counts = torch.bincount(labels)
+    rare = int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
+    few = torch.nonzero(labels == rare)[:8, 0]
+    return torch.cat([few, torch.nonzero(labels != rare)[: 7 * len(few), 0]])
 
 
 def _spread(tensor: Tensor) -> float:

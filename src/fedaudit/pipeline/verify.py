@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import re
@@ -21,7 +22,7 @@ from fedaudit.modalities import save_png
 from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import REQUEST
 from fedaudit.pipeline.run import Audit, run_audit
-from fedaudit.pipeline.trials import Kept, Trial
+from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.task.training import Loss
@@ -104,18 +105,49 @@ def verify_audit(
         found.notes.append(f"another processor's arithmetic: compared within {_RELATIVE:g} relative")
     if stored.digests:
         found.notes += stored.digests.notes
-    derived = _derive(
-        stored,
-        folder,
-        transcript=transcript,
-        truth=truth,
-        data_dir=data_dir,
-        own={"dataset": dataset, "model": model, "loss": loss},
-        task=task,
-        rounds=rounds,
-        workers=workers,
-        kept=_KeptFindings(stored, folder / "findings", found, exact=exact),
-        display=display,
+    means = Means(workers, kept=_KeptFindings(stored, folder / "findings", found, exact=exact), display=display)
+    scenario = scenario_from(stored.scenario, where=f"the scenario in '{folder}'")
+    if not (folder / REQUEST).exists():
+        derived = run_audit(
+            scenario,
+            data_dir=data_dir,
+            dataset=dataset,
+            model=model,
+            loss=loss,
+            workers=workers,
+            kept=means.kept,
+            checkpoints=False,
+            display=display,
+        )
+    else:
+        request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
+        if not isinstance(request, dict) or not isinstance(request.get("attacks"), list):
+            raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
+        source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
+        if source is None:
+            raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with --transcript")
+        attacked = attack_transcript(
+            source,
+            request["attacks"],
+            threat=dict(request.get("threat") or {}),
+            seed=request.get("seed"),
+            device=str(request.get("device", "cpu")),
+            truth=truth,
+            means=means,
+            without_truth="the transcript has no ground truth beside it; name it with --truth",
+            model=model,
+            loss=loss,
+            task=task,
+            rounds=rounds,
+        )
+        derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
+        repeat = stored.repeat  # the flags as they were written, of which not all can be told again
+        derived = dataclasses.replace(derived, result=derived.result.model_copy(update={"repeat": repeat}))
+    derived = derived.held_to(
+        Limits(
+            {t.metric: t.limit for t in stored.thresholds if t.limit is not None},
+            next((t.verdict for t in stored.thresholds if t.verdict is not None), None),
+        )
     )
     found.findings = sum(finding.status == "done" for finding in derived.result.findings)
     found.differences += _of_digests(stored, derived, folder, exact=exact)
@@ -190,60 +222,6 @@ def _check_place(stored: AuditResult, folder: Path) -> None:
             f"the results in '{folder}' were made by other code than this (fedaudit {stored.fedaudit_version}, digest "
             f"{stored.digests.code[:16]}…): install that to verify them"
         )
-
-
-def _derive(
-    stored: AuditResult,
-    folder: Path,
-    *,
-    transcript: Path | Transcript | None,
-    truth: Path | Truth | None,
-    data_dir: Path | None,
-    own: dict[str, Any],
-    task: Mapping[str, Any] | None,
-    rounds: list[int] | None,
-    workers: int,
-    kept: Kept,
-    display: Display,
-) -> Audit:
-    limits = Limits(
-        {t.metric: t.limit for t in stored.thresholds if t.limit is not None},
-        next((t.verdict for t in stored.thresholds if t.verdict is not None), None),
-    )
-    scenario = scenario_from(stored.scenario, where=f"the scenario in '{folder}'")
-    if not (folder / REQUEST).exists():
-        audit = run_audit(
-            scenario, data_dir=data_dir, workers=workers, kept=kept, checkpoints=False, display=display, **own
-        )
-        return audit.held_to(limits)
-    request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
-    if not isinstance(request, dict) or not isinstance(request.get("attacks"), list):
-        raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
-    source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
-    if source is None:
-        raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with --transcript")
-    found = attack_transcript(
-        source,
-        request["attacks"],
-        threat=dict(request.get("threat") or {}),
-        seed=request.get("seed"),
-        device=str(request.get("device", "cpu")),
-        kept=kept,
-        workers=workers,
-        truth=truth,
-        without_truth="the transcript has no ground truth beside it; name it with --truth",
-        display=display,
-        model=own["model"],
-        loss=own["loss"],
-        task=task,
-        rounds=rounds,
-    )
-    audited = evaluate_findings(
-        found, workers=workers, controls=scenario.evaluation.controls, kept=kept, display=display
-    )
-    audited = audited.held_to(limits)
-    repeat = stored.repeat  # the flags as they were written, of which not all can be told again
-    return Audit(audited.result.model_copy(update={"repeat": repeat}), audited.image_files, audited.scenario)
 
 
 def _of_digests(stored: AuditResult, derived: Audit, folder: Path, *, exact: bool) -> Iterator[str]:
