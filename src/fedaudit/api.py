@@ -17,7 +17,7 @@ from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
-from fedaudit.pipeline.prepare import check_files, resolve
+from fedaudit.pipeline.prepare import check_files, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import record, run_audit
@@ -100,22 +100,16 @@ def audit(
     made, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     check_files(made)
-    folder = Path(out) if out else None
+    folder, where = Path(out) if out else None, Path(data_dir) if data_dir else None
     another = False
     if folder:
         check_folder(folder)
-        another = holds_another(
-            folder,
-            made,
-            overwrite=overwrite,
-            data_dir=Path(data_dir) if data_dir else None,
-            dataset=dataset,
-            model=model,
-        )
+        made, dataset = spell_out(made, data_dir=where, dataset=dataset, model=model)
+        another = holds_another(folder, made, overwrite=overwrite)
     with live_display(progress) as display:
         finished = run_audit(
             made,
-            data_dir=Path(data_dir) if data_dir else None,
+            data_dir=where,
             dataset=dataset,
             model=model,
             loss=loss,

@@ -20,20 +20,19 @@ REQUEST = "attack.yaml"  # what was asked of an attack on a transcript
 OWN_FILES = ("report.html", "results.json", "scenario.yaml", "findings.json", REQUEST, *FILES.values())
 
 
-def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bool, **own: Any) -> bool:
+def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bool) -> bool:
     """Return whether ``out`` holds the results of something else than what is wanted.
 
     Args:
         out: folder that results go to; it needn't exist.
-        wanted: an audit's scenario, or what is asked of an attack on a transcript (see :func:`save_request`).
+        wanted: an audit's scenario, spelled out, or what is asked of an attack on a transcript (:func:`save_request`).
         overwrite: whether these may go, see :func:`clear`.
-        own: where data lie, and a user's own parts, see :func:`fedaudit.pipeline.prepare.spell_out`.
 
     Raises:
         BadInput: it does, and they may not.
     """
     found = next((out / name for name in ("results.json", "findings.json") if (out / name).exists()), None)
-    if found is None or _same(out, wanted, **own):
+    if found is None or _same(out, wanted):
         return False
     if not overwrite:
         raise BadInput(
@@ -72,7 +71,7 @@ def save_request(out: Path, request: dict[str, Any]) -> None:
         raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
 
 
-def _same(out: Path, wanted: Scenario | dict[str, Any], **own: Any) -> bool:
+def _same(out: Path, wanted: Scenario | dict[str, Any]) -> bool:
     if isinstance(wanted, dict):
         with suppress(BadInput):
             return bool(plain_yaml.read(out / REQUEST, REQUEST) == plain_yaml.loads(plain_yaml.dumps(wanted), REQUEST))
@@ -80,9 +79,8 @@ def _same(out: Path, wanted: Scenario | dict[str, Any], **own: Any) -> bool:
     before = _read(out / "results.json")
     if not isinstance(before, dict) or (out / REQUEST).exists():
         return False
-    spelt_out = spell_out(wanted, **own)
     with suppress(BadInput):  # perhaps written by a version that had fewer settings: then with their defaults
-        return spell_out(scenario_from(before.get("scenario"))) == spelt_out
+        return spell_out(scenario_from(before.get("scenario")))[0] == wanted
     return False
 
 
