@@ -19,7 +19,6 @@ from fedaudit.models import (
     BATCH_NORM,
     MODELS,
     build_model,
-    build_vertical,
     has_batch_norm,
     initialise,
     layer_groups,
@@ -36,6 +35,7 @@ from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import BCE, Loss, loss_function
+from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.machine import one_thread
@@ -125,13 +125,17 @@ def resolve(
     if module is None:
         if spec.name == "custom":
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
-        module = _vertical(scenario, task_info) or build_model(
-            spec.name,
-            input_shape=task_info.input_shape,
-            outputs=task_info.outputs,
-            width=spec.width,
-            tokens=task_info.tokens,
-        )
+        first = scenario.federations[0]  # all have the same model
+        if first.vertical is not None:
+            module = vertical_module(first.vertical, first.clients, task_info)
+        else:
+            module = build_model(
+                spec.name,
+                input_shape=task_info.input_shape,
+                outputs=task_info.outputs,
+                width=spec.width,
+                tokens=task_info.tokens,
+            )
         initialise(module, spec.initialisation, generator(scenario.seed, "model"))
     if spec.checkpoint is not None:
         load_checkpoint(module, spec.checkpoint)
@@ -278,28 +282,10 @@ def _federations(
                 accuracy_examples=evaluation.accuracy_examples,
                 canaries=canaries,
                 together=threat.together if threat.adversary != "client" else 1,
-                public=drawn.public,
             )
             check(federation)
             federations.append(federation)
     return federations
-
-
-def _vertical(scenario: Scenario, task_info: TaskInfo) -> nn.Module | None:
-    """Return the model of the scenario's vertical federations, which all have the same; None where there are none."""
-    spec = scenario.federations[0]
-    if spec.vertical is None:
-        return None
-    return build_vertical(
-        scenario.model.name,
-        parties=spec.clients,
-        features=spec.vertical.features,
-        top=spec.vertical.top,
-        embedding=spec.vertical.embedding or task_info.outputs,
-        input_shape=task_info.input_shape,
-        outputs=task_info.outputs,
-        width=scenario.model.width,
-    )
 
 
 def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:

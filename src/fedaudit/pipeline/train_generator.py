@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from fedaudit.data import Dataset
-from fedaudit.modalities import example_kind, save_png
+from fedaudit.modalities import example_kind
 from fedaudit.modalities.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.simulation.checkpoint import Checkpoint, State
@@ -24,8 +23,7 @@ from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.seeds import derive_seed, generator
 
-TrainingObjective = Literal["gan", "autoencoder"]
-
+_OBJECTIVES = ("gan", "autoencoder")
 _AVERAGE = 0.995  # of the generator's weights over the steps of adversarial training
 _CODE_NOISE = 0.3  # standard deviation, of codes of standard deviation 1: neighbouring codes give similar images
 _MADE = ("image",)  # kinds of examples
@@ -43,29 +41,22 @@ class TrainingPlan:
         batch_size: examples a step.
         learning_rate: of Adam, with β = (0.5, 0.99) for ``gan``.
         seed: of everything that is drawn.
+
+    Raises:
+        BadInput: no such objective, or a number that isn't allowed.
     """
 
-    objective: TrainingObjective = "autoencoder"
+    objective: str = "autoencoder"
     steps: int = 3000
     batch_size: int = 32
     learning_rate: float = 1e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.objective not in _OBJECTIVES:
+            raise BadInput(unknown_name("objective", self.objective, _OBJECTIVES))
         if self.steps < 1 or self.batch_size < 2 or not 0 < self.learning_rate < 1:
             raise BadInput("steps must be 1 or more, the batch size 2 or more, the learning rate between 0 and 1")
-
-
-def plan_for(objective: str, **settings: Any) -> TrainingPlan:
-    """Return the plan with this objective.
-
-    Raises:
-        BadInput: no such objective, or a number that isn't allowed.
-    """
-    known: dict[str, TrainingObjective] = {"gan": "gan", "autoencoder": "autoencoder"}
-    if objective not in known:
-        raise BadInput(unknown_name("objective", objective, known))
-    return TrainingPlan(known[objective], **settings)
 
 
 def public_examples(dataset: Dataset) -> Tensor:
@@ -265,8 +256,3 @@ def sample_sheet(trained: TrainedGenerator, *, count: int = 64, seed: int = 0) -
     images = F.pad(images, (1, 1, 1, 1), value=1.0)
     rows = [torch.cat(row.unbind(), dim=2) for row in images.split(8) if len(row) == 8]
     return torch.cat(rows, dim=1)
-
-
-def write_samples(trained: TrainedGenerator, path: Path) -> None:
-    """Write :func:`sample_sheet` of ``trained`` as a PNG."""
-    save_png(sample_sheet(trained), path)

@@ -64,7 +64,6 @@ class Federation:
         accuracy_examples: on so many examples, at most.
         canaries: that an audit of ε puts in; None: none.
         together: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
-        public: examples that a malicious server holds; None: it has none.
     """
 
     name: str
@@ -84,7 +83,6 @@ class Federation:
     accuracy_examples: int = 1000
     canaries: CanarySpec | None = None
     together: int = 1
-    public: Split | None = None
 
     @property
     def aggregator(self) -> Aggregator:

@@ -298,7 +298,7 @@ def _choose(federation: Federation, budget: PrivacyBudget, sampler: torch.Genera
 
 def _server_step(federation: Federation, index: int, chosen: list[int], weights: dict[str, Tensor]) -> ServerStep:
     """Return what a malicious server has in its hands before a round."""
-    info, public = federation.task_info, federation.public
+    info, public = federation.task_info, federation.drawn.public
     model = copy.deepcopy(federation.model)
     set_training_mode(model, info.batch_norm, dropout=info.dropout)
     draws = generator(federation.seed, federation.spec.name, "malicious server", index)

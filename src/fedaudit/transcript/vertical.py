@@ -153,23 +153,6 @@ class VerticalEntry(BaseModel):
         """Return the entry of ``record``."""
         return cls(**{name: getattr(record, name) for name in cls.model_fields})
 
-    def module(self, task_info: TaskInfo) -> VerticalModel:
-        """Return the architecture.
-
-        Raises:
-            BadInput: it can't be made.
-        """
-        return build_vertical(
-            task_info.model,
-            parties=self.parties,
-            features=self.spec.features,
-            top=self.spec.top,
-            embedding=self.spec.embedding or task_info.outputs,
-            input_shape=task_info.input_shape,
-            outputs=task_info.outputs,
-            width=task_info.width,
-        )
-
     def record(self, tensors: dict[str, Tensor], module: nn.Module, task_info: TaskInfo, path: Path) -> VerticalRecord:
         """Return the record with ``tensors``, read from ``path``, checked.
 
@@ -202,3 +185,21 @@ class VerticalEntry(BaseModel):
             raise CorruptTranscript(f"{path}: a gradient is none of the model's")
         made.check(module, task_info, str(path))
         return made
+
+
+def vertical_module(spec: VerticalSpec, parties: int, task_info: TaskInfo) -> VerticalModel:
+    """Return the architecture of a vertical federation.
+
+    Raises:
+        BadInput: it can't be made.
+    """
+    return build_vertical(
+        task_info.model,
+        parties=parties,
+        features=spec.features,
+        top=spec.top,
+        embedding=spec.embedding or task_info.outputs,
+        input_shape=task_info.input_shape,
+        outputs=task_info.outputs,
+        width=task_info.width,
+    )
