@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from fedaudit.pipeline.prepare import check_files, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import record, run_audit
+from fedaudit.pipeline.transcripts import new_folder
 from fedaudit.pipeline.trials import Means
 from fedaudit.pipeline.verify import Verification, verify_audit
 from fedaudit.results import AuditResult as AuditResult
@@ -30,8 +31,6 @@ from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import BCE, loss_name
 from fedaudit.task.training import LOSSES as LOSSES
 from fedaudit.task.training import Loss as Loss
-from fedaudit.transcript.files import INDEX
-from fedaudit.transcript.rounds import check_new
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -163,27 +162,13 @@ def simulate(
         raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
-    folder = Path(out) if out else None
-    partial = folder.with_name(folder.name + ".partial") if folder else None
-    if folder and partial:
-        if (folder / INDEX).is_file():
-            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed when all was done
-        check_new(folder)
-        check_folder(folder)
-    with live_display(progress) as display:
+    with new_folder(Path(out)) if out else nullcontext() as partial, live_display(progress) as display:
         own: dict[str, Any] = {"dataset": dataset, "model": model, "loss": loss}
         resolved = resolve(made, data_dir=Path(data_dir) if data_dir else None, display=display, **own)
         chosen = [federation or names[0]]
         (recording,) = record(resolved, names=chosen, workers=workers, store=partial, display=display)
-    if folder and partial:
-        whole = partial / "whole"
-        shutil.rmtree(whole, ignore_errors=True)  # of an earlier try
-        save_recording(recording.transcript, recording.truth, whole)
-        try:
-            whole.replace(folder)
-        except OSError as error:
-            raise BadInput(f"can't write the transcript to '{folder}': {error.strerror or error}") from None
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial:
+            save_recording(recording.transcript, recording.truth, partial / "whole")
     return recording
 
 

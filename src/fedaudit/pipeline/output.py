@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,9 @@ def clear(out: Path) -> None:
     Raises:
         BadInput: a file can't be deleted.
     """
-    named = [*_named_files(out)]
-    for name in (*named, *OWN_FILES):
+    for name in [*_named_files(out), *OWN_FILES]:
         try:
-            path = inside(out, name)
-            path.unlink(missing_ok=True)
+            inside(out, name).unlink(missing_ok=True)
         except BadInput:
             continue  # a list that names what lies elsewhere isn't ours
         except OSError as error:
@@ -93,25 +91,26 @@ def _named(out: Path) -> str:
 
 def _named_files(out: Path) -> Iterator[str]:
     """Yield the images that the folder's own lists name, and the findings beside them: never anything else."""
-    for image in _strings(_read(out / "results.json"), _read(out / "findings.json")):
-        path = Path(image)
+    rows = _read(out / "findings.json")
+    for image in leaves([_read(out / "results.json"), rows]):
+        path = Path(image if isinstance(image, str) else "")
         if path.suffix == ".png" and path.parts[:1] == ("images",) and ".." not in path.parts:
             yield image
-    rows = _read(out / "findings.json")
     for row in rows if isinstance(rows, list) else []:
         file = row.get("file") if isinstance(row, dict) else None
         if isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors"):
             yield file
 
 
-def _strings(*values: Any) -> Iterator[str]:
-    for value in values:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            yield from _strings(*value.values())
-        elif isinstance(value, list):
-            yield from _strings(*value)
+def leaves(value: Any, without: Collection[str] = ()) -> Iterator[Any]:
+    """Yield every plain value of a JSON document, but what lies under the keys ``without``."""
+    if isinstance(value, dict):
+        value = [item for key, item in value.items() if key not in without]
+    if isinstance(value, list):
+        for item in value:
+            yield from leaves(item, without)
+    else:
+        yield value
 
 
 def _read(path: Path) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
 from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
-from fedaudit.pipeline.output import REQUEST
+from fedaudit.pipeline.output import REQUEST, leaves
 from fedaudit.pipeline.run import Audit, run_audit
 from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import AuditResult
@@ -33,6 +32,7 @@ from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
 from fedaudit.utils.folders import inside, temporary_folder
 from fedaudit.utils.image_bytes import decode
+from fedaudit.utils.integrity import file_sha256
 from fedaudit.utils.machine import processor
 from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
@@ -42,6 +42,7 @@ _SKIPPED = {"timing", "environment", "digests", "fedaudit_version"}
 
 _RELATIVE = 1e-4  # how much a number may differ where another processor or torch computed it
 _GREYS = 1  # and a pixel, of 255
+_NOTHING = object()  # what a document that lacks a key says there
 _DECIMAL = re.compile(r"(\d+\.\d+)")
 
 
@@ -85,8 +86,7 @@ def verify_audit(
         folder: of the audit.
         transcript: that was attacked, or its folder; needed where that isn't ``folder/recording``.
         truth: its ground truth, where that doesn't lie beside it.
-        data_dir: where data sets that aren't embedded lie.
-        dataset, model, loss: a user's own, as the audit had them.
+        data_dir, dataset, model, loss: as of :func:`fedaudit.pipeline.run.run_audit`.
         task, rounds: of a recording, as the attack had them.
         workers: processes for the simulation.
         display: shows progress.
@@ -152,7 +152,7 @@ def verify_audit(
     found.findings = sum(finding.status == "done" for finding in derived.result.findings)
     found.differences += _of_digests(stored, derived, folder, exact=exact)
     before, after = stored.model_dump(mode="json"), derived.result.model_dump(mode="json")
-    found.values = sum(1 for _ in _leaves(before))
+    found.values = sum(1 for _ in leaves(before, without=_SKIPPED))
     found.differences += _of_files(stored, derived, folder, exact=exact)
     found.differences += _differences(before, after, "", exact=exact)
     return found
@@ -230,7 +230,7 @@ def _of_digests(stored: AuditResult, derived: Audit, folder: Path, *, exact: boo
         yield "results.json names no digests: an earlier fedaudit wrote it"
         return
     try:
-        beside = hashlib.sha256(inside(folder, "scenario.yaml").read_bytes()).hexdigest()
+        beside = file_sha256(inside(folder, "scenario.yaml"))
     except OSError as error:
         yield f"scenario.yaml can't be read: {error.strerror or error}"
     else:
@@ -310,27 +310,9 @@ def _close(one: Any, two: Any) -> bool:
     return all(abs(float(a) - float(b)) <= 1.01 * 10.0 ** -len(a.partition(".")[2]) for a, b in pairs)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key not in _SKIPPED:
-                yield from _leaves(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-class _Nothing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING = _Nothing()
-
-
 def _shown(value: Any) -> str:
+    if value is _NOTHING:
+        return "nothing"
     if isinstance(value, list):
         return f"{len(value)} items"
     text = repr(value)
