@@ -23,7 +23,7 @@ from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.vertical_spec import VerticalSpec
+from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.registry import Plugin
 
 _SPLITS = {"strips": "columns that stand side by side", "quadrants": "a quarter of an image each"}

@@ -350,23 +350,17 @@ def read_part(folder: Path, header: Header, part: Part) -> tuple[Any, dict[str, 
 class CanariesEntry(BaseModel):
     """All of :class:`~fedaudit.epsilon.canaries.Canaries` but its readings."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, from_attributes=True)
 
     unit: Unit
     adjacency: Adjacency
     noise: dict[str, _Noise]
     rates: dict[str, _Share]
     steps: Annotated[int, Field(ge=1)]
-    covered: list[str]
+    covered: tuple[str, ...]
     claimed: Annotated[float, Field(ge=0)] | None
     delta: Annotated[float, Field(gt=0, lt=1)]
     joint: bool = False
-
-    @classmethod
-    def of(cls, canaries: Canaries) -> CanariesEntry:
-        """Return the entry of ``canaries``."""
-        known = {name: getattr(canaries, name) for name in cls.model_fields}
-        return cls(**{**known, "covered": list(canaries.covered)})
 
     def canaries(self, readings: dict[str, Tensor], path: Path) -> Canaries:
         """Return the canaries with ``readings``, read from ``path``.
@@ -382,7 +376,7 @@ class CanariesEntry(BaseModel):
             raise CorruptTranscript(f"{path}: the readings aren't of the same canaries")
         if not {*self.noise, *self.rates, *self.covered} <= OBSERVERS.keys():
             raise CorruptTranscript(f"{path}: an observer of the canaries isn't known")
-        return Canaries(readings=readings, **{**dict(self), "covered": tuple(self.covered)})
+        return Canaries(readings=readings, **dict(self))
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------

@@ -37,8 +37,7 @@ from fedaudit.transcript.rounds import REMEDY, Round, check_new, labels_of, read
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import ABOUT, CANDIDATES, COINS, FILE, FOLDER, save_part, save_recording, truth_from
 from fedaudit.transcript.update import Update
-from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord
-from fedaudit.transcript.vertical_spec import VerticalSpec
+from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord, VerticalSpec
 from fedaudit.utils.bounds import TENSORS, check_file, read_json
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
@@ -183,8 +182,7 @@ def _vertical(values: dict[str, Any], tensors: dict[str, Tensor]) -> VerticalRec
         part: {name.removeprefix(f"{part}/"): value for name, value in tensors.items() if name.startswith(f"{part}/")}
         for part in ("weights", "updates")
     }
-    of_entry = {name: getattr(entry, name) for name in VerticalEntry.model_fields}
-    return VerticalRecord(**of_entry, weights=parts["weights"], updates=parts["updates"], **known)
+    return VerticalRecord(**dict(entry), weights=parts["weights"], updates=parts["updates"], **known)
 
 
 def _first_fingerprint(transcript: Transcript) -> str:

@@ -253,9 +253,9 @@ class Transcript:
         if self.adversary_log:
             parts["adversary-log"] = self.adversary_log, None
         if self.canaries:
-            parts["canaries"] = self.canaries.readings, CanariesEntry.of(self.canaries)
+            parts["canaries"] = self.canaries.readings, CanariesEntry.model_validate(self.canaries)
         if self.vertical:
-            parts["vertical"] = self.vertical.tensors(), VerticalEntry.of(self.vertical)
+            parts["vertical"] = self.vertical.tensors(), VerticalEntry.model_validate(self.vertical)
         return parts
 
     @classmethod
