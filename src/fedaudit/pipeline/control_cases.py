@@ -196,16 +196,7 @@ def with_and_without(recording: Recording) -> Case | None:
         return None
     rng = generator(0, "control", "with and without")
     known, own = torch.randperm(len(records.public_property), generator=rng).chunk(2)
-    parts = [
-        replace(
-            records,
-            public_inputs=records.public_inputs[rows],
-            public_labels=records.public_labels[rows],
-            public_values=records.public_values[rows] if len(records.public_values) else records.public_values,
-            public_property=records.public_property[rows],
-        )
-        for rows in (known, own)
-    ]
+    parts = [records.with_public(rows) for rows in (known, own)]
     try:
         stocked, _ = (stock(part, transcript.task_info) for part in parts)
     except NotApplicable:

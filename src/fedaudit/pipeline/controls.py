@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -246,31 +246,20 @@ def _none(attack: str, reason: str) -> ControlResult:
     return ControlResult(attack=attack, model="same", federation=None, case="none", won=None, text=reason)
 
 
-def with_controls(
-    summaries: Sequence[AttackSummary],
-    controls: Controls | None,
-    *,
-    who: str,
-    things: str,
-    contradicted: Mapping[str, float],
-) -> list[AttackSummary]:
-    """Return the summaries with their final verdicts and headlines.
+def judged_by_control(
+    summary: AttackSummary, controls: Controls | None, *, who: str, things: str, error: float | None
+) -> AttackSummary:
+    """Return a summary with its final verdict and headline.
 
     "Not demonstrated" stands only where a control was won; all else that found nothing is inconclusive.
 
     Args:
-        summaries: still without controls.
+        summary: still without controls.
         controls: None where they were turned off.
         who: the adversary, as a sentence begins with it.
         things: the examples, in the plural.
-        contradicted: federations whose recorded local training doesn't reproduce their updates, with the error.
+        error: with which the recorded local training reproduces the federation's updates, where it doesn't; else None.
     """
-    return [_final(s, controls, who, things, contradicted.get(s.federation)) for s in summaries]
-
-
-def _final(
-    summary: AttackSummary, controls: Controls | None, who: str, things: str, error: float | None
-) -> AttackSummary:
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
     question = type_of(summary).question.replace("{things}", things)

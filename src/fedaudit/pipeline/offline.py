@@ -148,14 +148,11 @@ def attack_transcript(
         specs: of each attack its ``name`` and settings; None: those that fit.
         threat: fields of a ThreatModel.
         seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
-        device: where to compute.
+        device, task, rounds, overwrite: as of :func:`fedaudit.attack`.
         truth: the ground truth or its file; None looks for the one in the transcript's folder.
         means: with what; findings are kept in ``out`` where they have no other store.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
-        task: of a recording: what wasn't recorded of the task, see :meth:`Transcript.load`.
-        rounds: of a recording: only these.
         out: folder that the findings, or their evaluation, will be written to.
-        overwrite: whether another audit's results in ``out`` may go.
         without_truth: what to say where there is no ground truth; None attacks all the same.
 
     Raises:

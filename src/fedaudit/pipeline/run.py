@@ -22,7 +22,7 @@ from fedaudit.evaluation import FINDING_TYPES, check_limits, compare, entry, eva
 from fedaudit.evaluation import Limits as Limits
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.modalities import example_kind, save_png
-from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
+from fedaudit.pipeline.controls import Controls, cautions, judged_by_control, run_controls
 from fedaudit.pipeline.describe import adversary_record, federation_record
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
@@ -313,7 +313,10 @@ def assess(
         image_files |= controls.image_files
     replayed = {r.transcript.name: replay_error(r) for r in recordings if r.history is None}
     wrong = {name: error for name, error in replayed.items() if error is not None and error > CONTRADICTED}
-    summaries = with_controls(summaries, controls, who=adversary.who, things=things, contradicted=wrong)
+    summaries = [
+        judged_by_control(s, controls, who=adversary.who, things=things, error=wrong.get(s.federation))
+        for s in summaries
+    ]
     unverified = {r.transcript.name for r in recordings if r.transcript.recording and not r.transcript.replay_errors}
     summaries = [_with_cautions(summary, attacks, findings, unverified) for summary in summaries]
     lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)

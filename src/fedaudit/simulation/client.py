@@ -28,7 +28,6 @@ from fedaudit.simulation.encoding import decode, encode
 from fedaudit.simulation.history import History
 from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.simulation.record_draw import RecordDraw
-from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, TrainingConfig
@@ -93,11 +92,6 @@ class Federation:
     def behaviour(self) -> Behaviour | None:
         """Of the malicious clients; None where there are none."""
         return self.spec.malicious.behaviour if self.spec.malicious else None
-
-    @property
-    def server(self) -> ServerBehaviour | None:
-        """What a malicious server does to the model; None: it is honest."""
-        return self.spec.server
 
 
 class Client:
