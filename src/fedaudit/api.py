@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +17,12 @@ from fedaudit.data import Dataset
 from fedaudit.data.own import dataset_of
 from fedaudit.pipeline.offline import NO_LIMITS_WITHOUT_TRUTH, NO_TRUTH, Findings, attack_transcript, evaluate_findings
 from fedaudit.pipeline.output import clear, holds_another
-from fedaudit.pipeline.prepare import check_files, resolve
+from fedaudit.pipeline.prepare import check_files, resolve, spell_out
 from fedaudit.pipeline.run import Audit as Audit
 from fedaudit.pipeline.run import Limits as Limits
 from fedaudit.pipeline.run import record, run_audit
+from fedaudit.pipeline.transcripts import new_folder
+from fedaudit.pipeline.trials import Means
 from fedaudit.pipeline.verify import Verification, verify_audit
 from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
@@ -29,13 +31,11 @@ from fedaudit.simulation.simulator import Recording
 from fedaudit.task.training import BCE, loss_name
 from fedaudit.task.training import LOSSES as LOSSES
 from fedaudit.task.training import Loss as Loss
-from fedaudit.transcript.files import INDEX
-from fedaudit.transcript.rounds import check_new
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, save_recording
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.folders import check_folder
-from fedaudit.utils.progress import Display, live_display
+from fedaudit.utils.progress import live_display
 
 Array = Tensor | np.ndarray[Any, Any]
 
@@ -99,15 +99,16 @@ def audit(
     made, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     check_files(made)
-    folder = Path(out) if out else None
-    own: dict[str, Any] = {"data_dir": Path(data_dir) if data_dir else None, "dataset": dataset, "model": model}
+    folder, where = Path(out) if out else None, Path(data_dir) if data_dir else None
     another = False
     if folder:
         check_folder(folder)
-        another = holds_another(folder, made, overwrite=overwrite, **own)
+        made, dataset = spell_out(made, data_dir=where, dataset=dataset, model=model)
+        another = holds_another(folder, made, overwrite=overwrite)
     store = folder / "findings" if folder else None
+    own: dict[str, Any] = {"data_dir": where, "dataset": dataset, "model": model, "loss": loss}
     with live_display(progress) as display:
-        finished = run_audit(made, **own, loss=loss, workers=workers, store=store, display=display).held_to(limits)
+        finished = run_audit(made, **own, workers=workers, store=store, display=display).held_to(limits)
     if folder:
         if another:
             clear(folder)
@@ -153,27 +154,13 @@ def simulate(
         raise BadInput(f"the scenario has {len(names)} federations; choose one with federation=…: {', '.join(names)}")
     if federation is not None and federation not in names:
         raise BadInput(unknown_name("federation", federation, names))
-    folder = Path(out) if out else None
-    partial = folder.with_name(folder.name + ".partial") if folder else None
-    if folder and partial:
-        if (folder / INDEX).is_file():
-            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed when all was done
-        check_new(folder)
-        check_folder(folder)
-    with live_display(progress) as display:
+    with new_folder(Path(out)) if out else nullcontext() as partial, live_display(progress) as display:
         own: dict[str, Any] = {"dataset": dataset, "model": model, "loss": loss}
         resolved = resolve(made, data_dir=Path(data_dir) if data_dir else None, display=display, **own)
         chosen = [federation or names[0]]
         (recording,) = record(resolved, names=chosen, workers=workers, store=partial, display=display)
-    if folder and partial:
-        whole = partial / "whole"
-        shutil.rmtree(whole, ignore_errors=True)  # of an earlier try
-        save_recording(recording.transcript, recording.truth, whole)
-        try:
-            whole.replace(folder)
-        except OSError as error:
-            raise BadInput(f"can't write the transcript to '{folder}': {error.strerror or error}") from None
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial:
+            save_recording(recording.transcript, recording.truth, partial / "whole")
     return recording
 
 
@@ -231,9 +218,8 @@ def attack(
             task=task,
             rounds=rounds,
             out=out,
-            workers=workers,
+            means=Means(workers, display=display),
             overwrite=overwrite,
-            display=display,
         )
     if out:
         found.save(out)
@@ -269,8 +255,8 @@ def evaluate(
         check_folder(Path(out))
         holds_another(Path(out), findings.request(), overwrite=overwrite)
     with live_display(progress) as display:
-        known = Path(truth) if isinstance(truth, str) else truth
-        finished = evaluate_findings(findings, known, workers=workers, controls=controls, display=display)
+        known, means = Path(truth) if isinstance(truth, str) else truth, Means(workers, display=display)
+        finished = evaluate_findings(findings, known, means=means, controls=controls)
     return _written(finished.held_to(limits), findings, out)
 
 
@@ -320,12 +306,11 @@ def audit_transcript(
             task=task,
             rounds=rounds,
             out=out,
-            workers=workers,
+            means=Means(workers, display=display),
             overwrite=overwrite,
-            display=display,
             without_truth=NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH,
         )
-        finished = evaluate_findings(found, workers=workers, controls=controls, display=display)
+        finished = evaluate_findings(found, means=Means(workers, display=display), controls=controls)
     return _written(finished.held_to(limits), found, out)
 
 
@@ -337,7 +322,6 @@ def _attack(
     truth: Path | str | None,
     loss: Loss | None,
     out: Path | str | None,
-    display: Display,
     **options: Any,
 ) -> Findings:
     if loss is not None and loss_name(loss) in LOSSES:
@@ -356,7 +340,6 @@ def _attack(
         out=Path(out) if out else None,
         truth=known,
         loss=loss,
-        display=display,
         **options,
     )
 

@@ -15,8 +15,9 @@ from fedaudit.attacks import ATTACKS, Finding, ImageFinding, make_attack
 from fedaudit.attacks.inversion.template import GradientInversion
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.pipeline.prepare import resolve
-from fedaudit.pipeline.run import assess, plan, record, run_attacks
+from fedaudit.pipeline.run import assess, plan, record
 from fedaudit.pipeline.train_generator import TrainingPlan, train_generator
+from fedaudit.pipeline.trials import run_trials
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
@@ -263,8 +264,8 @@ def test_a_finding_does_not_change_when_the_ground_truth_does():
     audits = []
     for truth in (only.truth, lies):
         recorded = [Recording(only.transcript, truth)]
-        trials = run_attacks(plan([only.transcript], attacks, made.threat))
-        audits.append(assess(resolve(made), recorded, trials, workers=1, started=0))
+        trials = run_trials(plan([only.transcript], attacks, made.threat))
+        audits.append(assess(resolve(made), recorded, trials, started=0))
     honest, lying = audits
     for name, pixels in honest.image_files.items():
         if "/control-" in name:  # controls are made of what the auditor knows

@@ -106,7 +106,7 @@ def of_canaries(folder: Path) -> Target:
     readings = st.dictionaries(st.sampled_from([*OBSERVERS] * 4 + ["x"]), st.tuples(rows, kinds), max_size=3)
     sound = Canaries("client", "add-remove", {"models": torch.rand(2, count, dtype=torch.float64)})
     sound = replace(sound, noise={"models": 1.0}, rates={"models": 0.5}, covered=("models",), claimed=8.0)
-    entry = json.loads(CanariesEntry.of(sound).model_dump_json())
+    entry = json.loads(CanariesEntry.model_validate(sound).model_dump_json())
     if not folder.exists():
         recording_cases.federation(folder, rounds=1, clients=1)
     id = Transcript.load(folder, recording_cases.Net()).recording

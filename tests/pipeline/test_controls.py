@@ -15,7 +15,7 @@ import fedaudit
 from fedaudit.attacks import ATTACKS
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.pipeline.control_cases import memorised, one_example, reference
-from fedaudit.pipeline.replay import replay_error
+from fedaudit.pipeline.recordings import replay_error
 from fedaudit.pipeline.run import run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.results import AttackSummary, AuditResult

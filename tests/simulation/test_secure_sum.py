@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, make_attack
-from fedaudit.pipeline.replay import replay_update
+from fedaudit.pipeline.recordings import replay_update
 from fedaudit.simulation.secure_sum import groups, order, summed
 from fedaudit.transcript.observation import Observation, observe
 from fedaudit.transcript.threat import ThreatModel

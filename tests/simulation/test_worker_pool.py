@@ -11,6 +11,7 @@ from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation import simulator
 from fedaudit.simulation import worker_pool as pool
+from fedaudit.simulation.client import Client
 from fedaudit.simulation.history import History
 from fedaudit.simulation.simulator import simulate
 from fedaudit.transcript.transcript import Transcript
@@ -56,8 +57,16 @@ def test_any_number_of_workers_gives_the_same_bits(
     made = scenario(defences, rounds=3, **changes)
     alone, history, _ = simulated(made, 1)
     monkeypatch.setattr(simulator, "_WORTH", -1.0)  # processes from the first round on
-    monkeypatch.setattr(pool, "_here", lambda *_: pytest.fail("the turns were taken in this process"))
+    taken: list[int] = []
+    step = pool._step
+
+    def counted(client: Client, *rest: Any) -> Any:
+        taken.append(client.number)
+        return step(client, *rest)
+
+    monkeypatch.setattr(pool, "_step", counted)
     shared, other, told = simulated(made, 2)
+    assert not [number for number in taken if number < made.federations[0].honest]  # of the honest none here
     assert shared.fingerprint() == alone.fingerprint()
     assert same(shared.adversary_log, alone.adversary_log)
     for field in ("accuracy", "per_client", "bytes", "parameters", "sent", "rejected", "epsilon"):
@@ -67,5 +76,5 @@ def test_any_number_of_workers_gives_the_same_bits(
 
 
 def test_short_rounds_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_apart", lambda *_: pytest.fail("processes for a simulation of a second"))
+    monkeypatch.setattr(pool, "run_tasks", lambda *_, **__: pytest.fail("processes for a simulation of a second"))
     simulated(scenario({}), 2)

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from fedaudit.attacks.findings import Finding
-from fedaudit.pipeline.trials import run_trials
+from fedaudit.pipeline.trials import Means, run_trials
 from fedaudit.utils import processes
 from fedaudit.utils.errors import BadInput, FedAuditError
 from fedaudit.utils.processes import WorkerDied, keep_workers, run_tasks, tell
+from fedaudit.utils.progress import Quiet, Report
 
 
 def outcomes(function: Callable[[Any], Any], arguments: list[Any], workers: int = 2) -> list[Any]:
@@ -226,15 +227,20 @@ def test_a_trial_whose_workers_die_costs_the_others_nothing(tmp_path):
 
     trials: Any = [Fatal(name) for name in "abcd"]
     told: list[float] = []
+
+    class Told(Quiet):
+        def stage(self, title: str, total: float) -> Report:
+            return told.append
+
     with pytest.raises(FedAuditError, match=f"died twice .*fewer --workers; what was finished is kept in {tmp_path}"):
-        run_trials(trials, workers=2, store=tmp_path, report=told.append)
+        run_trials(trials, Means(2, tmp_path, display=Told()))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["a", "c", "d"]
     assert told[0] == 0
     assert told[-1] == 3
     del trials[1]
     (tmp_path / "c.safetensors").unlink()
     (tmp_path / "d.safetensors").unlink()
-    found = run_trials(trials, workers=2, store=tmp_path, report=told.append)
+    found = run_trials(trials, Means(2, tmp_path, display=Told()))
     assert [isinstance(t.outcome, Named) and t.outcome.attack for t in found] == ["a kept", "c", "d"]
     assert told[-1] == 3
 

@@ -139,7 +139,7 @@ class CanaryClients:
         """
         if self._rows["models"]:
             seen = self._seen()
-            writer.write_part("canaries", seen.readings, CanariesEntry.of(seen))
+            writer.write_part("canaries", seen.readings, CanariesEntry.model_validate(seen))
             save_part(writer.folder / FOLDER / COINS, writer.header.id, {"coins": self.coins})
 
     def _seen(self) -> Canaries:

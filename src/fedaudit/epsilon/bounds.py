@@ -122,9 +122,7 @@ class CanaryScores:
 
         Args:
             delta: δ, in (0, 1).
-            fractions: as of :meth:`one_run`.
-            thresholds: as of :meth:`one_run`.
-            one_sided: as of :meth:`one_run`.
+            fractions, thresholds, one_sided: as of :meth:`one_run`.
 
         Raises:
             BadInput: a setting out of its range.
@@ -154,19 +152,17 @@ class CanaryScores:
             BadInput: a setting out of its range.
         """
         _check(delta)
-        ins, outs, error = self.inside, self.outside, 1 - self.confidence
         if thresholds is not None:
             highs = lows = [float(threshold) for threshold in thresholds]
-            each = error / len(highs)  # both directions read the same two intervals
-            correction = _bonferroni(len(highs), "thresholds")
+            number, what = len(highs), "thresholds"  # both directions read the same two intervals
         else:
-            highs = [_above(float(outs[-1 - rank])) for rank in _ranks(len(outs))]
-            lows = [float(ins[rank]) for rank in _ranks(len(ins))]
+            highs = [_above(float(self.outside[-1 - rank])) for rank in _ranks(len(self.outside))]
+            lows = [float(self.inside[rank]) for rank in _ranks(len(self.inside))]
             number = len(highs) + (0 if one_sided else len(lows))
-            each = error / number
-            correction = _bonferroni(number, "thresholds, order statistics of fixed ranks")
-        tried = [_guess(ins, outs, None, high, each) for high in highs]
-        tried += [] if one_sided else [_guess_out(ins, outs, low, each) for low in lows]
+            what = "thresholds, order statistics of fixed ranks"
+        correction, each = _bonferroni(number, what), (1 - self.confidence) / number
+        tried = [self._guess(None, high, each) for high in highs]
+        tried += [] if one_sided else [self._guess(float(np.nextafter(low, -np.inf)), None, each) for low in lows]
 
         def epsilon(missed: float, false: float) -> float:
             return math.log((1 - missed - delta) / false) if missed < 1 - delta else 0.0
@@ -189,16 +185,15 @@ class CanaryScores:
             BadInput: a setting out of its range.
         """
         _check(delta, positive="clopper_pearson_fdp")
-        ins, outs, error = self.inside, self.outside, 1 - self.confidence
         if thresholds is not None:
-            shares = [(float(threshold), error / len(thresholds)) for threshold in thresholds]
-            correction = _bonferroni(len(thresholds), "thresholds")
+            tried, correction = self._at(thresholds)
         else:
-            shares = [
-                (_above(float(outs[-1 - int(passed * len(outs))])), error * share) for passed, share in _PASSED.items()
+            outs, error = self.outside, 1 - self.confidence
+            tried = [
+                self._guess(None, _above(float(outs[-1 - int(passed * len(outs))])), error * share)
+                for passed, share in _PASSED.items()
             ]
             correction = _weighted(_PASSED, "thresholds, order statistics of fixed ranks", "passed out canaries")
-        tried = [_guess(ins, outs, None, threshold, share) for threshold, share in shares]
 
         def epsilon(missed: float, false: float) -> float:
             return gaussian_epsilon(float(-ndtri(false) - ndtri(missed)), delta)
@@ -260,23 +255,38 @@ class CanaryScores:
         self, fractions: Mapping[float, float] | None, thresholds: Sequence[float] | None, one_sided: bool
     ) -> tuple[list[Guesses], str]:
         """Return the ways to guess, and how the choice among them is corrected for."""
-        ins, outs, error = self.inside, self.outside, 1 - self.confidence
         if thresholds is not None:
-            tried = [_guess(ins, outs, None, float(threshold), error / len(thresholds)) for threshold in thresholds]
-            return tried, _bonferroni(len(tried), "thresholds")
+            return self._at(thresholds)
         fractions = fractions or (FEW if one_sided else FRACTIONS)
         shares = fractions.values()
         if not all(0 < f <= 1 for f in fractions) or min(shares, default=0) <= 0 or not math.isclose(sum(shares), 1):
             raise BadInput(
                 "fractions: give numbers above 0 and up to 1, with positive shares of the error that sum to 1"
             )
-        pooled = np.sort(np.concatenate([ins, outs]))
+        pooled = np.sort(np.concatenate([self.inside, self.outside]))
         tried = []
         for fraction, share in fractions.items():
             k = math.ceil(fraction * len(self) / (1 if one_sided else 2))
             low = None if one_sided else float(pooled[k - 1])
-            tried.append(_guess(ins, outs, low, float(pooled[-k]), error * share))
+            tried.append(self._guess(low, float(pooled[-k]), (1 - self.confidence) * share))
         return tried, _weighted(fractions, "numbers of guesses", "guesses at canaries")
+
+    def _at(self, thresholds: Sequence[float]) -> tuple[list[Guesses], str]:
+        """Return a way to guess "in" from each threshold on, each with the same share of the error."""
+        error = (1 - self.confidence) / len(thresholds)
+        tried = [self._guess(None, float(threshold), error) for threshold in thresholds]
+        return tried, _bonferroni(len(tried), "thresholds")
+
+    def _guess(self, low: float | None, high: float | None, error: float) -> Guesses:
+        """Guess out up to ``low`` and in from ``high`` on; what is both, because scores are equal, isn't guessed at."""
+        made, right = 0, []
+        for scores, taken in ((self.outside, 0), (self.inside, 1)):
+            up_to = 0 if low is None else int(np.searchsorted(scores, low, side="right"))
+            below = len(scores) if high is None else int(np.searchsorted(scores, high, side="left"))
+            guessed = min(up_to, below), len(scores) - max(up_to, below)  # out, in
+            made += sum(guessed)
+            right.append(guessed[taken])
+        return Guesses(low, high, made, sum(right), error)
 
     def _intervals(
         self, tried: Sequence[Guesses], epsilon: Callable[[float, float], float]
@@ -370,8 +380,7 @@ class Guesses:
 def p_value(canaries: int, guesses: Guesses, epsilon: float, delta: float) -> float:
     """Return how probable so many correct guesses are at most, if the mechanism is (ε, δ)-DP.
 
-    Steinke, Nasr and Jagielski 2023, Theorem 5.2: of r guesses v or more are right with probability at most
-    P[B ≥ v] + 2mδ · max_i (P[B ≥ v − i] − P[B ≥ v]) / i, where B is binomial with r draws of e^ε / (1 + e^ε).
+    By the formula of Steinke, Nasr and Jagielski 2023, Theorem 5.2: see :meth:`CanaryScores.one_run`.
     """
     made, right = guesses.made, guesses.correct
     if right <= 0:
@@ -483,7 +492,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(lambda e: max(gaussian_log_delta(e, mu), -1e4) - target, 0.0, highest, xtol=1e-10))
 
 
-# --- ways to guess ---------------------------------------------------------------------------------------------------
+# --- checks and words ------------------------------------------------------------------------------------------------
 
 
 def _check(delta: float, positive: EpsilonMethod | None = None) -> None:
@@ -491,32 +500,6 @@ def _check(delta: float, positive: EpsilonMethod | None = None) -> None:
         raise BadInput(f"delta is {delta}: give a number from 0 to below 1")
     if positive and not delta:
         raise BadInput(f"{positive} needs a delta above 0: the noise is Gaussian, and no epsilon holds at delta 0")
-
-
-def _guess(ins: Scores, outs: Scores, low: float | None, high: float, error: float) -> Guesses:
-    """Guess out up to ``low`` and in from ``high`` on; what is both, because scores are equal, isn't guessed at."""
-    in_right, in_wrong = (_from(scores, high, low) for scores in (ins, outs))
-    if low is None:
-        return Guesses(None, high, in_right + in_wrong, in_right, error)
-    out_right, out_wrong = (_up_to(scores, low, high) for scores in (outs, ins))
-    return Guesses(low, high, in_right + in_wrong + out_right + out_wrong, in_right + out_right, error)
-
-
-def _from(scores: Scores, high: float, low: float | None) -> int:
-    below = int(np.searchsorted(scores, high, side="left"))
-    if low is not None:
-        below = max(below, int(np.searchsorted(scores, low, side="right")))
-    return len(scores) - below
-
-
-def _up_to(scores: Scores, low: float, high: float) -> int:
-    return min(int(np.searchsorted(scores, low, side="right")), int(np.searchsorted(scores, high, side="left")))
-
-
-def _guess_out(ins: Scores, outs: Scores, threshold: float, error: float) -> Guesses:
-    """Guess out below ``threshold``, and nothing in."""
-    right, wrong = (int(np.searchsorted(scores, threshold, side="left")) for scores in (outs, ins))
-    return Guesses(float(np.nextafter(threshold, -np.inf)), None, right + wrong, right, error)
 
 
 def _ranks(n: int) -> list[int]:

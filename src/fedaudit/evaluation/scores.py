@@ -33,7 +33,7 @@ def summarise(
 ) -> list[AttackSummary]:
     """Return one summary for each attack on each federation, in the order of the findings.
 
-    A summary that is "not demonstrated" has no control yet: see :func:`fedaudit.pipeline.controls.with_controls`.
+    A summary that is "not demonstrated" has no control yet: see :func:`fedaudit.pipeline.controls.judged_by_control`.
 
     Args:
         findings: of the audit.

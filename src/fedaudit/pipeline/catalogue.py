@@ -10,7 +10,6 @@ from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.models import MODELS
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
-from fedaudit.utils.registry import settings_of
 
 _KINDS: dict[str, tuple[Any, ...]] = {
     "attacks": (ATTACKS,),
@@ -26,12 +25,3 @@ def entries(kind: str) -> list[dict[str, Any]] | None:
     if kind not in _KINDS:
         return None
     return [{"name": e.name, "summary": e.summary, **e.info} for registry in _KINDS[kind] for e in registry]
-
-
-def settings_of_attack(name: str) -> list[str]:
-    """Return the names of an attack's settings, as scenarios write them.
-
-    Raises:
-        BadInput: there is no such attack.
-    """
-    return settings_of(ATTACKS[name].value)

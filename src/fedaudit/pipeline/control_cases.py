@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks.records.property import stock
 from fedaudit.data import load_dataset
+from fedaudit.data.dataset import Split
 from fedaudit.epsilon.canaries import Directions
-from fedaudit.models import build_model, initialise, set_training_mode
+from fedaudit.models import VerticalModel, build_model, initialise, set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness, train
 from fedaudit.simulation.simulator import Recording
+from fedaudit.simulation.spec import FederationSpec
+from fedaudit.simulation.vertical import exchange
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
-from fedaudit.transcript.queries import NOBODY, UNUSED
+from fedaudit.transcript.queries import NOBODY, UNUSED, Records
 from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
@@ -52,7 +56,13 @@ class Case:
     seconds: float = 0.0
 
 
-def one_example(recording: Recording, kind: UpdateKind, count: int = 1, label: int | None = None) -> Case:
+def one_example(
+    recording: Recording,
+    kind: UpdateKind,
+    count: int = 1,
+    label: int | None = None,
+    model: Literal["same", "reference"] = "same",
+) -> Case:
     """Return updates over one known example each: undefended, one step, from the audited model as clients run it.
 
     The examples are the candidates that are most like their mean, apart from the victims: typical ones. Where
@@ -63,16 +73,24 @@ def one_example(recording: Recording, kind: UpdateKind, count: int = 1, label: i
         kind: of the updates.
         count: of the updates; each is a client's.
         label: the examples' class; None: any.
+        model: what is audited, or the reference network.
 
     Raises:
         BadInput: the model can't be trained on so few.
     """
-    transcript, truth = recording.transcript, recording.truth
-    inputs, labels = typical(truth, count + 1, label)
+    transcript = recording.transcript
+    inputs, labels = typical(recording.truth, count + 1, label)
     first = transcript.rounds[0]
-    known = next((u.training for u in first.updates if u.training), None)
-    text = f"{'one known example' if count == 1 else f'{count} known examples, one an update'}, undefended, one step"
-    return _case(transcript, truth.candidates, truth.candidate_labels, inputs, labels, count, kind, known, "same", text)
+    known = _training([first])
+    size = 1 if _takes_one(transcript, inputs) else 2
+    few = "one known example" if size == 1 else "two known examples"
+    updates, held = [], {}
+    for client in range(count):
+        rows = slice(client, client + size)
+        held[0, client] = inputs[rows], labels[rows]
+        updates.append(_update(transcript, first.weights, client, *held[0, client], kind, known))
+    text = f"{few if count == 1 else f'{count} known examples, one an update'}, undefended, one step"
+    return _recorded(recording, [Round(0, first.weights, updates)], held, text, model=model)
 
 
 def reference(kind: UpdateKind) -> Case:
@@ -94,9 +112,9 @@ def reference(kind: UpdateKind) -> Case:
     weights = {name: value.detach().clone() for name, value in module.state_dict().items()}
     transcript = Transcript("reference", task_info, module, nn.functional.cross_entropy, [Round(0, weights, [])])
     truth = Truth({}, {}, data.test.inputs, data.test.targets, {})
-    inputs, labels = typical(truth, 2)
+    case = one_example(Recording(transcript, truth), kind, model="reference")
     text = "one of fedaudit's own photographs, on its reference network, undefended, one step"
-    return _case(transcript, data.test.inputs, data.test.targets, inputs, labels, 1, kind, None, "reference", text)
+    return replace(case, text=text)
 
 
 def memorised(recording: Recording) -> Case | None:
@@ -116,7 +134,7 @@ def memorised(recording: Recording) -> Case | None:
     owners = torch.where(member, 0, torch.where(truth.owners == NOBODY, NOBODY, UNUSED))
     held = {(0, 0): (inputs, labels), (1, 0): (inputs, labels)}
     text = "the same model, which has learnt the members by heart, undefended"
-    return _by_heart_case(recording, rounds, owners, held, text)
+    return _recorded(recording, rounds, held, text, records=transcript.records, owners=owners)
 
 
 def each_by_heart(recording: Recording) -> Case | None:
@@ -137,7 +155,8 @@ def each_by_heart(recording: Recording) -> Case | None:
     known = torch.isin(truth.owners, torch.tensor(chosen)) | (truth.owners == NOBODY)
     rounds = [Round(0, transcript.rounds[0].weights, updates)]
     text = f"the same model, trained by {len(chosen)} clients, each on its own members by heart, undefended"
-    return _by_heart_case(recording, rounds, torch.where(known, truth.owners, UNUSED), held, text)
+    owners = torch.where(known, truth.owners, UNUSED)
+    return _recorded(recording, rounds, held, text, records=transcript.records, owners=owners)
 
 
 def _learnt_by(
@@ -165,22 +184,6 @@ def _learnt_by(
     return Update(client, "weights", moved, len(inputs), None, buffers=buffers), inputs, labels, learnt
 
 
-def _by_heart_case(
-    recording: Recording,
-    rounds: list[Round],
-    owners: Tensor,
-    held: dict[tuple[int, int], tuple[Tensor, Tensor]],
-    text: str,
-) -> Case:
-    transcript = recording.transcript
-    own = Transcript(
-        "control-same", transcript.task_info, transcript.module, transcript.loss, rounds, {}, transcript.records
-    )
-    inputs, labels = ({key: pair[i] for key, pair in held.items()} for i in range(2))
-    known = replace(recording.truth, inputs=inputs, labels=labels, rows={}, owners=owners)
-    return Case(Recording(own, known), "same", text)
-
-
 def with_and_without(recording: Recording) -> Case | None:
     """Return a round of known clients of which half have nothing but the property, and half nothing of it.
 
@@ -193,36 +196,22 @@ def with_and_without(recording: Recording) -> Case | None:
         return None
     rng = generator(0, "control", "with and without")
     known, own = torch.randperm(len(records.public_property), generator=rng).chunk(2)
-    parts = [
-        replace(
-            records,
-            public_inputs=records.public_inputs[rows],
-            public_labels=records.public_labels[rows],
-            public_values=records.public_values[rows] if len(records.public_values) else records.public_values,
-            public_property=records.public_property[rows],
-        )
-        for rows in (known, own)
-    ]
+    parts = [records.with_public(rows) for rows in (known, own)]
     try:
-        held, _ = (stock(part, transcript.task_info) for part in parts)
+        stocked, _ = (stock(part, transcript.task_info) for part in parts)
     except NotApplicable:
         return None
-    training = next((u.training for r in transcript.rounds for u in r.updates if u.training), None)
-    first = transcript.rounds[0].weights
+    training, first = _training(transcript.rounds), transcript.rounds[0].weights
     updates: list[Update] = []
-    inputs, labels = {}, {}
+    held = {}
     for _ in range(_PAIRS):
-        for rows in held.pair(max(2, min(_HELD, len(known) // 4)), 1.0, 0.0, rng):
+        for rows in stocked.pair(max(2, min(_HELD, len(known) // 4)), 1.0, 0.0, rng):
             client = len(updates)
-            inputs[0, client], labels[0, client] = parts[0].public_inputs[rows], parts[0].public_labels[rows]
-            x, y = inputs[0, client], labels[0, client]
-            updates.append(_update(transcript, first, client, x, y, "gradient", training))
-    info, rounds = transcript.task_info, [Round(0, first, updates)]
-    made = Transcript("control-same", info, transcript.module, transcript.loss, rounds, {}, parts[1])
+            held[0, client] = parts[0].public_inputs[rows], parts[0].public_labels[rows]
+            updates.append(_update(transcript, first, client, *held[0, client], "gradient", training))
     shares = torch.tensor([1.0, 0.0] * _PAIRS, dtype=torch.float64)
-    told = replace(recording.truth, inputs=inputs, labels=labels, rows={}, shares=shares)
     text = f"{2 * _PAIRS} known clients, half with nothing but the property, undefended, one step"
-    return Case(Recording(made, told), "same", text)
+    return _recorded(recording, [Round(0, first, updates)], held, text, records=parts[1], shares=shares)
 
 
 def one_client(recording: Recording) -> Case:
@@ -232,10 +221,10 @@ def one_client(recording: Recording) -> Case:
     every parameter moved at random by half its tensor's spread, so that what it answers tells most about its data.
     """
     transcript, truth = recording.transcript, recording.truth
-    known = next((u.training for r in transcript.rounds for u in r.updates if u.training), None)
+    known = _training(transcript.rounds)
     inputs, labels = typical(truth, min(_HELD, len(truth.candidates) // 2 or 1))
     rng = generator(0, "control", "one client")
-    rounds, victims, classes = [], {}, {}
+    rounds = []
     first = transcript.rounds[0].weights
     moved = {name for name, p in transcript.module.named_parameters() if p.requires_grad}
     for index in range(len(transcript.rounds)):
@@ -245,12 +234,10 @@ def one_client(recording: Recording) -> Case:
         }
         update = _update(transcript, weights, 0, inputs, labels, "weights", known)
         rounds.append(Round(index, weights, [update]))
-        victims[index, 0], classes[index, 0] = inputs, labels
-    own = Transcript("control-same", transcript.task_info, transcript.module, transcript.loss, rounds)
-    rows = {key: torch.arange(len(inputs)) for key in victims}
-    known_one = Truth(victims, classes, truth.candidates, truth.candidate_labels, {}, rows)
+    held = {(one.index, 0): (inputs, labels) for one in rounds}
+    rows = {key: torch.arange(len(inputs)) for key in held}
     text = f"one known client of {len(inputs)} examples, undefended, one step, {len(rounds)} models that differ much"
-    return Case(Recording(own, known_one), "same", text)
+    return _recorded(recording, rounds, held, text, rows=rows)
 
 
 def without_noise(recording: Recording) -> Case | None:
@@ -283,37 +270,88 @@ def without_noise(recording: Recording) -> Case | None:
     return Case(Recording(replace(transcript, name="control-same", canaries=own), known), "same", text)
 
 
+def easy_case(recording: Recording) -> Case:
+    """Return what a control of an attack on a vertical federation attacks: known examples, the same model.
+
+    Where gradients are aggregated: 8 typical candidates in batches of 2, from a model that doesn't move. Else a server
+    who trains on up to 64 of them, of which every eighth is of the rarest class, for 100 rounds of 16.
+
+    Args:
+        recording: of the vertical federation.
+    """
+    transcript, truth = recording.transcript, recording.truth
+    record, module, info = transcript.vertical, transcript.module, transcript.task_info
+    assert record is not None
+    assert isinstance(module, VerticalModel)
+    module.load_state_dict(record.weights)
+    whole = record.spec.protocol == "aggregated-gradients"
+    if whole:
+        rounds, size, rate = 16, 2, 1e-20
+        inputs, labels = typical(truth, 8)
+    else:
+        rounds, size, rate = 100, 16, 0.1
+        inputs, labels = typical(truth, min(512, len(truth.candidates)))
+        rows = _unbalanced(labels)
+        inputs, labels = inputs[rows], labels[rows]
+    size = min(size, len(inputs))
+    spec = FederationSpec(
+        name="control",
+        algorithm="vertical",
+        clients=record.parties,
+        rounds=rounds,
+        batch_size=size,
+        learning_rate=rate,
+        vertical=record.spec,
+    )
+    draw = generator(0, "control", "vertical")
+    played = exchange(module, info, transcript.loss, Split(inputs, labels), spec, draw)
+    own = Transcript("control-same", info, module, transcript.loss, [], vertical=played)
+    keys = [(i, 0) for i in played.used.tolist()]
+    known = replace(
+        truth,
+        inputs={key: inputs[key[0], None] for key in keys},
+        labels={key: labels[key[0], None] for key in keys},
+        rows={key: torch.zeros(1, dtype=torch.int64) for key in keys},
+    )
+    text = f"{len(inputs)} known examples in batches of {size}" + (", a model that doesn't move" if whole else "")
+    return Case(Recording(own, known), "same", text)
+
+
+def _unbalanced(labels: Tensor) -> Tensor:
+    """Return the rows of up to 64 examples, of which every eighth is of the rarest class."""
+    counts = torch.bincount(labels)
+    rare = int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
+    few = torch.nonzero(labels == rare)[:8, 0]
+    return torch.cat([few, torch.nonzero(labels != rare)[: 7 * len(few), 0]])
+
+
 def _spread(tensor: Tensor) -> float:
     """Return the standard deviation of a tensor's elements, or 1 where they don't differ."""
     spread = float(tensor.double().std()) if tensor.numel() > 1 else 0.0
     return spread or 1.0
 
 
-def _case(
-    transcript: Transcript,
-    candidates: Tensor,
-    candidate_labels: Tensor,
-    inputs: Tensor,
-    labels: Tensor,
-    count: int,
-    kind: UpdateKind,
-    known: TrainingConfig | None,
-    model: Literal["same", "reference"],
+def _training(rounds: Sequence[Round]) -> TrainingConfig | None:
+    """Return how a client of these rounds trained, where that is known of any."""
+    return next((u.training for r in rounds for u in r.updates if u.training), None)
+
+
+def _recorded(
+    recording: Recording,
+    rounds: list[Round],
+    held: Mapping[tuple[int, int], tuple[Tensor, Tensor]],
     text: str,
+    *,
+    model: Literal["same", "reference"] = "same",
+    records: Records | None = None,
+    **told: Any,
 ) -> Case:
-    size = 1 if _takes_one(transcript, inputs) else 2
-    if size == 2:
-        text = text.replace("one known example", "two known examples")
-    weights = transcript.rounds[0].weights
-    updates, victims, classes = [], {}, {}
-    for client in range(count):
-        rows = slice(client, client + size)
-        updates.append(_update(transcript, weights, client, inputs[rows], labels[rows], kind, known))
-        victims[0, client], classes[0, client] = inputs[rows], labels[rows]
-    own = Transcript(
-        f"control-{model}", transcript.task_info, transcript.module, transcript.loss, [Round(0, weights, updates)]
-    )
-    return Case(Recording(own, Truth(victims, classes, candidates, candidate_labels, {})), model, text)
+    """Return the case of these rounds, whose truth is what clients ``held``, and else what is ``told``."""
+    own = recording.transcript
+    made = Transcript(f"control-{model}", own.task_info, own.module, own.loss, rounds, records=records)
+    inputs, labels = ({key: pair[i] for key, pair in held.items()} for i in range(2))
+    known = replace(recording.truth, inputs=inputs, labels=labels, **{"rows": {}, **told})
+    return Case(Recording(made, known), model, text)
 
 
 def _update(

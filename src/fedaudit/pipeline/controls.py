@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from fedaudit.evaluation.images import visible
 from fedaudit.pipeline.control_cases import (
     Case,
     each_by_heart,
+    easy_case,
     memorised,
     one_client,
     one_example,
@@ -29,15 +29,13 @@ from fedaudit.pipeline.control_cases import (
     with_and_without,
     without_noise,
 )
-from fedaudit.pipeline.trials import Kept, Trial, run_trials
-from fedaudit.pipeline.vertical import easy_case
+from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
+from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import observe
-from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils.errors import BadInput, NotApplicable
-from fedaudit.utils.progress import Display, Quiet
 
 _SHARE = 0.25  # of the attacks' time, which controls may take together; one may always be run
 _MARGINAL = 0.1  # of an iteration's time on one example, for each further one: 16 cost 1.5 to 2.7 times as much as one
@@ -79,17 +77,9 @@ class Controls:
 def run_controls(
     summaries: Sequence[AttackSummary],
     findings: Sequence[FindingResult],
-    attacks: Sequence[Attack],
+    scenario: Scenario,
     recordings: Sequence[Recording],
-    undefended: Sequence[str],
-    threat: ThreatModel,
-    *,
-    seed: int,
-    device: str = "cpu",
-    workers: int = 1,
-    store: Path | None = None,
-    kept: Kept | None = None,
-    display: Display | None = None,
+    means: Means,
 ) -> Controls:
     """Run a control for every attack that found nothing, once for all federations.
 
@@ -101,18 +91,12 @@ def run_controls(
     Args:
         summaries: of all attacks, still without controls.
         findings: of all attacks.
-        attacks: of the audit.
+        scenario: with the attacks.
         recordings: of the federations.
-        undefended: names of those that have no defence.
-        threat: whose attacks they are.
-        seed: of the scenario.
-        device: where to compute.
-        workers: processes.
-        store: folder that keeps findings.
-        kept: see :func:`.run_trials`.
-        display: shows progress.
+        means: with what trials are run.
     """
-    found = Controls()
+    found, attacks = Controls(), scenario.attacks
+    undefended = [name for name, _, defences in scenario.runs() if defences.undefended]
     open_ones: dict[str, list[AttackSummary]] = {}
     for summary in summaries:
         if summary.verdict != "not demonstrated":
@@ -143,7 +127,7 @@ def run_controls(
                 continue
             made: tuple[Case, list[Trial]] | str = "a quarter of the attacks' time was spent on other controls"
             if not spent or spent + _work(attack, 1) <= allowed:
-                made = _trials(attack, model, owners[0], by_name[owners[0].federation], threat, seed, device)
+                made = _trials(attack, model, owners[0], by_name[owners[0].federation], scenario)
             if isinstance(made, str):
                 if model == "same":
                     found.add(_none(attack.name, made), open_ones.pop(attack.name))
@@ -153,10 +137,9 @@ def run_controls(
         if not trials:
             continue
         flat = [trial for _, own in trials.values() for trial in own]
-        report = (display or Quiet()).stage(f"{len(trials)} positive controls", sum(trial.work for trial in flat))
-        finished = iter(run_trials(flat, workers=workers, store=store, kept=kept, report=report))
+        finished = iter(run_trials(flat, means, f"{len(trials)} positive controls"))
         for name, (case, own) in trials.items():
-            result, files = _result(name, case, [next(finished) for _ in own], seed)
+            result, files = _result(name, case, [next(finished) for _ in own], scenario.seed)
             found.add(result, open_ones[name])
             found.image_files |= files
             if result.won or result.won is None:
@@ -192,13 +175,7 @@ def _work(attack: Attack, examples: int) -> float:
 
 
 def _trials(
-    attack: Attack,
-    model: str,
-    summary: AttackSummary,
-    recording: Recording,
-    threat: ThreatModel,
-    seed: int,
-    device: str,
+    attack: Attack, model: str, summary: AttackSummary, recording: Recording, scenario: Scenario
 ) -> tuple[Case, list[Trial]] | str:
     """Return the control's case and the trials on it, or why there is none."""
     recipe = type_of(summary).control
@@ -217,20 +194,20 @@ def _trials(
                 make_case, why_none = _RECIPES[recipe]
                 case = make_case(recording)
             elif model == "same":
-                label = attack.only_class(observe(recording.transcript, threat))
+                label = attack.only_class(observe(recording.transcript, scenario.threat))
                 case = one_example(recording, kind, count, label)
             else:
                 case = reference(kind)
             if case is None:
                 return why_none
-            seen = observe(case.recording.transcript, threat).split(attack.scope())
+            seen = observe(case.recording.transcript, scenario.threat).split(attack.scope())
             for observation in seen:
                 attack.check(observation)
         except (NotApplicable, BadInput) as error:
             reason = f"it can't be run on one example: {error}"
             continue
         case = dataclasses.replace(case, seconds=time.perf_counter() - began)
-        return case, [Trial(attack, observation, seed, device) for observation in seen]
+        return case, [Trial(attack, observation, scenario.seed, scenario.device) for observation in seen]
     return reason
 
 
@@ -269,31 +246,20 @@ def _none(attack: str, reason: str) -> ControlResult:
     return ControlResult(attack=attack, model="same", federation=None, case="none", won=None, text=reason)
 
 
-def with_controls(
-    summaries: Sequence[AttackSummary],
-    controls: Controls | None,
-    *,
-    who: str,
-    things: str,
-    contradicted: Mapping[str, float],
-) -> list[AttackSummary]:
-    """Return the summaries with their final verdicts and headlines.
+def judged_by_control(
+    summary: AttackSummary, controls: Controls | None, *, who: str, things: str, error: float | None
+) -> AttackSummary:
+    """Return a summary with its final verdict and headline.
 
     "Not demonstrated" stands only where a control was won; all else that found nothing is inconclusive.
 
     Args:
-        summaries: still without controls.
+        summary: still without controls.
         controls: None where they were turned off.
         who: the adversary, as a sentence begins with it.
         things: the examples, in the plural.
-        contradicted: federations whose recorded local training doesn't reproduce their updates, with the error.
+        error: with which the recorded local training reproduces the federation's updates, where it doesn't; else None.
     """
-    return [_final(s, controls, who, things, contradicted.get(s.federation)) for s in summaries]
-
-
-def _final(
-    summary: AttackSummary, controls: Controls | None, who: str, things: str, error: float | None
-) -> AttackSummary:
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
     question = type_of(summary).question.replace("{things}", things)

@@ -1,26 +1,69 @@
-"""What a federation was like: its settings, its defences in words, what its rounds brought and cost."""
+"""What a federation was like: who attacked it, its settings, its defences, what its rounds brought and cost."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from fedaudit.defences.spec import DefencesSpec
-from fedaudit.pipeline.describe_recording import recording_record
-from fedaudit.pipeline.vertical import federation_record as vertical_record
-from fedaudit.results import FederationRecord, HistoryRecord, HistoryTiming
+from fedaudit.pipeline.recordings import CONTRADICTED
+from fedaudit.results import (
+    AdversaryRecord,
+    FederationRecord,
+    HistoryRecord,
+    HistoryTiming,
+    RecordingRecord,
+    ReplayRecord,
+)
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.history import History
 from fedaudit.simulation.spec import FederationSpec
+from fedaudit.task.training import UNMODELLED, TrainingConfig
 from fedaudit.transcript.observation import observe
+from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.registry import Plugin
+
+_SPLITS = {"strips": "columns that stand side by side", "quadrants": "a quarter of an image each"}
+_TOPS = {
+    "sum": "adds the embeddings up",
+    "linear": "has a linear layer on the embeddings",
+    "mlp": "has two layers on the embeddings",
+}
+_PROTOCOLS = {
+    "split": "embeddings go up, their gradients come down",
+    "aggregated-gradients": "the server reads the model and every batch's gradient",
+}
+_WHO = {
+    "server": "an honest-but-curious server of a vertical federation: holds the labels and follows the protocol",
+    "client": "a party of a vertical federation: holds features, no labels, and follows the protocol",
+    "eavesdropper": "an eavesdropper who reads the messages between the parties and the server",
+}
+
+
+def adversary_record(scenario: Scenario) -> AdversaryRecord:
+    """Return who the adversary is and what it knows, in words."""
+    threat = scenario.threat
+    if (vertical := scenario.federations[0].vertical) is not None:
+        return _vertical_adversary(threat, vertical)
+    knows, does_not_know = threat.knowledge()
+    return AdversaryRecord(
+        adversary=threat.adversary,
+        summary=threat.summary,
+        knows=knows,
+        does_not_know=does_not_know,
+        acts=threat.adversary == "malicious-server"
+        or (threat.adversary == "client" and any(f.malicious for f in scenario.federations)),
+    )
 
 
 def federation_record(transcript: Transcript, history: History | None, scenario: Scenario) -> FederationRecord:
     """Return the settings of one of the scenario's federations; ``history``: None where it was read from disk."""
     name, spec, placed = next(run for run in scenario.runs() if run[0] == transcript.name)
     if transcript.vertical is not None:
-        return vertical_record(transcript, history, spec)
+        return _vertical_federation(transcript, history, spec)
     updates = [u for r in transcript.rounds for u in r.updates]
     summed = sorted({len(u.members) or 1 for u in updates})
     sums = ""
@@ -36,7 +79,7 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         local = _many(spec.local_steps, "local step") if spec.local_steps else _many(spec.local_epochs, "local epoch")
         what = f"each trains for {local} on batches of {spec.batch_size} ({sizes}) and sends its weights"
     rounds = _many(spec.rounds, "round")
-    recording = recording_record(transcript) if transcript.recording else None
+    recording = _recording_record(transcript) if transcript.recording else None
     if recording:
         sends = "its gradient" if transcript.update_kind == "gradient" else "its weights"
         trains = f"trains by {recording.training[0]}" if recording.training else "trains in a way that wasn't recorded"
@@ -143,3 +186,123 @@ def _stopped(transcript: Transcript, history: History | None, spec: FederationSp
     if transcript.recording:
         return None
     return recorded if spec.record is None and recorded < spec.rounds else None
+
+
+# --- vertical federations ---------------------------------------------------------------------------------------------
+
+
+def _vertical_adversary(threat: ThreatModel, spec: VerticalSpec) -> AdversaryRecord:
+    server, whole = threat.adversary == "server", spec.protocol == "aggregated-gradients"
+    known = {
+        "the model's architecture, the loss, and how examples are normalised": True,
+        "which examples are in every batch, by their numbers": True,
+        "the labels of all examples": server,
+        "every party's network, and the gradient of every batch for all of its parameters": server and whole,
+        "the embeddings of all parties": not whole and threat.adversary != "client",
+        f"the embeddings of party {spec.observer} and their gradients": not whole and threat.adversary == "client",
+        "the features of the parties": False,
+    }
+    return AdversaryRecord(
+        adversary="party" if threat.adversary == "client" else threat.adversary,
+        summary=_WHO[threat.adversary],
+        knows=[text for text, yes in known.items() if yes],
+        does_not_know=[text for text, yes in known.items() if not yes],
+        acts=False,
+    )
+
+
+def _vertical_federation(transcript: Transcript, history: History | None, spec: FederationSpec) -> FederationRecord:
+    record = transcript.vertical
+    assert record is not None
+    rounds, size = record.batches.shape
+    vertical = record.spec
+    description = (
+        f"{_many(rounds, 'round')}, {record.parties} parties who hold "
+        f"{_SPLITS[vertical.features]} of the same {record.examples} examples; {size} of them in a batch; "
+        f"{_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the labels "
+        f"(learning rate {record.learning_rate:g})"
+    )
+    return FederationRecord(
+        name=transcript.name,
+        algorithm="vertical",
+        update_kind="gradient",
+        clients=record.parties,
+        rounds=spec.rounds,
+        batch_size=size,
+        local_steps=None,
+        local_epochs=None,
+        learning_rate=record.learning_rate,
+        updates_observed=rounds,
+        description=description,
+        course=None if history is None else _course_record(history, spec),
+    )
+
+
+# --- recorded federations ---------------------------------------------------------------------------------------------
+
+
+def _recording_record(transcript: Transcript) -> RecordingRecord:
+    """Return what is known of a recorded federation."""
+    updates = [u for r in transcript.rounds for u in r.updates]
+    names = transcript.clients
+    seconds = [u.seconds for u in updates if u.seconds is not None]
+    errors = transcript.replay_errors
+    facts = "unverified"
+    if errors and all((r.index, u.client) in errors for r in transcript.rounds for u in r.updates):
+        facts = "contradicted" if max(errors.values()) > CONTRADICTED else "verified"
+    elif any(error > CONTRADICTED for error in errors.values()):
+        facts = "contradicted"
+    notes = list(transcript.notes)
+    if any(u.training is None for u in updates):
+        notes.append(
+            "how clients train was not recorded: capture it (Recorder.capture), or give training=… with each update"
+        )
+    return RecordingRecord(
+        clients=[names[number] for number in sorted(names)],
+        totals=sum(any(u.members for u in r.updates) for r in transcript.rounds),
+        training=list(dict.fromkeys(_training_in_words(u.training) for u in updates if u.training)),
+        seconds=statistics.median(seconds) if seconds else None,
+        replays=[
+            ReplayRecord(round=r, client=names.get(c, str(c)), error=error if math.isfinite(error) else None)
+            for (r, c), error in sorted(errors.items())
+        ],
+        facts=facts,
+        notes=notes,
+    )
+
+
+def _training_in_words(training: TrainingConfig) -> str:
+    """Return how a client trained, as one line."""
+    rates = training.rates
+    rate = f"{rates[0]:g}" if min(rates) == max(rates) else f"{rates[0]:g} to {rates[-1]:g}"
+    settings = [f"learning rate {rate}"]
+    if training.optimiser == "sgd":
+        name = "SGD"
+        if training.momentum:
+            settings.append(f"{'Nesterov ' * training.nesterov}momentum {training.momentum:g}")
+        if training.dampening:
+            settings.append(f"dampening {training.dampening:g}")
+    else:
+        name = {"adam": "Adam", "adamw": "AdamW"}.get(training.optimiser, "another optimiser")
+        settings += ["AMSGrad"] * training.amsgrad
+    if training.weight_decay:
+        settings.append(f"weight decay {training.weight_decay:g}")
+    if training.proximal_mu:
+        settings.append(f"FedProx μ {training.proximal_mu:g}")
+    if training.groups:
+        settings.append(f"{sum(len(group.parameters) for group in training.groups)} tensors treated otherwise")
+    if training.clip_norm:
+        settings.append(f"gradients clipped to norm {training.clip_norm:g}")
+    if training.clip_value:
+        settings.append(f"gradients clipped to ±{training.clip_value:g}")
+    if training.precision != "float32":
+        settings.append(f"mixed precision ({training.precision})")
+    sizes = sorted(set(training.batch_sizes))
+    batches = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    steps = _many(training.local_steps, "local step")
+    passes = max((len(step) for step in training.passes), default=1)
+    accumulated = f", each accumulated over up to {passes} passes" if passes > 1 else ""
+    words = f"{name} ({', '.join(settings)}), {steps} on batches of {batches}{accumulated}"
+    if training.unmodelled:
+        words += "; not modelled: " + "; ".join(UNMODELLED[key] for key in training.unmodelled)
+    return words

@@ -22,8 +22,8 @@ from fedaudit.pipeline.choice import choose_for
 from fedaudit.pipeline.output import clear, holds_another, save_request
 from fedaudit.pipeline.prepare import ResolvedScenario
 from fedaudit.pipeline.recordings import about, check_replay, with_truth
-from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan, run_attacks
-from fedaudit.pipeline.trials import Kept, Trial
+from fedaudit.pipeline.run import Audit, assess, check_public_examples, plan
+from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.secure_sum import sums_only, union
@@ -35,7 +35,6 @@ from fedaudit.transcript.truth import Truth, check_belongs, load_truth, truth_be
 from fedaudit.transcript.update import Update
 from fedaudit.utils.errors import BadInput, CorruptTranscript, NotApplicable
 from fedaudit.utils.folders import inside
-from fedaudit.utils.progress import Display
 from fedaudit.utils.validation import explain
 
 NO_TRUTH = "there is no ground truth beside the transcript to evaluate findings by; say where it is (truth)"
@@ -132,18 +131,15 @@ def attack_transcript(
     threat: dict[str, Any],
     seed: int | None,
     device: str,
-    workers: int,
     truth: Path | Truth | None,
-    display: Display,
+    means: Means,
     model: nn.Module | None = None,
     loss: Loss | None = None,
     task: Mapping[str, Any] | None = None,
     rounds: Collection[int] | None = None,
     out: Path | None = None,
     overwrite: bool = False,
-    store: Path | None = None,
     without_truth: str | None = None,
-    kept: Kept | None = None,
 ) -> Findings:
     """Run attacks on a transcript; of the ground truth they get nothing.
 
@@ -152,16 +148,11 @@ def attack_transcript(
         specs: of each attack its ``name`` and settings; None: those that fit.
         threat: fields of a ThreatModel.
         seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
-        device: where to compute.
-        workers: processes.
+        device, task, rounds, overwrite: as of :func:`fedaudit.attack`.
         truth: the ground truth or its file; None looks for the one in the transcript's folder.
-        display: shows progress.
+        means: with what; findings are kept in ``out`` where they have no other store.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
-        task: of a recording: what wasn't recorded of the task, see :meth:`Transcript.load`.
-        rounds: of a recording: only these.
         out: folder that the findings, or their evaluation, will be written to.
-        overwrite: whether another audit's results in ``out`` may go.
-        store: folder that keeps finished findings; default: the one in ``out``.
         without_truth: what to say where there is no ground truth; None attacks all the same.
 
     Raises:
@@ -191,7 +182,7 @@ def attack_transcript(
         recorded = _open_truth(truth, transcript)[1].seed
         seed = recorded if seed is None else seed
     seed = seed or 0
-    store = store or (out / "findings" if out else None)
+    means = replace(means, store=means.store or (out / "findings" if out else None))
     seen = transcript
     members: dict[tuple[int, int], list[Update]] = {}
     if adversary.together > 1 and not _sums(transcript):
@@ -209,32 +200,28 @@ def attack_transcript(
         trials=planned,
         truth=truth,
         folder=folder,
-        store=store,
+        store=means.store,
         started=started,
     )
     if out:
         holds_another(out, found.request(), overwrite=overwrite)
-    return replace(found, trials=run_attacks(planned, workers=workers, store=store, kept=kept, display=display))
+    return replace(found, trials=run_trials(planned, means))
 
 
 def evaluate_findings(
     found: Findings,
     truth: Path | Truth | None = None,
     *,
-    workers: int,
+    means: Means,
     controls: bool = True,
-    kept: Kept | None = None,
-    display: Display,
 ) -> Audit:
     """Evaluate what attacks made of a transcript.
 
     Args:
         found: of :func:`attack_transcript`.
         truth: the ground truth or its file; None: the one beside the transcript.
-        workers: processes.
+        means: with what; findings are kept where those of the attacks are.
         controls: whether attacks that found nothing get a positive control.
-        kept: finds kept findings, where nothing may be run.
-        display: shows progress.
 
     Raises:
         BadInput: there is no ground truth, or it isn't that of the transcript.
@@ -247,7 +234,7 @@ def evaluate_findings(
         raise BadInput(f"'{truth}' hasn't the truth of every update that was attacked; attack with truth=… as well")
     loaded, scenario, data, model_record = _open_truth(truth, transcript)
     if transcript.recording:
-        transcript = check_replay(transcript, loaded, found.folder, display)
+        transcript = check_replay(transcript, loaded, found.folder, means.display)
     name, spec, defences = next(run for run in scenario.runs() if run[0] == transcript.name)
     attacked = scenario.model_copy(
         update={
@@ -279,11 +266,8 @@ def evaluate_findings(
         ResolvedScenario(attacked, data, model_record),
         [recording],
         found.trials,
-        workers=workers,
+        replace(means, store=found.store),
         started=found.started,
-        store=found.store,
-        kept=kept,
-        display=display,
         repeat=f"fedaudit attack TRANSCRIPT {' '.join(_flags(found))}",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,19 @@ REQUEST = "attack.yaml"  # what was asked of an attack on a transcript
 OWN_FILES = ("report.html", "results.json", "scenario.yaml", "findings.json", REQUEST, *FILES.values())
 
 
-def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bool, **own: Any) -> bool:
+def holds_another(out: Path, wanted: Scenario | dict[str, Any], *, overwrite: bool) -> bool:
     """Return whether ``out`` holds the results of something else than what is wanted.
 
     Args:
         out: folder that results go to; it needn't exist.
-        wanted: an audit's scenario, or what is asked of an attack on a transcript (see :func:`save_request`).
+        wanted: an audit's scenario, spelled out, or what is asked of an attack on a transcript (:func:`save_request`).
         overwrite: whether these may go, see :func:`clear`.
-        own: where data lie, and a user's own parts, see :func:`fedaudit.pipeline.prepare.spell_out`.
 
     Raises:
         BadInput: it does, and they may not.
     """
     found = next((out / name for name in ("results.json", "findings.json") if (out / name).exists()), None)
-    if found is None or _same(out, wanted, **own):
+    if found is None or _same(out, wanted):
         return False
     if not overwrite:
         raise BadInput(
@@ -49,11 +48,9 @@ def clear(out: Path) -> None:
     Raises:
         BadInput: a file can't be deleted.
     """
-    named = [*_named_files(out)]
-    for name in (*named, *OWN_FILES):
+    for name in [*_named_files(out), *OWN_FILES]:
         try:
-            path = inside(out, name)
-            path.unlink(missing_ok=True)
+            inside(out, name).unlink(missing_ok=True)
         except BadInput:
             continue  # a list that names what lies elsewhere isn't ours
         except OSError as error:
@@ -72,7 +69,7 @@ def save_request(out: Path, request: dict[str, Any]) -> None:
         raise BadInput(f"can't write to '{out}': {error.strerror or error}") from None
 
 
-def _same(out: Path, wanted: Scenario | dict[str, Any], **own: Any) -> bool:
+def _same(out: Path, wanted: Scenario | dict[str, Any]) -> bool:
     if isinstance(wanted, dict):
         with suppress(BadInput):
             return bool(plain_yaml.read(out / REQUEST, REQUEST) == plain_yaml.loads(plain_yaml.dumps(wanted), REQUEST))
@@ -80,9 +77,8 @@ def _same(out: Path, wanted: Scenario | dict[str, Any], **own: Any) -> bool:
     before = _read(out / "results.json")
     if not isinstance(before, dict) or (out / REQUEST).exists():
         return False
-    spelt_out = spell_out(wanted, **own)
     with suppress(BadInput):  # perhaps written by a version that had fewer settings: then with their defaults
-        return spell_out(scenario_from(before.get("scenario"))) == spelt_out
+        return spell_out(scenario_from(before.get("scenario")))[0] == wanted
     return False
 
 
@@ -95,25 +91,26 @@ def _named(out: Path) -> str:
 
 def _named_files(out: Path) -> Iterator[str]:
     """Yield the images that the folder's own lists name, and the findings beside them: never anything else."""
-    for image in _strings(_read(out / "results.json"), _read(out / "findings.json")):
-        path = Path(image)
+    rows = _read(out / "findings.json")
+    for image in leaves([_read(out / "results.json"), rows]):
+        path = Path(image if isinstance(image, str) else "")
         if path.suffix == ".png" and path.parts[:1] == ("images",) and ".." not in path.parts:
             yield image
-    rows = _read(out / "findings.json")
     for row in rows if isinstance(rows, list) else []:
         file = row.get("file") if isinstance(row, dict) else None
         if isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors"):
             yield file
 
 
-def _strings(*values: Any) -> Iterator[str]:
-    for value in values:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            yield from _strings(*value.values())
-        elif isinstance(value, list):
-            yield from _strings(*value)
+def leaves(value: Any, without: Collection[str] = ()) -> Iterator[Any]:
+    """Yield every plain value of a JSON document, but what lies under the keys ``without``."""
+    if isinstance(value, dict):
+        value = [item for key, item in value.items() if key not in without]
+    if isinstance(value, list):
+        for item in value:
+            yield from leaves(item, without)
+    else:
+        yield value
 
 
 def _read(path: Path) -> Any:

@@ -6,18 +6,19 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.attacks import ATTACKS
 from fedaudit.data import Dataset, load_dataset
 from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.models import (
+    BATCH_NORM,
     MODELS,
     build_model,
-    build_vertical,
     has_batch_norm,
     initialise,
     layer_groups,
@@ -25,16 +26,16 @@ from fedaudit.models import (
 )
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.pipeline.choice import choose
-from fedaudit.pipeline.modes import mode_in_words, with_modes
 from fedaudit.pipeline.pretraining import pretrain
 from fedaudit.results import DataRecord, ModelRecord
-from fedaudit.scenario.scenario import Scenario
+from fedaudit.scenario.scenario import ModelSpec, Scenario
 from fedaudit.simulation.client import Federation
 from fedaudit.simulation.local_training import draws_at_random
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import BCE, Loss, loss_function
+from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
 from fedaudit.utils.errors import BadInput, MissingData
 from fedaudit.utils.machine import one_thread
@@ -86,20 +87,16 @@ def resolve(
         BadInput: a name is unknown, a setting isn't allowed, the data aren't there, parts don't fit together, or a
             user's own is missing.
     """
-    _check(scenario)
-    own = dataset is not None
+    module = None if model is None else _copied(model)
+    scenario, dataset = spell_out(scenario, data_dir=data_dir, dataset=dataset, model=module)
     if dataset is None:
         if scenario.data.name == "custom":
             raise BadInput(
                 "the scenario audits a user's own data; run it from Python: fedaudit.audit(scenario, data=…)"
             )
         dataset = _loaded(scenario, data_dir)
-    if not scenario.attacks:
-        scenario = _with_attacks(scenario, dataset, model)
-    module = None if model is None else _copied(model)
-    spec = with_modes(scenario.model, module)
-    scenario = scenario.model_copy(update={"model": spec})
-    assert spec.batch_norm is not None  # with_modes() saw to it
+    spec = scenario.model
+    assert spec.batch_norm is not None  # spell_out() saw to it
     loss_name = spec.loss
     if loss_name == "auto":
         loss_name = "custom" if loss else "cross-entropy" if dataset.task == "classification" else "mse"
@@ -128,17 +125,23 @@ def resolve(
     if module is None:
         if spec.name == "custom":
             raise BadInput("the scenario audits a user's own model; run it from Python: fedaudit.audit(…, model=…)")
-        module = _vertical(scenario, task_info) or build_model(
-            spec.name,
-            input_shape=task_info.input_shape,
-            outputs=task_info.outputs,
-            width=spec.width,
-            tokens=task_info.tokens,
-        )
+        first = scenario.federations[0]  # all have the same model
+        if first.vertical is not None:
+            module = vertical_module(first.vertical, first.clients, task_info)
+        else:
+            module = build_model(
+                spec.name,
+                input_shape=task_info.input_shape,
+                outputs=task_info.outputs,
+                width=spec.width,
+                tokens=task_info.tokens,
+            )
         initialise(module, spec.initialisation, generator(scenario.seed, "model"))
     if spec.checkpoint is not None:
         load_checkpoint(module, spec.checkpoint)
-    _check_outputs(module, task_info, dataset, own)  # what doesn't fit is found before the training
+    _check_outputs(
+        module, task_info, dataset, scenario.data.name == "custom"
+    )  # what doesn't fit is found before the training
     canaries = next((asked for attack in scenario.attacks if (asked := attack.canary_spec())), None)
     federations = _federations(scenario, dataset, task_info, module, loss, canaries)
     trained = (
@@ -165,24 +168,28 @@ def resolve(
         batch_norm=batch_norm,
         trained=trained,
         dropout=dropout,
-        mode=mode_in_words(batch_norm, dropout, model),
+        mode=_mode_in_words(batch_norm, dropout, model),
     )
     return ResolvedScenario(scenario, data_record, model_record, federations)
 
 
 def spell_out(
     scenario: Scenario, *, data_dir: Path | None = None, dataset: Dataset | None = None, model: nn.Module | None = None
-) -> Scenario:
-    """Return the scenario as :func:`resolve` does, without making its parts; data are read for open attacks only.
+) -> tuple[Scenario, Dataset | None]:
+    """Return the scenario as :func:`resolve` does, without making its parts, and the data set.
+
+    It is read where attacks are left open only: :func:`resolve` takes it, and needn't read it again.
 
     Raises:
         BadInput: parts don't fit together.
     """
     _check(scenario)
     if not scenario.attacks and (dataset is not None or scenario.data.name != "custom"):
-        scenario = _with_attacks(scenario, dataset if dataset is not None else _loaded(scenario, data_dir), model)
+        dataset = _loaded(scenario, data_dir) if dataset is None else dataset
+        chosen = [make(ATTACKS, spec.name, spec.settings()) for spec in choose(scenario, dataset, model)]
+        scenario = scenario.model_copy(update={"attacks": chosen})
     module = model if isinstance(model, nn.Module) else None
-    return scenario.model_copy(update={"model": with_modes(scenario.model, module)})
+    return scenario.model_copy(update={"model": _with_modes(scenario.model, module)}), dataset
 
 
 def check_files(scenario: Scenario) -> None:
@@ -222,12 +229,6 @@ def _check(scenario: Scenario) -> None:
             defences.check(federation.plan)
         except BadInput as error:
             raise BadInput(f"federation '{federation.name}': {error}") from None
-
-
-def _with_attacks(scenario: Scenario, dataset: Dataset, model: nn.Module | None) -> Scenario:
-    """Return the scenario, which leaves its attacks open, with those that fit."""
-    chosen = [make(ATTACKS, spec.name, spec.settings()) for spec in choose(scenario, dataset, model)]
-    return scenario.model_copy(update={"attacks": chosen})
 
 
 def _federations(
@@ -281,28 +282,10 @@ def _federations(
                 accuracy_examples=evaluation.accuracy_examples,
                 canaries=canaries,
                 together=threat.together if threat.adversary != "client" else 1,
-                public=drawn.public,
             )
             check(federation)
             federations.append(federation)
     return federations
-
-
-def _vertical(scenario: Scenario, task_info: TaskInfo) -> nn.Module | None:
-    """Return the model of the scenario's vertical federations, which all have the same; None where there are none."""
-    spec = scenario.federations[0]
-    if spec.vertical is None:
-        return None
-    return build_vertical(
-        scenario.model.name,
-        parties=spec.clients,
-        features=spec.vertical.features,
-        top=spec.vertical.top,
-        embedding=spec.vertical.embedding or task_info.outputs,
-        input_shape=task_info.input_shape,
-        outputs=task_info.outputs,
-        width=scenario.model.width,
-    )
 
 
 def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:
@@ -374,3 +357,57 @@ def _fewer_classes(dataset: Dataset, outputs: int) -> str:
         f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "
         f"don't show every class, say how many there are, Dataset.from_tensors(…, num_classes={outputs})"
     )
+
+
+# --- the mode in which clients train ----------------------------------------------------------------------------------
+
+
+def _with_modes(spec: ModelSpec, module: nn.Module | None) -> ModelSpec:
+    """Return ``spec`` with BatchNorm's mode and dropout spelled out: as it says, else as the module is, else on.
+
+    Raises:
+        BadInput: some of the module's BatchNorm layers are in another mode than the others, and nobody says which
+            counts.
+    """
+    batch_norm, dropout = spec.batch_norm, spec.dropout
+    if batch_norm is None:
+        batch_norm = "eval" if module is None else _batch_norm_mode(module)
+        if batch_norm is None:
+            raise BadInput(
+                "some of the model's BatchNorm layers are in train mode and some in eval mode; "
+                "say which it shall be: batch_norm='train' or 'eval'"
+            )
+    if dropout is None:
+        dropout = module is None or _dropout_mode(module) != "eval"
+    return spec.model_copy(update={"batch_norm": batch_norm, "dropout": dropout})
+
+
+def _mode_in_words(batch_norm: str, dropout: str, module: nn.Module | None) -> str | None:
+    """Return in which mode clients train and whether the module was given so; None where there is no choice."""
+    parts = []
+    if batch_norm != "none":
+        used = f"BatchNorm in {batch_norm} mode"
+        parts.append((used, module is None or _batch_norm_mode(module) == batch_norm))
+    if dropout != "none":
+        mode = "train" if dropout == "on" else "eval"
+        parts.append((f"dropout {dropout}", module is None or _dropout_mode(module) == mode))
+    if not parts:
+        return None
+    if module is None:
+        return f"Clients train with {' and '.join(text for text, _ in parts)}."
+    origin = {True: "as the module was given", False: "as set, not as the module was given"}
+    if len({as_given for _, as_given in parts}) == 1:
+        return f"Clients train with {' and '.join(text for text, _ in parts)}, {origin[parts[0][1]]}."
+    return f"Clients train with {' and '.join(f'{text} ({origin[as_given]})' for text, as_given in parts)}."
+
+
+def _batch_norm_mode(module: nn.Module) -> Literal["eval", "train"] | None:
+    """Return the mode of the BatchNorm layers, ``eval`` where there are none; None: not all are in one."""
+    modes = {part.training for part in module.modules() if isinstance(part, BATCH_NORM)}
+    return None if len(modes) > 1 else "train" if modes == {True} else "eval"
+
+
+def _dropout_mode(module: nn.Module) -> Literal["eval", "train"]:
+    """Return the mode of the dropout layers, ``train`` if any is; of a module without such layers its own."""
+    modes = [part.training for part in module.modules() if isinstance(part, _DropoutNd)]
+    return "train" if (any(modes) if modes else module.training) else "eval"

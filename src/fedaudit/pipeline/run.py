@@ -8,7 +8,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,20 +18,17 @@ from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding
 from fedaudit.data import DATASETS, Dataset
+from fedaudit.evaluation import FINDING_TYPES, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation import Limits as Limits
-from fedaudit.evaluation import check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.modalities import example_kind, save_png
-from fedaudit.pipeline.controls import Controls, cautions, run_controls, with_controls
-from fedaudit.pipeline.describe import federation_record
+from fedaudit.pipeline.controls import Controls, cautions, judged_by_control, run_controls
+from fedaudit.pipeline.describe import adversary_record, federation_record
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
-from fedaudit.pipeline.replay import CONTRADICTED, replay_error
-from fedaudit.pipeline.trials import Kept, Trial, run_trials
-from fedaudit.pipeline.utility_check import without_leaks, without_verdicts
-from fedaudit.pipeline.vertical import adversary_record
+from fedaudit.pipeline.recordings import CONTRADICTED, replay_error
+from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
 from fedaudit.results import (
-    AdversaryRecord,
     AttackRecord,
     AttackSummary,
     AuditResult,
@@ -158,7 +155,7 @@ def run_audit(
         BadInput: something in the scenario, the data or the model can't be used.
     """
     started = time.time()
-    display = display or Quiet()
+    means = Means(workers, store, kept, display or Quiet())
     resolved = resolve(scenario, data_dir=data_dir, dataset=dataset, model=model, loss=loss, display=display)
     recordings = record(resolved, workers=workers, store=store if checkpoints else None, display=display)
     attacked = [r for r in recordings if resolved.scenario.attacked(r.transcript.name)]
@@ -172,10 +169,7 @@ def run_audit(
         seed=resolved.scenario.seed,
         device=resolved.scenario.device,
     )
-    trials = run_attacks(planned, workers=workers, store=store, kept=kept, display=display)
-    audit = assess(
-        resolved, recordings, trials, workers=workers, started=started, store=store, kept=kept, display=display
-    )
+    audit = assess(resolved, recordings, run_trials(planned, means), means, started=started)
     if store and checkpoints:
         for federation in resolved.federations:
             simulation_checkpoint(store, federation.name).unlink(missing_ok=True)
@@ -279,36 +273,18 @@ def plan(
     return trials
 
 
-def run_attacks(
-    trials: Sequence[Trial],
-    *,
-    workers: int = 1,
-    store: Path | None = None,
-    kept: Kept | None = None,
-    display: Display | None = None,
-) -> list[Trial]:
-    """Run those of ``trials`` that have no outcome yet, and show how far they are; return all in order."""
-    todo = [trial for trial in trials if trial.outcome is None]
-    display = display or Quiet()
-    report = display.stage(f"{len(todo)} attacks", sum(trial.work for trial in todo))
-    return run_trials(trials, workers=workers, store=store, kept=kept, report=report, say=display.say)
-
-
 @one_thread()  # transforms by several threads end in other bits
 def assess(
     resolved: ResolvedScenario,
     recordings: Sequence[Recording],
     trials: Sequence[Trial],
+    means: Means | None = None,
     *,
-    workers: int,
     started: float,
     repeat: str | None = None,
-    store: Path | None = None,
-    kept: Kept | None = None,
-    display: Display | None = None,
 ) -> Audit:
     """Open the truth, now that every attack has been run; evaluate, and run the positive controls."""
-    scenario, attacks = resolved.scenario, resolved.scenario.attacks
+    scenario, attacks, means = resolved.scenario, resolved.scenario.attacks, means or Means()
     truths = {r.transcript.name: r.truth for r in recordings}
     findings: list[FindingResult] = []
     image_files: dict[str, Tensor] = {}
@@ -323,33 +299,23 @@ def assess(
     known = {name: truth.about.get("accuracy") for name, truth in truths.items()}
     accuracy = {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
     least = scenario.evaluation.least_accuracy
-    findings = without_leaks(findings, accuracy, least)
-    adversary = _adversary(scenario)
+    findings = [_not_by_chance(f, accuracy, least) for f in findings]
+    adversary = adversary_record(scenario)
     things = example_kind(resolved.data.kind or "image").plural
     summaries = summarise(
         findings, resamples=scenario.evaluation.bootstrap, seed=scenario.seed, who=adversary.who, things=things
     )
-    summaries = without_verdicts(summaries, accuracy, least)
+    summaries = [_judged(s, accuracy, least) for s in summaries]
     controls: Controls | None = None
     if scenario.evaluation.controls:
-        controls = run_controls(
-            summaries,
-            findings,
-            attacks,
-            recordings,
-            [name for name, spec, defences in scenario.runs() if defences.undefended],
-            scenario.threat,
-            seed=scenario.seed,
-            device=scenario.device,
-            workers=workers,
-            store=store,
-            kept=kept,
-            display=display,
-        )
+        controls = run_controls(summaries, findings, scenario, recordings, means)
         image_files |= controls.image_files
     replayed = {r.transcript.name: replay_error(r) for r in recordings if r.history is None}
     wrong = {name: error for name, error in replayed.items() if error is not None and error > CONTRADICTED}
-    summaries = with_controls(summaries, controls, who=adversary.who, things=things, contradicted=wrong)
+    summaries = [
+        judged_by_control(s, controls, who=adversary.who, things=things, error=wrong.get(s.federation))
+        for s in summaries
+    ]
     unverified = {r.transcript.name for r in recordings if r.transcript.recording and not r.transcript.replay_errors}
     summaries = [_with_cautions(summary, attacks, findings, unverified) for summary in summaries]
     lpips_used = any(image.lpips is not None for finding in findings for image in finding.images)
@@ -387,24 +353,48 @@ def assess(
         timing=Timing(
             seconds=time.time() - started,
             started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
-            workers=workers,
+            workers=means.workers,
         ),
     )
     return Audit(result, image_files, scenario.to_yaml())
 
 
-def _adversary(scenario: Scenario) -> AdversaryRecord:
-    if (vertical := scenario.federations[0].vertical) is not None:
-        return adversary_record(scenario.threat, vertical)
-    knows, does_not_know = scenario.threat.knowledge()
-    return AdversaryRecord(
-        adversary=scenario.threat.adversary,
-        summary=scenario.threat.summary,
-        knows=knows,
-        does_not_know=does_not_know,
-        acts=scenario.threat.adversary == "malicious-server"
-        or (scenario.threat.adversary == "client" and any(f.malicious for f in scenario.federations)),
-    )
+# --- federations that have hardly learnt anything: no evidence, for a leak or against it ------------------------------
+
+
+def _not_by_chance(finding: FindingResult, accuracy: Mapping[str, float], least: float) -> FindingResult:
+    """Return the finding; one that needs a trained federation and had none is no leak, and says so."""
+    if finding.status != "done" or not _hardly(finding.kind, finding.federation, accuracy, least):
+        return finding
+    notes = [*finding.notes, _said(accuracy[finding.federation])]
+    return finding.model_copy(update={"leak": False, "notes": notes})
+
+
+def _judged(summary: AttackSummary, accuracy: Mapping[str, float], least: float) -> AttackSummary:
+    """Return the summary; where a federation had to be trained and hardly was, the verdict is inconclusive."""
+    if summary.kind is None or not FINDING_TYPES[summary.kind].trained:
+        return summary
+    if summary.federation not in accuracy:
+        caution = "how well the federation's model was trained isn't recorded"
+        return summary.model_copy(update={"cautions": [*summary.cautions, caution]})
+    if not _hardly(summary.kind, summary.federation, accuracy, least):
+        return summary
+    reached = accuracy[summary.federation]
+    advice = f"{_said(reached)}; train it to {least:g} or more: more rounds, more examples a client, another rate"
+    text = f"{_said(reached)}, below {least:g} (evaluation.least_accuracy); {summary.verdict_text}"
+    changes = {"verdict": "inconclusive", "verdict_text": text, "advice": [advice], "hardly_trained": reached}
+    return summary.model_copy(update=changes)
+
+
+def _hardly(kind: str | None, federation: str, accuracy: Mapping[str, float], least: float) -> bool:
+    return kind is not None and FINDING_TYPES[kind].trained and accuracy.get(federation, 1.0) < least
+
+
+def _said(accuracy: float) -> str:
+    return f"the federation was hardly trained: accuracy {accuracy:.2f}"
+
+
+# --- what a result says beside its findings ---------------------------------------------------------------------------
 
 
 def _with_cautions(

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from fedaudit.data import Dataset
-from fedaudit.modalities import example_kind, save_png
+from fedaudit.modalities import example_kind
 from fedaudit.modalities.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
-from fedaudit.utils.bounds import TENSORS, check_file
+from fedaudit.simulation.checkpoint import Checkpoint, State
 from fedaudit.utils.errors import BadInput, unknown_name
 from fedaudit.utils.fingerprint import computation
 from fedaudit.utils.finite import all_finite
@@ -26,11 +23,9 @@ from fedaudit.utils.machine import one_thread
 from fedaudit.utils.progress import Display, Quiet
 from fedaudit.utils.seeds import derive_seed, generator
 
-TrainingObjective = Literal["gan", "autoencoder"]
-
+_OBJECTIVES = ("gan", "autoencoder")
 _AVERAGE = 0.995  # of the generator's weights over the steps of adversarial training
 _CODE_NOISE = 0.3  # standard deviation, of codes of standard deviation 1: neighbouring codes give similar images
-_KEEP_EVERY = 200  # steps
 _MADE = ("image",)  # kinds of examples
 
 
@@ -46,29 +41,22 @@ class TrainingPlan:
         batch_size: examples a step.
         learning_rate: of Adam, with β = (0.5, 0.99) for ``gan``.
         seed: of everything that is drawn.
+
+    Raises:
+        BadInput: no such objective, or a number that isn't allowed.
     """
 
-    objective: TrainingObjective = "autoencoder"
+    objective: str = "autoencoder"
     steps: int = 3000
     batch_size: int = 32
     learning_rate: float = 1e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.objective not in _OBJECTIVES:
+            raise BadInput(unknown_name("objective", self.objective, _OBJECTIVES))
         if self.steps < 1 or self.batch_size < 2 or not 0 < self.learning_rate < 1:
             raise BadInput("steps must be 1 or more, the batch size 2 or more, the learning rate between 0 and 1")
-
-
-def plan_for(objective: str, **settings: Any) -> TrainingPlan:
-    """Return the plan with this objective.
-
-    Raises:
-        BadInput: no such objective, or a number that isn't allowed.
-    """
-    known: dict[str, TrainingObjective] = {"gan": "gan", "autoencoder": "autoencoder"}
-    if objective not in known:
-        raise BadInput(unknown_name("objective", objective, known))
-    return TrainingPlan(known[objective], **settings)
 
 
 def public_examples(dataset: Dataset) -> Tensor:
@@ -127,9 +115,11 @@ def train_generator(
     key = computation("generator", spec, plan, images)
     if out.exists() and not again:
         return _same(out, key)
-    run = _Run(spec, plan, images, key)
+    run = _Run(spec, plan, images)
     resume = out.with_name(f"{out.name}.resume")
-    run.load(resume)
+    on_disk = Checkpoint(resume)
+    if state := on_disk.load(lambda: key):
+        run.load_state_dict(state)
     display = display or Quiet()
     if run.done:
         display.say(f"resuming: {run.done} of {plan.steps} steps kept in {resume}")
@@ -137,8 +127,8 @@ def train_generator(
     while run.done < plan.steps:
         run.step()
         report(run.done)
-        if run.done % _KEEP_EVERY == 0 and run.done < plan.steps:
-            run.save(resume)
+        if run.done < plan.steps:
+            on_disk.save(lambda: key, run.state_dict, last=False)
     trained = TrainedGenerator(
         run.result.eval(),
         dataset.name,
@@ -170,7 +160,7 @@ def _same(out: Path, key: str) -> TrainedGenerator:
 class _Run:
     """A training, with all of its state."""
 
-    def __init__(self, spec: GeneratorSpec, plan: TrainingPlan, images: Tensor, key: str) -> None:
+    def __init__(self, spec: GeneratorSpec, plan: TrainingPlan, images: Tensor) -> None:
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator
             torch.manual_seed(derive_seed(plan.seed, "generator", "weights"))
             self.generator, self.average = Generator(spec), Generator(spec)
@@ -182,7 +172,7 @@ class _Run:
         for part in (self.generator, self.other):
             part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
         self.average.load_state_dict(self.generator.state_dict())
-        self.spec, self.plan, self.key = spec, plan, key
+        self.spec, self.plan = spec, plan
         self.images = images.contiguous(memory_format=torch.channels_last)
         self.draw = generator(plan.seed, "generator", "training")
         betas = (0.5, 0.99) if plan.objective == "gan" else (0.9, 0.999)
@@ -229,49 +219,27 @@ class _Run:
         for optimiser in self.optimisers:
             optimiser.step()
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """Return the state, each tensor the run's own memory; the optimisers' state exists from the first step on."""
-        found: dict[str, Tensor] = {}
-        for name, part in (("generator", self.generator), ("other", self.other), ("average", self.average)):
-            found |= {f"{name}/{key}": t for key, t in part.state_dict().items()}
-        for i, optimiser in enumerate(self.optimisers):
-            for j, parameter in enumerate(optimiser.param_groups[0]["params"]):
-                found |= {f"adam{i}/{j}/{key}": t for key, t in optimiser.state[parameter].items()}
-        return found
+    def state_dict(self) -> State:
+        """Return what changes from step to step, for a checkpoint."""
+        return {
+            "networks": [part.state_dict() for part in self._networks],
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "draw": self.draw.get_state(),
+            "done": self.done,
+        }
 
-    def save(self, path: Path) -> None:
-        """Write all of the state."""
-        state = {name: t.clone().contiguous() for name, t in self._tensors().items()}
-        state |= {"draw": self.draw.get_state(), "done": torch.tensor(self.done)}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_name(f"{path.name}.part")
-            draft.write_bytes(save(state, metadata={"about": self.key}))
-            draft.replace(path)
-        except (OSError, SafetensorError) as error:
-            raise BadInput(f"can't write '{path}': {error}") from None
-
-    def load(self, path: Path) -> None:
-        """Go on from ``path``, if it is there and of this very training."""
-        if not path.is_file():
-            return
-        try:
-            check_file(path, TENSORS)
-            with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get("about") != self.key:
-                    return
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, OSError):
-            return  # half-written: from the start
-        for optimiser in self.optimisers:  # a step of nothing makes the optimisers' state
-            for parameter in optimiser.param_groups[0]["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-            optimiser.step()
-        with torch.no_grad():
-            for name, t in self._tensors().items():
-                t.copy_(state[name])
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        for part, kept in zip(self._networks, state["networks"], strict=True):
+            part.load_state_dict(kept)
+        for optimiser, kept in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(kept)
         self.draw.set_state(state["draw"])
-        self.done = int(state["done"])
+        self.done = state["done"]
+
+    @property
+    def _networks(self) -> tuple[nn.Module, ...]:
+        return self.generator, self.other, self.average
 
 
 def _descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -288,8 +256,3 @@ def sample_sheet(trained: TrainedGenerator, *, count: int = 64, seed: int = 0) -
     images = F.pad(images, (1, 1, 1, 1), value=1.0)
     rows = [torch.cat(row.unbind(), dim=2) for row in images.split(8) if len(row) == 8]
     return torch.cat(rows, dim=1)
-
-
-def write_samples(trained: TrainedGenerator, path: Path) -> None:
-    """Write :func:`sample_sheet` of ``trained`` as a PNG."""
-    save_png(sample_sheet(trained), path)

@@ -1,8 +1,10 @@
-"""All federations of a scenario on disk: a folder with a transcript and its truth for each."""
+"""Simulations that go to disk: a folder with the transcript and its truth, or one for each federation."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedaudit.pipeline.prepare import resolve
@@ -15,6 +17,30 @@ from fedaudit.transcript.truth import save_recording
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import check_folder
 from fedaudit.utils.progress import Display
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield the folder in which a simulation that is killed goes on; what ``whole`` within it is then becomes ``out``.
+
+    Args:
+        out: a new folder; it appears at once.
+
+    Raises:
+        BadInput: ``out`` isn't new or can't be written.
+    """
+    partial = out.with_name(out.name + ".partial")
+    if (out / INDEX).is_file() or any(out.glob(f"*/{INDEX}")):
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed when all was done
+    check_new(out)
+    check_folder(out)
+    shutil.rmtree(partial / "whole", ignore_errors=True)  # of an earlier try
+    yield partial
+    try:
+        (partial / "whole").replace(out)
+    except OSError as error:
+        raise BadInput(f"can't write the transcript to '{out}': {error.strerror or error}") from None
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def simulate_all(
@@ -34,22 +60,11 @@ def simulate_all(
     Raises:
         BadInput: something in the scenario can't be used, or ``out`` isn't new or can't be written.
     """
-    check_new(out)
-    check_folder(out)
-    partial = out.with_name(out.name + ".partial")
-    resolved = resolve(scenario, data_dir=data_dir, display=display)
-    recordings = record(resolved, workers=workers, store=partial, display=display)
-    for recording in recordings:
-        folder = partial / recording.transcript.name
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
-        save_recording(recording.transcript, recording.truth, folder)
-    try:
-        for file in partial.iterdir():
-            if file.is_file():  # checkpoints
-                file.unlink()
-        partial.replace(out)
-    except OSError as error:
-        raise BadInput(f"can't write the transcripts to '{out}': {error.strerror or error}") from None
+    with new_folder(out) as partial:
+        resolved = resolve(scenario, data_dir=data_dir, display=display)
+        recordings = record(resolved, workers=workers, store=partial, display=display)
+        for recording in recordings:
+            save_recording(recording.transcript, recording.truth, partial / "whole" / recording.transcript.name)
     return recordings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedaudit.attacks import Attack, Finding
@@ -14,6 +14,7 @@ from fedaudit.utils.fingerprint import computation, device_name, file_digest
 from fedaudit.utils.machine import one_thread
 from fedaudit.utils.native import native_code
 from fedaudit.utils.processes import WorkerDied, run_tasks, tell
+from fedaudit.utils.progress import Display, Quiet, Report
 from fedaudit.utils.seeds import generator
 
 
@@ -58,7 +59,7 @@ class Trial:
             device_name(self.device),
         )[:32]
 
-    def run(self, report: Callable[[float], None] | None = None) -> Finding | NotApplicable:
+    def run(self, report: Report = lambda _: None) -> Finding | NotApplicable:
         """Run the attack and return the finding, or why there is none."""
         seen, scope = self.observation, self.attack.scope()
         where: tuple[str | int, ...] = ()
@@ -67,12 +68,15 @@ class Trial:
         elif scope == "client":
             where = ("client", seen.messages[0].client)
         start = generator(self.seed, "attack", seen.federation, *where)
-        progress = None if report is None else lambda done, total: report(self.work * done / total)
         try:
-            found = self.attack(seen, generator=start, device=self.device, progress=progress)
+            return self.attack(
+                seen,
+                generator=start,
+                device=self.device,
+                progress=lambda done, total: report(self.work * done / total),
+            )
         except NotApplicable as reason:
             return reason
-        return found
 
     def fits(self, finding: Finding) -> bool:
         """Return whether this trial's attack may have returned ``finding``: its name becomes part of file names."""
@@ -97,61 +101,78 @@ class Trial:
 Kept = Callable[[Trial], Finding | NotApplicable]
 
 
-def run_trials(
-    trials: Sequence[Trial],
-    *,
-    workers: int = 1,
-    store: Path | None = None,
-    kept: Kept | None = None,
-    report: Callable[[float], None] | None = None,
-    say: Callable[[str], None] | None = None,
-) -> list[Trial]:
+@dataclass(frozen=True)
+class Means:
+    """With what an audit is run: nothing of what it finds depends on it.
+
+    Attributes:
+        workers: processes for the simulation and the attacks; 1 means this one.
+        store: folder where findings are kept as soon as they are made; those that are there are not made again.
+        kept: returns what a trial came to; with it no attack is run, and ``store`` isn't looked into.
+        display: shows progress.
+    """
+
+    workers: int = 1
+    store: Path | None = None
+    kept: Kept | None = None
+    display: Display = field(default_factory=Quiet)
+
+
+def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str = "") -> list[Trial]:
     """Run all trials that have no outcome yet; return all with theirs, in order, whatever the number of workers.
 
     Args:
         trials: to run.
-        workers: processes; 1 means this one.
-        store: folder where findings are kept as soon as they are made; those that are there already are not made again.
-        kept: returns what a trial came to; with it no attack is run, and ``store`` isn't looked into.
-        report: called with the work done so far, of the sum of these trials' ``work``.
-        say: called with a line if findings that are kept in ``store`` are used.
+        means: with what.
+        title: of the work, for the display; default: how many attacks these are.
 
     Raises:
-        FedAuditError: a trial's worker died twice; the other trials were finished and are kept in ``store``.
-        BadInput: ``store`` can't be written, or what is kept there was changed or damaged.
+        FedAuditError: a trial's worker died twice; the other trials were finished and are kept in the store.
+        BadInput: the store can't be written, or what is kept there was changed or damaged.
     """
+    means = means or Means()
     outcomes = [trial.outcome for trial in trials]
-    if kept:
-        outcomes = [kept(trial) if trial.outcome is None else trial.outcome for trial in trials]
-        return [replace(trial, outcome=outcome) for trial, outcome in zip(trials, outcomes, strict=True)]
-    paths = [store / f"{t.key()}.safetensors" if store and t.outcome is None else None for t in trials]
+    open_ones = [i for i, outcome in enumerate(outcomes) if outcome is None]
+    report = means.display.stage(title or f"{len(open_ones)} attacks", sum(trials[i].work for i in open_ones))
+    if means.kept:
+        for i in open_ones:
+            outcomes[i] = means.kept(trials[i])
+        return _with(outcomes, trials)
+    store = means.store
+    paths = {i: store / f"{trials[i].key()}.safetensors" for i in open_ones} if store else {}
     done = 0.0
-    for i, path in enumerate(paths):
-        if path and path.is_file():
+    for i, path in paths.items():
+        if path.is_file():
             outcomes[i] = trials[i].kept(path)
             done += trials[i].work
-    if report:
-        report(done)
-    todo = [i for i, outcome in enumerate(outcomes) if outcome is None]
-    wanted = sum(trial.outcome is None for trial in trials)
-    if say and len(todo) < wanted:
-        say(f"resuming: {wanted - len(todo)} of {wanted} attacks kept in {store}")
+    report(done)
+    todo = [i for i in open_ones if outcomes[i] is None]
+    if len(todo) < len(open_ones) and not title:
+        kept_ones = f"{len(open_ones) - len(todo)} of {len(open_ones)}"
+        means.display.say(f"resuming: {kept_ones} attacks kept in {store}")
     if store and todo:
-        _make_folder(store)
-    if workers <= 1 or len(todo) <= 1:
+        try:
+            store.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"can't write to {store}: {error.strerror or error}") from None
+    if means.workers <= 1 or len(todo) <= 1:
         with one_thread():
             for i in todo:
-                outcomes[i] = _run_and_keep(trials[i], paths[i], _shifted(report, done))
+
+                def advance(work: float, before: float = done) -> None:
+                    report(before + work)
+
+                outcomes[i] = _run_and_keep(trials[i], paths.get(i), advance)
                 done += trials[i].work
     else:
         began, parts, died = done, dict.fromkeys(todo, 0.0), None
 
         def beat(index: int, work: float) -> None:
             parts[todo[index]] = work
-            if report:
-                report(began + sum(parts.values()))
+            report(began + sum(parts.values()))
 
-        for index, result in run_tasks(_work, [(trials[i], paths[i]) for i in todo], workers=workers, beat=beat):
+        tasks = [(trials[i], paths.get(i)) for i in todo]
+        for index, result in run_tasks(_work, tasks, workers=means.workers, beat=beat):
             if isinstance(result, WorkerDied):
                 died = result  # told once the others are finished and kept
             elif isinstance(result, BaseException) and not isinstance(result, NotApplicable):
@@ -163,12 +184,15 @@ def run_trials(
             there = f"; what was finished is kept in {store}" if store else ""
             raise FedAuditError(f"{died}, perhaps for want of memory: run again with fewer --workers{there}")
         done += sum(parts.values())
-    if report:
-        report(done)
+    report(done)
+    return _with(outcomes, trials)
+
+
+def _with(outcomes: Sequence[Finding | NotApplicable | None], trials: Sequence[Trial]) -> list[Trial]:
     return [replace(trial, outcome=outcome) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 
-def _run_and_keep(trial: Trial, path: Path | None, report: Callable[[float], None] | None) -> Finding | NotApplicable:
+def _run_and_keep(trial: Trial, path: Path | None, report: Report) -> Finding | NotApplicable:
     outcome = trial.run(report)
     if path and isinstance(outcome, Finding):
         try:
@@ -178,18 +202,7 @@ def _run_and_keep(trial: Trial, path: Path | None, report: Callable[[float], Non
     return outcome
 
 
-def _shifted(report: Callable[[float], None] | None, before: float) -> Callable[[float], None] | None:
-    return None if report is None else lambda done: report(before + done)
-
-
 def _work(task: tuple[Trial, Path | None]) -> Finding | NotApplicable:
     """Run in a worker: one thread."""
     with one_thread():
         return _run_and_keep(*task, tell)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"can't write to {path}: {error.strerror or error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -19,9 +19,9 @@ from fedaudit.data import Dataset
 from fedaudit.evaluation import Limits
 from fedaudit.modalities import save_png
 from fedaudit.pipeline.offline import attack_transcript, evaluate_findings
-from fedaudit.pipeline.output import REQUEST
+from fedaudit.pipeline.output import REQUEST, leaves
 from fedaudit.pipeline.run import Audit, run_audit
-from fedaudit.pipeline.trials import Kept, Trial
+from fedaudit.pipeline.trials import Means, Trial
 from fedaudit.results import AuditResult
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.task.training import Loss
@@ -32,6 +32,7 @@ from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.fingerprint import code_digest, device_name
 from fedaudit.utils.folders import inside, temporary_folder
 from fedaudit.utils.image_bytes import decode
+from fedaudit.utils.integrity import file_sha256
 from fedaudit.utils.machine import processor
 from fedaudit.utils.native import native_code
 from fedaudit.utils.progress import Display
@@ -41,6 +42,7 @@ _SKIPPED = {"timing", "environment", "digests", "fedaudit_version"}
 
 _RELATIVE = 1e-4  # how much a number may differ where another processor or torch computed it
 _GREYS = 1  # and a pixel, of 255
+_NOTHING = object()  # what a document that lacks a key says there
 _DECIMAL = re.compile(r"(\d+\.\d+)")
 
 
@@ -84,8 +86,7 @@ def verify_audit(
         folder: of the audit.
         transcript: that was attacked, or its folder; needed where that isn't ``folder/recording``.
         truth: its ground truth, where that doesn't lie beside it.
-        data_dir: where data sets that aren't embedded lie.
-        dataset, model, loss: a user's own, as the audit had them.
+        data_dir, dataset, model, loss: as of :func:`fedaudit.pipeline.run.run_audit`.
         task, rounds: of a recording, as the attack had them.
         workers: processes for the simulation.
         display: shows progress.
@@ -104,23 +105,54 @@ def verify_audit(
         found.notes.append(f"another processor's arithmetic: compared within {_RELATIVE:g} relative")
     if stored.digests:
         found.notes += stored.digests.notes
-    derived = _derive(
-        stored,
-        folder,
-        transcript=transcript,
-        truth=truth,
-        data_dir=data_dir,
-        own={"dataset": dataset, "model": model, "loss": loss},
-        task=task,
-        rounds=rounds,
-        workers=workers,
-        kept=_KeptFindings(stored, folder / "findings", found, exact=exact),
-        display=display,
+    means = Means(workers, kept=_KeptFindings(stored, folder / "findings", found, exact=exact), display=display)
+    scenario = scenario_from(stored.scenario, where=f"the scenario in '{folder}'")
+    if not (folder / REQUEST).exists():
+        derived = run_audit(
+            scenario,
+            data_dir=data_dir,
+            dataset=dataset,
+            model=model,
+            loss=loss,
+            workers=workers,
+            kept=means.kept,
+            checkpoints=False,
+            display=display,
+        )
+    else:
+        request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
+        if not isinstance(request, dict) or not isinstance(request.get("attacks"), list):
+            raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
+        source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
+        if source is None:
+            raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with --transcript")
+        attacked = attack_transcript(
+            source,
+            request["attacks"],
+            threat=dict(request.get("threat") or {}),
+            seed=request.get("seed"),
+            device=str(request.get("device", "cpu")),
+            truth=truth,
+            means=means,
+            without_truth="the transcript has no ground truth beside it; name it with --truth",
+            model=model,
+            loss=loss,
+            task=task,
+            rounds=rounds,
+        )
+        derived = evaluate_findings(attacked, means=means, controls=scenario.evaluation.controls)
+        repeat = stored.repeat  # the flags as they were written, of which not all can be told again
+        derived = dataclasses.replace(derived, result=derived.result.model_copy(update={"repeat": repeat}))
+    derived = derived.held_to(
+        Limits(
+            {t.metric: t.limit for t in stored.thresholds if t.limit is not None},
+            next((t.verdict for t in stored.thresholds if t.verdict is not None), None),
+        )
     )
     found.findings = sum(finding.status == "done" for finding in derived.result.findings)
     found.differences += _of_digests(stored, derived, folder, exact=exact)
     before, after = stored.model_dump(mode="json"), derived.result.model_dump(mode="json")
-    found.values = sum(1 for _ in _leaves(before))
+    found.values = sum(1 for _ in leaves(before, without=_SKIPPED))
     found.differences += _of_files(stored, derived, folder, exact=exact)
     found.differences += _differences(before, after, "", exact=exact)
     return found
@@ -192,67 +224,13 @@ def _check_place(stored: AuditResult, folder: Path) -> None:
         )
 
 
-def _derive(
-    stored: AuditResult,
-    folder: Path,
-    *,
-    transcript: Path | Transcript | None,
-    truth: Path | Truth | None,
-    data_dir: Path | None,
-    own: dict[str, Any],
-    task: Mapping[str, Any] | None,
-    rounds: list[int] | None,
-    workers: int,
-    kept: Kept,
-    display: Display,
-) -> Audit:
-    limits = Limits(
-        {t.metric: t.limit for t in stored.thresholds if t.limit is not None},
-        next((t.verdict for t in stored.thresholds if t.verdict is not None), None),
-    )
-    scenario = scenario_from(stored.scenario, where=f"the scenario in '{folder}'")
-    if not (folder / REQUEST).exists():
-        audit = run_audit(
-            scenario, data_dir=data_dir, workers=workers, kept=kept, checkpoints=False, display=display, **own
-        )
-        return audit.held_to(limits)
-    request = plain_yaml.read(inside(folder, REQUEST), REQUEST)
-    if not isinstance(request, dict) or not isinstance(request.get("attacks"), list):
-        raise BadInput(f"{folder / REQUEST} isn't what 'fedaudit attack' writes")
-    source = transcript or (folder / "recording" if (folder / "recording").is_dir() else None)
-    if source is None:
-        raise BadInput(f"the results in '{folder}' are of a transcript: name its folder with --transcript")
-    found = attack_transcript(
-        source,
-        request["attacks"],
-        threat=dict(request.get("threat") or {}),
-        seed=request.get("seed"),
-        device=str(request.get("device", "cpu")),
-        kept=kept,
-        workers=workers,
-        truth=truth,
-        without_truth="the transcript has no ground truth beside it; name it with --truth",
-        display=display,
-        model=own["model"],
-        loss=own["loss"],
-        task=task,
-        rounds=rounds,
-    )
-    audited = evaluate_findings(
-        found, workers=workers, controls=scenario.evaluation.controls, kept=kept, display=display
-    )
-    audited = audited.held_to(limits)
-    repeat = stored.repeat  # the flags as they were written, of which not all can be told again
-    return Audit(audited.result.model_copy(update={"repeat": repeat}), audited.image_files, audited.scenario)
-
-
 def _of_digests(stored: AuditResult, derived: Audit, folder: Path, *, exact: bool) -> Iterator[str]:
     before, after = stored.digests, derived.result.digests
     if before is None or after is None:
         yield "results.json names no digests: an earlier fedaudit wrote it"
         return
     try:
-        beside = hashlib.sha256(inside(folder, "scenario.yaml").read_bytes()).hexdigest()
+        beside = file_sha256(inside(folder, "scenario.yaml"))
     except OSError as error:
         yield f"scenario.yaml can't be read: {error.strerror or error}"
     else:
@@ -332,27 +310,9 @@ def _close(one: Any, two: Any) -> bool:
     return all(abs(float(a) - float(b)) <= 1.01 * 10.0 ** -len(a.partition(".")[2]) for a, b in pairs)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key not in _SKIPPED:
-                yield from _leaves(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-class _Nothing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING = _Nothing()
-
-
 def _shown(value: Any) -> str:
+    if value is _NOTHING:
+        return "nothing"
     if isinstance(value, list):
         return f"{len(value)} items"
     text = repr(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -172,7 +171,8 @@ class CanaryPlay:
 
     def _sent(self, number: int, direction: Tensor, context: ClientContext) -> Update:
         federation = self.federation
-        length = (1.0 if self.dp is None else self.spec.strength) * self.clip * self._sign * float(self.values[number])
+        strength = 1.0 if self.dp is None or self.at_once else self.spec.strength
+        length = strength * self.clip * self._sign * float(self.values[number])
         held = [len(data) for data in federation.client_data]
         update = Update(
             client=federation.spec.clients + number,
@@ -181,10 +181,7 @@ class CanaryPlay:
             num_examples=max(1, round(sum(held) / len(held))),
             training=None,
         )
-        if self.at_once:
-            length = self._sign * self.clip * float(self.values[number])
-            return dataclasses.replace(update, tensors=self._named(length * direction))
-        return self.senders[number](update, context, self.generators[number])
+        return update if self.at_once else self.senders[number](update, context, self.generators[number])
 
     def _named(self, vector: Tensor) -> dict[str, Tensor]:
         pieces = vector.split([shape.numel() for shape in self.shapes.values()])

@@ -1,4 +1,4 @@
-"""Where a long simulation stands, on disk, so that one that was killed goes on from there."""
+"""Where a long simulation or training stands, on disk, so that one that was killed goes on from there."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedaudit.utils.integrity import check_text, digest_text
 # Tensors, numbers, strings and None in dicts, lists and tuples: what torch reads without running any code.
 State = dict[str, Any]
 
-EVERY = 30.0  # seconds between two checkpoints; a simulation that is over sooner has none
+EVERY = 30.0  # seconds between two checkpoints; what is over sooner has none
 
 
 class Checkpoint:
-    """One file, written now and then; it is used again for the same simulation by the same code only.
+    """One file, written now and then; it is used again for the same computation by the same code only.
 
     Args:
         path: of the file.
@@ -77,29 +77,22 @@ class Checkpoint:
 
 def pack(rounds: Sequence[Round]) -> list[State]:
     """Return rounds as plain values."""
-    return [{**vars(r), "updates": [_packed(update) for update in r.updates]} for r in rounds]
 
+    def plain(thing: Any) -> Any:
+        return None if thing is None else dataclasses.asdict(thing)
 
-def _packed(update: Update) -> State:
-    parts = {name: dataclasses.asdict(value) if value else None for name, value in _nested(update).items()}
-    return {**vars(update), **parts}
+    def packed(update: Update) -> State:
+        return {**vars(update), "training": plain(update.training), "sanitised": plain(update.sanitised)}
 
-
-def _nested(update: Update) -> dict[str, Any]:
-    return {"training": update.training, "sanitised": update.sanitised}
+    return [{**vars(r), "updates": list(map(packed, r.updates))} for r in rounds]
 
 
 def unpack(rounds: Sequence[State]) -> list[Round]:
     """Return the rounds that :func:`pack` was given."""
-    return [Round(**{**r, "updates": [_unpacked(u) for u in r["updates"]]}) for r in rounds]
 
+    def unpacked(update: State) -> Update:
+        training, sanitised = update["training"], update["sanitised"]
+        made = training and TrainingConfig(**training), sanitised and SanitiserInfo(**sanitised)
+        return Update(**{**update, "training": made[0], "sanitised": made[1]})
 
-def _unpacked(update: State) -> Update:
-    training, sanitised = update["training"], update["sanitised"]
-    return Update(
-        **{
-            **update,
-            "training": TrainingConfig(**training) if training else None,
-            "sanitised": SanitiserInfo(**sanitised) if sanitised else None,
-        }
-    )
+    return [Round(**{**r, "updates": list(map(unpacked, r["updates"]))}) for r in rounds]

@@ -28,7 +28,6 @@ from fedaudit.simulation.encoding import decode, encode
 from fedaudit.simulation.history import History
 from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.simulation.record_draw import RecordDraw
-from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.simulation.spec import FederationSpec
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss, TrainingConfig
@@ -64,7 +63,6 @@ class Federation:
         accuracy_examples: on so many examples, at most.
         canaries: that an audit of ε puts in; None: none.
         together: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
-        public: examples that a malicious server holds; None: it has none.
     """
 
     name: str
@@ -84,7 +82,6 @@ class Federation:
     accuracy_examples: int = 1000
     canaries: CanarySpec | None = None
     together: int = 1
-    public: Split | None = None
 
     @property
     def aggregator(self) -> Aggregator:
@@ -95,11 +92,6 @@ class Federation:
     def behaviour(self) -> Behaviour | None:
         """Of the malicious clients; None where there are none."""
         return self.spec.malicious.behaviour if self.spec.malicious else None
-
-    @property
-    def server(self) -> ServerBehaviour | None:
-        """What a malicious server does to the model; None: it is honest."""
-        return self.spec.server
 
 
 class Client:

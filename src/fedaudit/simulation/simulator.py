@@ -129,7 +129,7 @@ class _Running:
         self.layers = _layers(federation)
         self.aggregator = federation.aggregator.anew()  # they may remember
         self.behaviour = federation.behaviour and federation.behaviour.anew()
-        self.dishonest = federation.server and federation.server.anew()
+        self.dishonest = spec.server and spec.server.anew()
         self.root = _root(federation)
         self.history = History(federation.accuracy_every, federation.accuracy_examples)
         self.history.at_end = self.behaviour is not None and self.behaviour.trained
@@ -298,7 +298,7 @@ def _choose(federation: Federation, budget: PrivacyBudget, sampler: torch.Genera
 
 def _server_step(federation: Federation, index: int, chosen: list[int], weights: dict[str, Tensor]) -> ServerStep:
     """Return what a malicious server has in its hands before a round."""
-    info, public = federation.task_info, federation.public
+    info, public = federation.task_info, federation.drawn.public
     model = copy.deepcopy(federation.model)
     set_training_mode(model, info.batch_norm, dropout=info.dropout)
     draws = generator(federation.seed, federation.spec.name, "malicious server", index)
@@ -381,8 +381,8 @@ def check(federation: Federation) -> None:
             given_records = federation.drawn.records is not None and federation.during_training
             federation.behaviour.check(federation.task_info, given_records)
             _check_attacked(federation, federation.behaviour)
-        if federation.server:
-            federation.server.check(federation.model, federation.task_info, spec.plan)
+        if spec.server:
+            spec.server.check(federation.model, federation.task_info, spec.plan)
         _check_budget(federation)
     except BadInput as error:
         raise BadInput(f"federation '{spec.name}': {error}") from None

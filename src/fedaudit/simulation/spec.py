@@ -10,7 +10,7 @@ from fedaudit.data.partition import PARTITIONS
 from fedaudit.simulation.behaviour import Behaviour
 from fedaudit.simulation.server_behaviour import ServerBehaviour
 from fedaudit.task.training import LocalPlan
-from fedaudit.transcript.vertical_spec import VerticalSpec
+from fedaudit.transcript.vertical import VerticalSpec
 from fedaudit.utils.errors import unknown_name
 from fedaudit.utils.registry import PluginField
 from fedaudit.utils.validation import (

@@ -23,7 +23,7 @@ def run_round(
     history: History,
     report: Callable[[int], None],
     *,
-    client_weights: Mapping[int, dict[str, Tensor]] | None = None,
+    client_weights: Mapping[int, dict[str, Tensor]],
     workers: int = 1,
 ) -> list[tuple[Update, Tensor]]:
     """Return what each client sends in a round, as it arrives, and the rows of the examples it was made from.
@@ -42,45 +42,15 @@ def run_round(
     Raises:
         FedAuditError: a client's worker process died twice.
     """
-    received = [(client_weights or {}).get(client.number, weights) for client in clients]
-    if workers > 1:
-        return _apart(clients, model, index, received, history, report, workers)
-    return _here(clients, model, index, received, history, report)
-
-
-def _here(
-    clients: Sequence[Client],
-    model: nn.Module,
-    index: int,
-    received: Sequence[dict[str, Tensor]],
-    history: History,
-    report: Callable[[int], None],
-) -> list[tuple[Update, Tensor]]:
-    steps: list[tuple[Update, Tensor]] = []
-    for client, weights in zip(clients, received, strict=True):
-        steps.append(_step(client, model, index, weights, history))
-        report(len(steps))
-    return steps
-
-
-def _apart(
-    clients: Sequence[Client],
-    model: nn.Module,
-    index: int,
-    received: Sequence[dict[str, Tensor]],
-    history: History,
-    report: Callable[[int], None],
-    workers: int,
-) -> list[tuple[Update, Tensor]]:
-    each = list(zip(clients, received, strict=True))
-    honest = [client for client in clients if client.behaviour is None]
+    received = {client.number: client_weights.get(client.number, weights) for client in clients}
     done: dict[int, tuple[tuple[Update, Tensor], History]] = {}
-    tasks = [(client, model, index, weights) for client, weights in each if client.behaviour is None]
-    results = run_tasks(_work, tasks, workers=workers)
-    for client, weights in each:
-        if client.behaviour is not None:
+    apart = [client for client in clients if workers > 1 and client.behaviour is None]
+    tasks = [(client, model, index, received[client.number]) for client in apart]
+    results = run_tasks(_work, tasks, workers=workers) if tasks else iter(())
+    for client in clients:
+        if client not in apart:
             own = History()
-            done[client.number] = _step(client, model, index, weights, own), own
+            done[client.number] = _step(client, model, index, received[client.number], own), own
             report(len(done))
     for row, result in results:
         if isinstance(result, WorkerDied):
@@ -90,8 +60,8 @@ def _apart(
         if isinstance(result, BaseException):
             raise result
         step, state, own = result
-        honest[row].load_state_dict(state)
-        done[honest[row].number] = step, own
+        apart[row].load_state_dict(state)
+        done[apart[row].number] = step, own
         report(len(done))
     for client in clients:
         history.add(done[client.number][1])

@@ -102,6 +102,13 @@ class Pass(NamedTuple):
     weight: float
 
 
+def _check_numbers(thing: object, what: str, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(thing, name)
+        if not (math.isfinite(value) and value >= 0 and (name != "momentum" or value < 1)):
+            raise BadInput(f"{what}'s {name} is {value}; it must be 0 or more" + ", below 1" * (name == "momentum"))
+
+
 @dataclass(frozen=True)
 class ParameterGroup:
     """Parameters that the optimiser treats otherwise than the rest.
@@ -123,10 +130,7 @@ class ParameterGroup:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "momentum", "weight_decay"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0 and (name != "momentum" or value < 1)):
-                raise BadInput(f"a parameter group's {name} is {value}; it must be 0 or more")
+        _check_numbers(self, "a parameter group", ("learning_rate", "momentum", "weight_decay"))
 
 
 @dataclass(frozen=True)
@@ -188,12 +192,7 @@ class TrainingConfig:
             raise BadInput(
                 f"an update's learning rate is {self.learning_rate}; it must be above 0, and {LARGEST:g} at most"
             )
-        for name in ("momentum", "weight_decay", "proximal_mu"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0 and (name != "momentum" or value < 1)):
-                raise BadInput(
-                    f"an update's {name} is {value}; it must be 0 or more" + ", below 1" * (name == "momentum")
-                )
+        _check_numbers(self, "an update", ("momentum", "weight_decay", "proximal_mu"))
         self._check_optimiser()
 
     def _check_optimiser(self) -> None:

@@ -279,7 +279,7 @@ def read_header(folder: Path) -> Header:
             )
         if start.version != VERSION:
             raise CorruptTranscript(f"{path}: version {start.version} can't be read by this fedaudit, only {VERSION}")
-        _check_seal(path, data)
+        check(path, remedy=REMEDY, data=data, needed=True)
         return _header(path, data)
     except ValidationError as error:
         raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, Header)}") from None
@@ -305,7 +305,7 @@ def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
     for path in sorted(folder.glob("round-*.json")):
         try:
             data = read_bytes(path, JSON)
-            _check_seal(path, data, f"{header.id}/{path.name}")
+            check(path, f"{header.id}/{path.name}", remedy=REMEDY, data=data, needed=True)
             entry = RoundEntry.model_validate_json(data, strict=True)
         except ValidationError as error:
             raise CorruptTranscript(f"{path} is not a round's index: {explain(error, RoundEntry)}") from None
@@ -337,16 +337,11 @@ def read_part(folder: Path, header: Header, part: Part) -> tuple[Any, dict[str, 
         return None
     try:
         check_file(path, TENSORS)
-        _check_seal(path, None, f"{header.id}/{path.name}")
-        values, tensors, _ = load_sealed(path, f"{header.id}/{path.name}", own=["entry"], remedy=REMEDY)
+        about = f"{header.id}/{path.name}"
+        values, tensors, _ = load_sealed(path, about, own=["entry"], remedy=REMEDY, needed=True)
         return values.get("entry"), tensors
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a transcript's ({str(error)[:80]!r})") from None
-
-
-def _check_seal(path: Path, data: bytes | None, about: str = "") -> None:
-    if check(path, about, remedy=REMEDY, data=data):
-        raise CorruptTranscript(f"{path} carries no digest: it isn't whole, or not what fedaudit wrote; {REMEDY}")
 
 
 # --- canaries -------------------------------------------------------------------------------------------------------
@@ -355,23 +350,17 @@ def _check_seal(path: Path, data: bytes | None, about: str = "") -> None:
 class CanariesEntry(BaseModel):
     """All of :class:`~fedaudit.epsilon.canaries.Canaries` but its readings."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, from_attributes=True)
 
     unit: Unit
     adjacency: Adjacency
     noise: dict[str, _Noise]
     rates: dict[str, _Share]
     steps: Annotated[int, Field(ge=1)]
-    covered: list[str]
+    covered: tuple[str, ...]
     claimed: Annotated[float, Field(ge=0)] | None
     delta: Annotated[float, Field(gt=0, lt=1)]
     joint: bool = False
-
-    @classmethod
-    def of(cls, canaries: Canaries) -> CanariesEntry:
-        """Return the entry of ``canaries``."""
-        known = {name: getattr(canaries, name) for name in cls.model_fields}
-        return cls(**{**known, "covered": list(canaries.covered)})
 
     def canaries(self, readings: dict[str, Tensor], path: Path) -> Canaries:
         """Return the canaries with ``readings``, read from ``path``.
@@ -387,7 +376,7 @@ class CanariesEntry(BaseModel):
             raise CorruptTranscript(f"{path}: the readings aren't of the same canaries")
         if not {*self.noise, *self.rates, *self.covered} <= OBSERVERS.keys():
             raise CorruptTranscript(f"{path}: an observer of the canaries isn't known")
-        return Canaries(readings=readings, **{**dict(self), "covered": tuple(self.covered)})
+        return Canaries(readings=readings, **dict(self))
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------

@@ -165,13 +165,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
     if records is not None and threat.client_property is None:
         records = dataclasses.replace(records, public_property=records.public_property[:0])
     if records is not None and threat.public_examples is None:
-        records = dataclasses.replace(
-            records,
-            public_inputs=records.public_inputs[:0],
-            public_labels=records.public_labels[:0],
-            public_values=records.public_values[:0],
-            public_property=records.public_property[:0],
-        )
+        records = records.with_public(slice(0))
     return Observation(
         federation=transcript.name,
         threat=threat,

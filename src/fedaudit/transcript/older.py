@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import Canaries
@@ -35,10 +35,9 @@ from fedaudit.transcript.files import (
 from fedaudit.transcript.queries import Records
 from fedaudit.transcript.rounds import REMEDY, Round, check_new, labels_of, read_file
 from fedaudit.transcript.transcript import Transcript
-from fedaudit.transcript.truth import CANDIDATES, COINS, FILE, FOLDER, Truth, save_part, save_recording
+from fedaudit.transcript.truth import ABOUT, CANDIDATES, COINS, FILE, FOLDER, save_part, save_recording, truth_from
 from fedaudit.transcript.update import Update
-from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord
-from fedaudit.transcript.vertical_spec import VerticalSpec
+from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord, VerticalSpec
 from fedaudit.utils.bounds import TENSORS, check_file, read_json
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
@@ -51,8 +50,6 @@ _LAY_IN = {
     VerticalRecord: "fedaudit.federation.vertical_record",
     VerticalSpec: "fedaudit.federation.vertical_spec",
 }
-_TRUTH_SAYS = ("scenario", "data", "model", "accuracy", "transcript")
-
 # Fields of the task that had other names.
 _TASK = {"spare_outputs": "extra_classes", "front": "inserted"}
 
@@ -128,12 +125,13 @@ def _convert_simulated(old: Path, index: dict[str, Any], new: Path) -> list[str]
         transcript.save(new)
         return notes
     check_file(old / FILE, TENSORS)
-    about, found, note = load_sealed(old / FILE, own=_TRUTH_SAYS, remedy=REMEDY)
+    about, found, note = load_sealed(old / FILE, own=ABOUT, remedy=REMEDY)
     if about.get("transcript") != _first_fingerprint(transcript):
         raise CorruptTranscript(f"{old / FILE} is the ground truth of another transcript than '{transcript.name}'")
     notes += [note] if note else []
     transcript.notes = tuple(notes)
-    save_recording(transcript, _truth(about, found), new)
+    renamed = {"matched" if name == "twins" else name: value for name, value in found.items()}
+    save_recording(transcript, truth_from(about, renamed, old / FILE), new)
     return notes
 
 
@@ -184,21 +182,7 @@ def _vertical(values: dict[str, Any], tensors: dict[str, Tensor]) -> VerticalRec
         part: {name.removeprefix(f"{part}/"): value for name, value in tensors.items() if name.startswith(f"{part}/")}
         for part in ("weights", "updates")
     }
-    of_entry = {name: getattr(entry, name) for name in VerticalEntry.model_fields}
-    return VerticalRecord(**of_entry, weights=parts["weights"], updates=parts["updates"], **known)
-
-
-def _truth(about: dict[str, Any], tensors: dict[str, Tensor]) -> Truth:
-    kept: dict[str, dict[tuple[int, int], Tensor]] = {"inputs": {}, "labels": {}, "rows": {}}
-    known: dict[str, Any] = {}
-    for name, value in tensors.items():
-        what, _, place = name.partition("/")
-        if place:
-            r, c = map(int, place.split("/"))
-            kept[what][r, c] = value
-        else:
-            known["matched" if name == "twins" else name] = value
-    return Truth(kept["inputs"], kept["labels"], about=about, rows=kept["rows"], **known)
+    return VerticalRecord(**dict(entry), weights=parts["weights"], updates=parts["updates"], **known)
 
 
 def _first_fingerprint(transcript: Transcript) -> str:
@@ -307,13 +291,7 @@ def _part(path: Path, identifier: str, own: list[str], about: str) -> tuple[dict
     if not path.is_file():
         return None
     check_file(path, TENSORS)
-    if check(path, about, remedy=REMEDY):
-        with safe_open(path, framework="pt") as file:
-            values: dict[str, Any] = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        values = json.loads(values["about"]) if "about" in values else values
-    else:
-        values, tensors, _ = load_sealed(path, about, own=own, remedy=REMEDY)
+    values, tensors, _ = load_sealed(path, about, own=own, remedy=REMEDY)
     if values.get("recording") != identifier:
         raise CorruptTranscript(f"{path} belongs to another recording")
     return values, tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,11 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def with_public(self, rows: Tensor | slice) -> Records:
+        """Return the same with only those ``rows`` of the public examples."""
+        public = {n: t[rows] if len(t) else t for n, t in vars(self).items() if n.startswith("public_")}
+        return replace(self, **public)
 
     def stored(self) -> dict[str, Tensor]:
         """Return what is written to a file; what later versions added only where there is any."""

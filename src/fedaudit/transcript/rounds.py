@@ -146,13 +146,6 @@ def check_tensors(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: P
             raise CorruptTranscript(f"{path}: tensor '{name}' has NaN or infinite values")
 
 
-def read_tensors(folder: Path, file: str, files: Mapping[str, str], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a file, see :func:`read_file`, checked as by :func:`check_tensors`."""
-    tensors = read_file(folder, file, files)
-    check_tensors(tensors, wanted, folder / file)
-    return tensors
-
-
 def check_update(
     own: dict[str, Tensor],
     moved: dict[str, Tensor],
@@ -161,8 +154,8 @@ def check_update(
     path: Path | str,
     *,
     whole: bool,
-) -> dict[str, Tensor]:
-    """Return those of ``parameters`` that were sent in ``own``, and refuse what isn't as the model has it.
+) -> None:
+    """Check that ``own``, of ``parameters``, and ``moved``, of ``buffers``, are as the model has them.
 
     A sanitiser may hold tensors back, but then says that it was there; without one the update must be ``whole``.
     """
@@ -171,7 +164,6 @@ def check_update(
         raise CorruptTranscript(f"{path}: there is no parameter of the model in it")
     check_tensors(own, sent, path)
     check_tensors(moved, {k: v for k, v in buffers.items() if k in moved}, path)
-    return sent
 
 
 def check_examples(inputs: Tensor, labels: Tensor, task_info: TaskInfo, count: int, what: str) -> None:

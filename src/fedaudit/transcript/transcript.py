@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
@@ -45,12 +45,14 @@ from fedaudit.transcript.rounds import (
     expected,
 )
 from fedaudit.transcript.update import UpdateKind
-from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord
+from fedaudit.transcript.vertical import VerticalEntry, VerticalRecord, vertical_module
 from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.fingerprint import fingerprint, tensor_bytes
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.integrity import blank
 from fedaudit.utils.validation import explain
+
+Entry = TypeVar("Entry", bound=BaseModel)
 
 
 @dataclass(eq=False)
@@ -149,18 +151,18 @@ class Transcript:
 
         Of a recording it is made from the recording's identifier, and which updates there are.
         """
-        digest = hashlib.sha256()
+        digest, told = hashlib.sha256(), list[tuple[str, dict[str, Tensor]]]()
         if self.recording:
             updates = [(r.index, u.client) for r in self.rounds for u in r.updates]
             return hashlib.sha256(f"{self.recording}/{updates}".encode()).hexdigest()
         for record in self.rounds:
             for update in record.updates:
-                digest.update(f"{record.index}/{update.client}/{update.kind}/{update.num_examples}".encode())
-                for name in sorted(update.tensors):
-                    digest.update(name.encode())
-                    digest.update(tensor_bytes(update.tensors[name]))
+                what = f"{record.index}/{update.client}/{update.kind}/{update.num_examples}"
+                told.append((what, update.tensors))
         for part, (tensors, entry) in self._parts().items():
-            digest.update(f"{part} {entry.model_dump_json() if entry else ''}".encode())
+            told.append((f"{part} {entry.model_dump_json() if entry else ''}", tensors))
+        for what, tensors in told:
+            digest.update(what.encode())
             for name in sorted(tensors):
                 digest.update(name.encode())
                 digest.update(tensor_bytes(tensors[name]))
@@ -251,9 +253,9 @@ class Transcript:
         if self.adversary_log:
             parts["adversary-log"] = self.adversary_log, None
         if self.canaries:
-            parts["canaries"] = self.canaries.readings, CanariesEntry.of(self.canaries)
+            parts["canaries"] = self.canaries.readings, CanariesEntry.model_validate(self.canaries)
         if self.vertical:
-            parts["vertical"] = self.vertical.tensors(), VerticalEntry.of(self.vertical)
+            parts["vertical"] = self.vertical.tensors(), VerticalEntry.model_validate(self.vertical)
         return parts
 
     @classmethod
@@ -283,6 +285,10 @@ class Transcript:
         """
         folder = Path(folder)
         header = read_header(folder)
+
+        def place(part: Part) -> Path:
+            return folder / f"{part}.safetensors"
+
         captured = header.source == "captured"
         entries = [e for e in read_rounds(folder, header) if rounds is None or not captured or e.index in rounds]
         if captured and not entries:
@@ -290,7 +296,7 @@ class Transcript:
             raise CorruptTranscript(f"'{folder}' has no closed round{chosen}: the recording ended before one was over")
         parts = {part: found for part in PARTS if (found := read_part(folder, header, part)) is not None}
         notes = list(header.notes)
-        vertical = _vertical_entry(parts["vertical"][0], folder) if "vertical" in parts else None
+        vertical = _entry(VerticalEntry, parts["vertical"][0], place("vertical")) if "vertical" in parts else None
         if module is None and (header.task is None or header.task.model == "custom"):
             raise BadInput(
                 f"the transcript in '{folder}' is of a user's own model; name it: --model package.module:factory, or "
@@ -324,11 +330,12 @@ class Transcript:
         notes += dict.fromkeys(note for entry in entries for m in entry.messages for note in m.notes)
         made.notes = tuple(notes)
         if "queries" in parts:
-            made.records = read_queries(parts["queries"][1], task_info, str(folder / "queries.safetensors"))
+            made.records = read_queries(parts["queries"][1], task_info, str(place("queries")))
         if "canaries" in parts:
-            made.canaries = _canaries(*parts["canaries"], folder / "canaries.safetensors")
+            values, readings = parts["canaries"]
+            made.canaries = _entry(CanariesEntry, values, place("canaries")).canaries(readings, place("canaries"))
         if vertical is not None:
-            made.vertical = vertical.record(parts["vertical"][1], module, task_info, folder / "vertical.safetensors")
+            made.vertical = vertical.record(parts["vertical"][1], module, task_info, place("vertical"))
         made.check()
         return made
 
@@ -344,7 +351,7 @@ def _architecture(
     try:
         loss = loss or loss_function(task_info.loss, task_info.label_smoothing, task_info.class_weights)
         if module is None and vertical is not None:
-            module = vertical.module(task_info)
+            module = vertical_module(vertical.spec, vertical.parties, task_info)
         if module is None:
             module = build_model(
                 task_info.model,
@@ -358,15 +365,9 @@ def _architecture(
         raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
 
 
-def _vertical_entry(entry: Any, folder: Path) -> VerticalEntry:
+def _entry(kind: type[Entry], values: Any, path: Path) -> Entry:
+    """Return what a part's file says beside its tensors."""
     try:
-        return VerticalEntry.model_validate(entry)
+        return kind.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        raise CorruptTranscript(f"{folder / 'vertical.safetensors'}: {explain(error, VerticalEntry)}") from None
-
-
-def _canaries(entry: Any, readings: dict[str, Tensor], path: Path) -> Canaries:
-    try:
-        return CanariesEntry.model_validate_json(json.dumps(entry)).canaries(readings, path)
-    except ValidationError as error:
-        raise CorruptTranscript(f"{path}: {explain(error, CanariesEntry)}") from None
+        raise CorruptTranscript(f"{path}: {explain(error, kind)}") from None

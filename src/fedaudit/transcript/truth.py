@@ -32,7 +32,7 @@ FILE = "truth.safetensors"  # where a simulation's lies in its transcript's fold
 FOLDER = "truth"  # where a recorder's files of it lie
 COINS = "canaries.safetensors"
 CANDIDATES = "candidates.safetensors"
-_ABOUT = ("scenario", "data", "model", "accuracy", "transcript")
+ABOUT = ("scenario", "data", "model", "accuracy", "transcript")
 _WHOLE = ("candidates", "candidate_labels", "owners", "matched", "values", "shares", "coins")
 _OF_UPDATE = re.compile(r"round-(\d{5})-client-(\d{5})\.safetensors")
 _OF_UPDATES = ("inputs", "labels", "rows", "seen/inputs", "seen/targets", "seen/randomness")
@@ -131,7 +131,7 @@ class Truth:
             BadInput: its digest doesn't fit, or can't be checked with the key that there is.
         """
         about, tensors = _read(path)
-        return _made(about, tensors, path)
+        return truth_from(about, tensors, path)
 
 
 def seen_tensors(
@@ -189,7 +189,7 @@ def load_truth(path: Path, transcript: Transcript) -> Truth:
         about |= known
         tensors |= read
     given = tensors.pop("seen/candidates/inputs", None), tensors.pop("seen/candidates/targets", None)
-    truth = _made({**about, "transcript": transcript.fingerprint()}, tensors, path)
+    truth = truth_from({**about, "transcript": transcript.fingerprint()}, tensors, path)
     if not truth.inputs:
         truth = _decoded(truth, given, updates, transcript.task_info, path)
     if not truth.inputs and not len(truth.coins):
@@ -214,15 +214,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CorruptTranscript(f"no ground truth at {path}; without it findings can't be evaluated")
     try:
         check_file(path, TENSORS)
-        about, tensors, note = load_sealed(path, own=_ABOUT, remedy=REMEDY)
+        about, tensors, _ = load_sealed(path, own=ABOUT, remedy=REMEDY, needed=True)
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
-    if note:
-        raise CorruptTranscript(f"{path} carries no digest: it isn't whole, or not what fedaudit wrote; {REMEDY}")
     return about, tensors
 
 
-def _made(about: dict[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Truth:
+def truth_from(about: dict[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Truth:
     """Return the truth that stands in the tensors of a file, or of several."""
     kept: dict[str, dict[tuple[int, int], Tensor]] = {what: {} for what in _OF_UPDATES}
     known: dict[str, Any] = {}

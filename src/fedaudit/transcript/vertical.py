@@ -5,21 +5,46 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedaudit.models import VerticalModel, build_vertical
+from fedaudit.models.vertical import Features, Top
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.rounds import check_labels, check_tensors
-from fedaudit.transcript.vertical_spec import VerticalSpec
 from fedaudit.utils.errors import CorruptTranscript
 from fedaudit.utils.finite import all_finite
+from fedaudit.utils.validation import Count, Spec, Whole
 
 _WEIGHTS, _UPDATES, _SERVER = "weights/", "updates/", "server."
 _TOGETHER = ("batches", "labels", "embeddings", "gradients")
+
+
+class VerticalSpec(Spec):
+    """How features, model and messages of a vertical federation are split over its parties."""
+
+    features: Features = Field(
+        default="strips",
+        description="which of them a party holds: strips, columns of a table or an image that stand side by side; "
+        "quadrants, a quarter of an image each (4 parties)",
+    )
+    protocol: Literal["split", "aggregated-gradients"] = Field(
+        default="split",
+        description="split: embeddings go up, their gradients come down; aggregated-gradients: the server reads the "
+        "model, and the gradient of a whole batch for every parameter, as CAFE assumes",
+    )
+    embedding: Count | None = Field(
+        default=None, description="numbers that a party's network puts out for an example; the model's outputs if null"
+    )
+    top: Top = Field(
+        default="linear",
+        description="the server's network on all embeddings: one linear layer; mlp, a hidden one more; sum, none: the "
+        "outputs are the embeddings' sum",
+    )
+    observer: Whole = Field(default=0, description="which party looks, where the adversary is a client")
 
 
 @dataclass(frozen=True)
@@ -142,33 +167,11 @@ class VerticalRecord:
 class VerticalEntry(BaseModel):
     """All of a :class:`VerticalRecord` but its tensors, as it stands in a transcript's index."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
     spec: VerticalSpec
     parties: Annotated[int, Field(ge=2, le=10_000)]
     examples: Annotated[int, Field(ge=1, le=10_000_000)]
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-    @classmethod
-    def of(cls, record: VerticalRecord) -> VerticalEntry:
-        """Return the entry of ``record``."""
-        return cls(**{name: getattr(record, name) for name in cls.model_fields})
-
-    def module(self, task_info: TaskInfo) -> VerticalModel:
-        """Return the architecture.
-
-        Raises:
-            BadInput: it can't be made.
-        """
-        return build_vertical(
-            task_info.model,
-            parties=self.parties,
-            features=self.spec.features,
-            top=self.spec.top,
-            embedding=self.spec.embedding or task_info.outputs,
-            input_shape=task_info.input_shape,
-            outputs=task_info.outputs,
-            width=task_info.width,
-        )
 
     def record(self, tensors: dict[str, Tensor], module: nn.Module, task_info: TaskInfo, path: Path) -> VerticalRecord:
         """Return the record with ``tensors``, read from ``path``, checked.
@@ -202,3 +205,21 @@ class VerticalEntry(BaseModel):
             raise CorruptTranscript(f"{path}: a gradient is none of the model's")
         made.check(module, task_info, str(path))
         return made
+
+
+def vertical_module(spec: VerticalSpec, parties: int, task_info: TaskInfo) -> VerticalModel:
+    """Return the architecture of a vertical federation.
+
+    Raises:
+        BadInput: it can't be made.
+    """
+    return build_vertical(
+        task_info.model,
+        parties=parties,
+        features=spec.features,
+        top=spec.top,
+        embedding=spec.embedding or task_info.outputs,
+        input_shape=task_info.input_shape,
+        outputs=task_info.outputs,
+        width=task_info.width,
+    )

@@ -51,7 +51,7 @@ def sealed(text: str, about: str = "") -> bytes:
 
 
 def digest_in(data: bytes) -> str | None:
-    """Return the digest that a JSON text holds, if one is there."""
+    """Return the digest that a JSON text, or the head of a file, holds, if one is there."""
     found = _FIELD.search(data)
     return (found[1] + b":" + found[2]).decode() if found else None
 
@@ -100,7 +100,7 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
 
 
 def load_sealed(
-    path: Path, about: str = "", *, own: Collection[str], remedy: str
+    path: Path, about: str = "", *, own: Collection[str], remedy: str, needed: bool = False
 ) -> tuple[dict[str, Any], dict[str, Tensor], str | None]:
     """Return what :func:`save_sealed` wrote: values, tensors, and the note of :func:`check`.
 
@@ -108,16 +108,16 @@ def load_sealed(
         path: of the file.
         about: that it was saved with.
         own: names that its values may have.
-        remedy: as of :func:`check`.
+        remedy, needed: as of :func:`check`.
 
     Raises:
-        BadInput: its digest doesn't fit, or can't be checked with the key that there is.
+        BadInput: its digest doesn't fit, is missing, or can't be checked with the key that there is.
         ValueError: its values are other ones.
         OSError, SafetensorError: it can't be read.
     """
     from safetensors import safe_open
 
-    note = check(path, about, remedy=remedy)
+    note = check(path, about, remedy=remedy, needed=needed)
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
         values: Any = json.loads(metadata["about"]) if "about" in metadata else metadata  # a recording's, before
@@ -127,7 +127,7 @@ def load_sealed(
     return {key: value for key, value in values.items() if key != "digest"}, tensors, note
 
 
-def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None) -> str | None:
+def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None, needed: bool = False) -> str | None:
     """Check the digest in a file.
 
     Args:
@@ -135,19 +135,22 @@ def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None
         about: what it was sealed with.
         remedy: what to do where the digest doesn't fit, as the end of a sentence.
         data: what was read of the file, where it was read already.
+        needed: whether a file without a digest is refused, too.
 
     Returns:
         A note where the file carries no digest, as those that earlier versions wrote; else None.
 
     Raises:
-        CorruptTranscript: its digest doesn't fit.
+        CorruptTranscript: its digest doesn't fit, or is missing where it is needed.
         BadInput: it can't be checked with the key that there is.
         OSError: the file can't be read.
     """
     with path.open("rb") if data is None else io.BytesIO(data) as file:
-        found = _FIELD.search(_head(file))
-        written = None if found is None else (found[1] + b":" + found[2]).decode()
-        return _judge(str(path), written, lambda keyed: _digest(file, about, keyed=keyed)[1].decode(), remedy)
+        written = digest_in(_head(file))
+        note = _judge(str(path), written, lambda keyed: _digest(file, about, keyed=keyed)[1].decode(), remedy)
+    if note and needed:
+        raise CorruptTranscript(f"{path} carries no digest: it isn't whole, or not what fedaudit wrote; {remedy}")
+    return note
 
 
 def digest_text(text: str, about: str = "") -> str:

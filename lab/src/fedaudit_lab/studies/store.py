@@ -305,21 +305,15 @@ class Store:
         Args:
             computations: by key, the fingerprint, or None where there can be none.
         """
-        with self._writing():
-            self._db.executemany(
-                "update trials set expected = ? where key = ?", [(c, key) for key, c in computations.items()]
-            )
-            self._seal(computations)
+        changed = [(computation, key) for key, computation in computations.items()]
+        self._change("update trials set expected = ? where key = ?", changed)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Let trials be run again as if they never had been."""
-        keys = list(keys)
-        with self._writing():
-            self._db.executemany(
-                "update trials set status = 'pending', outcome = null, computation = null where key = ?",
-                [(key,) for key in keys],
-            )
-            self._seal(keys)
+        self._change(
+            "update trials set status = 'pending', outcome = null, computation = null where key = ?",
+            [(key,) for key in keys],
+        )
 
     def finish(
         self,
@@ -332,22 +326,24 @@ class Store:
     ) -> None:
         """Note that a trial is done, as the computation that was expected of it, and what its files hold."""
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in (files or {}).items()}
-        with self._writing():
-            self._db.execute(
-                "update trials set status = 'done', attempts = attempts + 1, outcome = ?, seconds = ?, versions = ?, "
-                "error = null, finished = ?, computation = expected, files = ? where key = ?",
-                (json.dumps(outcome), seconds, json.dumps(versions), when, json.dumps(digests), key),
-            )
-            self._seal([key])
+        self._change(
+            "update trials set status = 'done', attempts = attempts + 1, outcome = ?, seconds = ?, versions = ?, "
+            "error = null, finished = ?, computation = expected, files = ? where key = ?",
+            [(json.dumps(outcome), seconds, json.dumps(versions), when, json.dumps(digests), key)],
+        )
 
     def fail(self, key: str, error: str, when: str) -> None:
         """Note that a trial failed, and why."""
+        self._change(
+            "update trials set status = 'failed', attempts = attempts + 1, error = ?, finished = ? where key = ?",
+            [(error, when, key)],
+        )
+
+    def _change(self, statement: str, values: Sequence[tuple[Any, ...]]) -> None:
+        """Change a row for each of ``values``, of which the last is its key, and seal it."""
         with self._writing():
-            self._db.execute(
-                "update trials set status = 'failed', attempts = attempts + 1, error = ?, finished = ? where key = ?",
-                (error, when, key),
-            )
-            self._seal([key])
+            self._db.executemany(statement, values)
+            self._seal([key for *_, key in values])
 
     def rows(self, *, outcomes: bool = True) -> list[Row]:
         """Return all trials in the study's order.
@@ -366,14 +362,9 @@ class Store:
             return [
                 _ROW.validate_python(
                     {
-                        "key": row["key"],
+                        **row,
                         "point": from_json(row["point"]),
-                        "repetition": row["repetition"],
-                        "status": row["status"],
-                        "attempts": row["attempts"],
                         "outcome": _outcome(row["outcome"]) if outcomes else None,
-                        "seconds": row["seconds"],
-                        "error": row["error"],
                         "old": row["status"] == "done"
                         and (row["computation"] is None or row["computation"] != row["expected"]),
                         "files": from_json(row["files"] or "{}"),
@@ -409,8 +400,8 @@ class Store:
     def _seal(self, keys: Iterable[str] | None = None) -> None:
         """Seal the rows of those keys, or all."""
         wanted = f"select {_SEALED} from trials" + ("" if keys is None else " where key = ?")
-        found = [row for key in keys for row in self._db.execute(wanted, (key,))] if keys is not None else None
-        rows = self._db.execute(wanted).fetchall() if found is None else found
+        each: list[tuple[str, ...]] = [()] if keys is None else [(key,) for key in keys]
+        rows = [row for one in each for row in self._db.execute(wanted, one).fetchall()]
         self._db.executemany(
             "update trials set digest = ? where key = ?", [(digest_text(_text(r), r[0]), r[0]) for r in rows]
         )
