@@ -13,7 +13,7 @@ from fedaudit.pipeline.run import record
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.queries import Records
+from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
@@ -64,7 +64,7 @@ def logistic(n: int = 12, d: int = 5, classes: int = 3) -> Observation:
     task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (d,), classes, (0.0,), (1.0,))
     x = torch.randn(n, d, generator=rng)
     y = torch.randint(classes, (n,), generator=rng)
-    records = Records(x, y, x[:0], y[:0])
+    records = QuerySet(x, y, x[:0], y[:0])
     threat = ThreatModel(records=n)
     moved = {name: torch.randn(t.shape, generator=rng) for name, t in state.items()}
     message = Message(0, 4, state, Update(4, "weights", moved, 5, None))

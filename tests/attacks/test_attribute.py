@@ -22,7 +22,7 @@ from fedaudit.pipeline.run import run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.queries import NOBODY, Records
+from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
@@ -128,7 +128,7 @@ def logistic(public: bool = False) -> Observation:
     known = torch.randint(2, (40,), generator=rng) if public else torch.zeros(0, dtype=torch.int64)
     more, labels = torch.randn(len(known), 4, generator=rng), torch.randint(3, (len(known),), generator=rng)
     more[:, 1:3] = torch.eye(2)[known]
-    records = Records(x, y, more, labels, torch.eye(2), torch.tensor([1, 2]), known)
+    records = QuerySet(x, y, more, labels, torch.eye(2), torch.tensor([1, 2]), known)
     task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
     threat = ThreatModel(records=30)
     loss = nn.functional.cross_entropy
@@ -192,7 +192,7 @@ def test_an_attribute_that_the_features_show_is_found_and_one_that_they_hide_is_
     for shown, least, most in ((True, 0.9, 1.0), (False, 0.2, 0.8)):
         known = (more[:, 0] > 0).long() if shown else torch.randint(2, (200,), generator=rng)
         truth = (x[:, 0] > 0).long() if shown else noise
-        records = Records(x, torch.zeros(60).long(), more, torch.zeros(200).long(), torch.zeros(2, 0),
+        records = QuerySet(x, torch.zeros(60).long(), more, torch.zeros(200).long(), torch.zeros(2, 0),
                           torch.zeros(0).long(), known)  # fmt: skip
         found = run_attack("attribute-features", dataclasses.replace(seen, records=records))
         assert least <= float((found.values == truth).double().mean()) <= most

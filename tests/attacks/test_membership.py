@@ -21,7 +21,7 @@ from fedaudit.pipeline.run import run_audit
 from fedaudit.pipeline.trials import Trial
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.queries import NOBODY, Records
+from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
@@ -91,10 +91,10 @@ def test_public_examples_can_set_the_threshold():
     seen = logistic()
     assert seen.records is not None
     x, y = seen.records.inputs, seen.records.labels
-    seen = dataclasses.replace(seen, records=Records(x, y, x[:8] + 1, y[:8]))
+    seen = dataclasses.replace(seen, records=QuerySet(x, y, x[:8] + 1, y[:8]))
     found = run_attack("loss-threshold", seen, false_positives=0.25)
     non_members = run_attack(
-        "loss-threshold", dataclasses.replace(seen, records=Records(x[:8] + 1, y[:8], x[:0], y[:0]))
+        "loss-threshold", dataclasses.replace(seen, records=QuerySet(x[:8] + 1, y[:8], x[:0], y[:0]))
     )
     assert found.members.equal(found.scores > non_members.scores.quantile(0.75))
     assert int((non_members.scores > non_members.scores.quantile(0.75)).sum()) == 2

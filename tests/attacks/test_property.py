@@ -26,7 +26,7 @@ from fedaudit.pipeline.run import record, run_audit
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
 from fedaudit.transcript.observation import Observation, observe
-from fedaudit.transcript.queries import Records
+from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, check_belongs, save_recording
@@ -100,7 +100,7 @@ def test_a_stand_in_trains_as_the_client_did():
     message = seen.messages[3]
     inputs, labels = truth.inputs[0, 3], truth.labels[0, 3]
     marks = torch.arange(len(labels)) % 2 == 0
-    own = Records(inputs[:0], labels[:0], inputs, labels, public_property=marks)
+    own = QuerySet(inputs[:0], labels[:0], inputs, labels, public_property=marks)
     held = stock(own, seen.task_info)
 
     class InOrder:
@@ -128,7 +128,7 @@ def test_stand_ins_have_the_same_classes_and_the_wanted_shares(size, seed, share
 
 def test_where_examples_are_few_they_are_drawn_again():
     x = torch.rand(3, 1, 8, 8)
-    few = Records(x[:0], torch.zeros(0).long(), x, torch.tensor([0, 0, 1]),
+    few = QuerySet(x[:0], torch.zeros(0).long(), x, torch.tensor([0, 0, 1]),
                   public_property=torch.tensor([True, False, True]))  # fmt: skip
     held = stock(few, small()[0].task_info)
     with_it, without = held.pair(5, 1.0, 0.0, generator(0, "pair"))  # class 1 has none without it

@@ -26,7 +26,7 @@ from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
 from fedaudit.transcript.observation import Message, Observation, observe
-from fedaudit.transcript.queries import NOBODY, UNUSED, Records
+from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
@@ -85,7 +85,7 @@ def linear(kind: Any = "weights", rounds: int = 2, training: TrainingConfig | No
             messages.append(Message(r, client, sent, Update(client, kind, moved, 5, training)))
     task_info = TaskInfo("custom", None, "eval", "cross-entropy", "table", (4,), 3, (0.0,), (1.0,))
     return Observation("f", ThreatModel(records=20), task_info, nn.Linear(4, 3), nn.functional.cross_entropy, kind,
-                       tuple(weights), tuple(messages), {}, Records(x, y, x[:0], y[:0]))  # fmt: skip
+                       tuple(weights), tuple(messages), {}, QuerySet(x, y, x[:0], y[:0]))  # fmt: skip
 
 
 def lowered(seen: Observation, message: Message, step: float) -> Tensor:
@@ -237,7 +237,7 @@ def planted(right: float, seed: int = 0, sizes: tuple[int, ...] = (20, 20, 20)) 
     scores[torch.arange(n)[knows], owners[:n][knows]] = 2.0
     found = SourceFinding(clients=torch.arange(3), scores=scores, sources=scores.argmax(dim=1))
     assert seen.records is not None
-    records = Records(torch.zeros(2 * n, 1, 8, 8), torch.zeros(2 * n).long(), torch.zeros(0), torch.zeros(0))
+    records = QuerySet(torch.zeros(2 * n, 1, 8, 8), torch.zeros(2 * n).long(), torch.zeros(0), torch.zeros(0))
     return found, dataclasses.replace(seen, records=records), dataclasses.replace(truth, owners=owners, matched=matched)
 
 

@@ -25,7 +25,7 @@ from fedaudit.evaluation.statistics import auc_interval, combined, pooled, propo
 from fedaudit.results import AttackSummary, FindingResult, ImageResult, MetricResult
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.queries import NOBODY, Records
+from fedaudit.transcript.queries import NOBODY, QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.truth import Truth
 from fedaudit.transcript.update import Update
@@ -35,7 +35,7 @@ AUDITS = 50
 BY_CHANCE = int(stats.binom.ppf(0.999, AUDITS, 0.01))  # leaks among as many audits of a rate of 1 %
 
 
-def seen(client: int = 0, examples: int = 1, kind: str = "image", records: Records | None = None) -> Observation:
+def seen(client: int = 0, examples: int = 1, kind: str = "image", records: QuerySet | None = None) -> Observation:
     """What an adversary sees of one client; no evaluation here looks at weights."""
     shape = (1, 8, 8) if kind == "image" else (1,)
     info = TaskInfo("linear", None, "eval", "cross-entropy", kind, shape, 10, (0.0,), (1.0,))
@@ -325,7 +325,7 @@ def of_attributes(seed: int, right: float, of_others: float = 0.5, n: int = 60) 
     )  # fmt: skip
     rate = torch.where(member, right, of_others)
     named = torch.where(torch.rand(2 * n, generator=rng) < rate, values, 1 - values)
-    records = Records(torch.zeros(2 * n, 1), torch.zeros(2 * n).long(), torch.zeros(0, 1), torch.zeros(0).long())
+    records = QuerySet(torch.zeros(2 * n, 1), torch.zeros(2 * n).long(), torch.zeros(0, 1), torch.zeros(0).long())
     found = AttributeFinding(attack="a", values=named, scores=torch.zeros(2 * n, 2))
     return judged([evaluate(found, seen(kind="table", records=records), truth, seed=0).result])
 

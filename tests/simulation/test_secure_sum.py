@@ -278,4 +278,4 @@ def test_a_sum_is_attacked_alike_from_a_scenario_and_from_single_updates_on_disk
 
 @pytest.mark.parametrize(("sees", "sums"), [("updates", 7), ("sum", 1), ("aggregate of 2", 3), ("aggregate of 10", 1)])
 def test_sums_are_of_so_many_clients(sees, sums):
-    assert len(groups(range(7), ThreatModel(sees=sees).together)) == sums
+    assert len(groups(range(7), ThreatModel(sees=sees).group_size)) == sums

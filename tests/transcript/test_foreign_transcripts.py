@@ -13,7 +13,7 @@ import torch
 from fedaudit.pipeline.prepare import resolve
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import simulate
-from fedaudit.transcript.queries import Records
+from fedaudit.transcript.queries import QuerySet
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import fingerprint
 from fedaudit.utils.integrity import digest_text
@@ -33,7 +33,7 @@ LONG = {
 )
 def test_records_of_odd_shapes(inputs: torch.Tensor, recorded: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(recorded, tmp_path / "t")
-    tensors = {field.name: inputs.clone() for field in dataclasses.fields(Records)}
+    tensors = {field.name: inputs.clone() for field in dataclasses.fields(QuerySet)}
     put_part(tmp_path / "t", "queries", tensors)
     refused(command("attack", tmp_path / "t", "--attack", "invg", "--out", tmp_path / "out"), "queries")
 

@@ -156,9 +156,9 @@ class Attack(Plugin, ABC):
         ``recovers``: what it is after, in words; ``finds``: the class of finding that it returns; ``standards``: what
         standards call it beside what they call its finding (:mod:`fedaudit.attacks.standards`); ``on_sums``: what it
         makes of the sum of several clients' updates, where its scope doesn't say; ``uses``: how it uses
-        updates (:meth:`ways`); ``needs_classes``: the model must be a classifier; ``unlike``: it reads sums of clients
-        who were sent different weights; ``vertical``: it is for vertical federations, and for no others;
-        ``first_settings``: other than its defaults, where it is run because it :meth:`fits`.
+        updates (:meth:`ways`); ``needs_classes``: the model must be a classifier; ``takes_client_weights``: it reads
+        sums of clients who were sent different weights; ``vertical``: it is for vertical federations, and for no
+        others; ``first_settings``: other than its defaults, where it is run because it :meth:`fits`.
     """
 
     registry = ATTACKS
@@ -173,7 +173,7 @@ class Attack(Plugin, ABC):
     on_sums: ClassVar[str] = ""
     uses: ClassVar[tuple[local_training.Way, ...]] = ()
     needs_classes: ClassVar[bool] = False
-    unlike: ClassVar[bool] = False
+    takes_client_weights: ClassVar[bool] = False
     vertical: ClassVar[bool] = False
     first_settings: ClassVar[Mapping[str, Any]] = {}
 
@@ -214,7 +214,7 @@ class Attack(Plugin, ABC):
             )
         for message in observation.messages:
             ways = self.ways(observation, message)
-            if ways and message.client_weights and not self.unlike:
+            if ways and message.client_weights and not self.takes_client_weights:
                 raise NotApplicable(
                     f"{self.name} needs one model, and the clients of this sum were sent different weights; use loki, "
                     "where a server made them for it, or audit with threat.sees=updates"

@@ -214,7 +214,7 @@ class Capture:
     @property
     def loss(self) -> str | None:
         """The loss's registered name; ``custom``: it is none of them; None: none was seen."""
-        names = {"custom" if p.unlike or p.loss is None else p.loss.name for p in self._passes()}
+        names = {"custom" if p.mismatch or p.loss is None else p.loss.name for p in self._passes()}
         return None if not names else names.pop() if len(names) == 1 else "custom"
 
     @property
@@ -266,7 +266,7 @@ class Capture:
             passes.append(tuple(Pass(n, 1.0 if w is None else w) for n, w in weighed))
         for p in self._passes():
             unmodelled |= {"several-losses"} if p.losses > 1 else set()
-            unmodelled |= {"loss"} if p.unlike or p.loss is None else set()
+            unmodelled |= {"loss"} if p.mismatch or p.loss is None else set()
         options = {(p.loss.name, p.loss.label_smoothing, p.loss.class_weights) for p in self._passes() if p.loss}
         unmodelled |= {"loss"} if len(options) > 1 else set()
         plain = all(len(step) == 1 and step[0].weight == 1 for step in passes)
@@ -351,7 +351,7 @@ class Capture:
             return
         self._given(seen, list(tensors(kwargs)))
         if not isinstance(output, Tensor):
-            seen.unlike = seen.unlike or f"the model returns {type(output).__name__}, not a tensor"
+            seen.mismatch = seen.mismatch or f"the model returns {type(output).__name__}, not a tensor"
         seen.shape = tuple(outputs.shape)
         tag(outputs, self._key, seen)
         outputs.register_hook(functools.partial(self._reached, watched, seen))
@@ -396,7 +396,7 @@ class Capture:
 
     def _given(self, seen: ForwardPass, given: list[Tensor]) -> None:
         if len(given) + (seen.inputs is not None) > 1:
-            seen.unlike = SEVERAL
+            seen.mismatch = SEVERAL
         if given and seen.inputs is None:
             seen.inputs = given[0].detach().to("cpu", copy=True)
 
@@ -413,15 +413,15 @@ class Capture:
         call = read_loss(function, args, kwargs)
         if function is nn.functional.nll_loss:
             way = [name for name in way if name != "LogSoftmax"]
-        unlike = "" if same_elements(way) else "the loss is of something else than the model's output"
+        mismatch = "" if same_elements(way) else "the loss is of something else than the model's output"
         if call.name == BCE and seen.shape != (seen.shape[0], 1):
-            unlike = unlike or "the model doesn't return one column of logits"
+            mismatch = mismatch or "the model doesn't return one column of logits"
         if precision(outputs.device.type) != seen.precision:
             self._note("the loss is computed outside of autocast, and repeated inside of it")
 
         def takes_part(gradient: Tensor) -> None:
             seen.losses += seen.loss is not call
-            seen.loss, seen.unlike = call, seen.unlike or unlike or call.unlike
+            seen.loss, seen.mismatch = call, seen.mismatch or mismatch or call.mismatch
             seen.weights.append(gradient.detach().clone())
 
         tag(result, self._key, _LOSS)
@@ -527,10 +527,10 @@ class Capture:
         for p in passes:
             if p.inputs is None:
                 self._note("the model's input holds no tensor", "several-inputs")
-            if p.unlike == SEVERAL:
+            if p.mismatch == SEVERAL:
                 self._note(UNMODELLED["several-inputs"], "several-inputs")
-            elif p.unlike:
-                self._note(p.unlike)
+            elif p.mismatch:
+                self._note(p.mismatch)
             if p.modes.get("mixed"):
                 self._note("parts of the model are in training mode, others in evaluation mode")
             first = next(self._passes())

@@ -44,7 +44,7 @@ class LossCall:
         targets: on the CPU; of binary cross-entropy int64 (n,) where they are whole.
         label_smoothing, class_weights: of cross-entropy.
         terms: that its sum has: the sum is ``terms`` times the mean. 1 where the call returned the mean.
-        unlike: why it isn't the registered loss, in words; empty where it is.
+        mismatch: why it isn't the registered loss, in words; empty where it is.
     """
 
     name: str
@@ -52,7 +52,7 @@ class LossCall:
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
     terms: float = 1.0
-    unlike: str = ""
+    mismatch: str = ""
 
 
 def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall:
@@ -61,34 +61,34 @@ def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     outputs, targets = bound["input"], bound["target"].detach().to("cpu", copy=True)
     name = _KNOWN.get(function, "custom")
     if name == "custom":
-        return LossCall(name, targets, unlike=f"the loss is {function.__name__}")
+        return LossCall(name, targets, mismatch=f"the loss is {function.__name__}")
     smoothing, weight = float(bound.get("label_smoothing", 0.0)), bound.get("weight")
     weights = None if weight is None else weight.detach().cpu()
-    terms, unlike = 1.0, ""
+    terms, mismatch = 1.0, ""
     if name == "cross-entropy":
         classes = not targets.is_floating_point()
         asked = targets != bound.get("ignore_index", NOTHING)
         if classes and targets.ndim == 2:  # of sequences, of which a causal task leaves out what nothing follows
             targets = targets.where(asked, NOTHING)
         elif classes and not bool(asked.all()):
-            unlike = "the loss leaves out some targets (ignore_index)"
-        if not unlike and function is _F.nll_loss and not _normalised(outputs):
-            unlike = "the loss is nll_loss of something else than logarithms of probabilities"
+            mismatch = "the loss leaves out some targets (ignore_index)"
+        if not mismatch and function is _F.nll_loss and not _normalised(outputs):
+            mismatch = "the loss is nll_loss of something else than logarithms of probabilities"
         elif _reduction(bound) != "mean":
             terms = float(asked.sum() if classes else outputs.numel() // outputs.shape[1])
             if weights is not None and classes:
                 terms = float(weights[targets[asked]].sum())
     else:
         if weights is not None or bound.get("pos_weight") is not None:
-            unlike = "the loss weighs examples or classes (weight, pos_weight)"
+            mismatch = "the loss weighs examples or classes (weight, pos_weight)"
         terms = float(outputs.numel()) if _reduction(bound) != "mean" else 1.0
         if name == BCE:
-            unlike = unlike or "the loss has several logits an example" * (outputs.numel() != len(outputs))
+            mismatch = mismatch or "the loss has several logits an example" * (outputs.numel() != len(outputs))
             whole = targets.long()
-            targets = whole.reshape(-1) if not unlike and bool((whole == targets).all()) else targets
+            targets = whole.reshape(-1) if not mismatch and bool((whole == targets).all()) else targets
         weights = None
     told = None if weights is None else tuple(weights.tolist())
-    return LossCall(name, targets, smoothing, told, terms, unlike)
+    return LossCall(name, targets, smoothing, told, terms, mismatch)
 
 
 def _reduction(bound: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ class ForwardPass:
         shape: of its output.
         backward: whether a backward pass came back to its output.
         loss, losses: the last call of a loss on its output, and how many there were.
-        unlike: why it isn't a registered loss of one input; empty where it is.
+        mismatch: why it isn't a registered loss of one input; empty where it is.
         target: second argument of a module that isn't torch's, called on the output.
         weights: gradients of the step's total by the loss.
     """
@@ -45,7 +45,7 @@ class ForwardPass:
     backward: bool = False
     loss: LossCall | None = None
     losses: int = 0
-    unlike: str = ""
+    mismatch: str = ""
     target: Tensor | None = None
     weights: list[Tensor] = field(default_factory=list)
 

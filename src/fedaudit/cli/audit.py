@@ -247,9 +247,8 @@ def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
     Raises:
         BadInput: none has, or an attack isn't known.
     """
-    from fedaudit.attacks import ATTACKS
+    from fedaudit.pipeline.catalogue import settings_of_attack
     from fedaudit.scenario.yaml import parse_setting
-    from fedaudit.utils.registry import settings_of
 
     key = parse_setting(text)[0]
     takes = "here --set takes attacks.NAME.key=value, threat.key=value, or a setting of an attack named here"
@@ -257,7 +256,7 @@ def _for_attacks(text: str, names: Sequence[str]) -> list[str]:
         raise BadInput(f"--set {text}: give --{key}; {takes}")
     if key.split(".")[0] in ("data", "model", "federations", "defences", "evaluation"):
         raise BadInput(f"--set {text}: the transcript fixes that; set it in 'fedaudit simulate'; {takes}")
-    known = {name: settings_of(ATTACKS[name].value) for name in names}
+    known = {name: settings_of_attack(name) for name in names}
     having = [name for name, settings in known.items() if key.split(".")[0] in settings]
     if not having:
         every = list(dict.fromkeys(setting for settings in known.values() for setting in settings))

@@ -34,8 +34,7 @@ def train_generator(
         raise BadInput("--out is empty; give a file, for example generator.safetensors")
     check_folder(out.parent)
     from fedaudit.data import load_dataset
-    from fedaudit.modalities import save_png
-    from fedaudit.pipeline.train_generator import TrainingPlan, sample_sheet
+    from fedaudit.pipeline.train_generator import TrainingPlan, save_samples
     from fedaudit.pipeline.train_generator import train_generator as train
     from fedaudit.utils.progress import live_display
 
@@ -43,6 +42,6 @@ def train_generator(
     dataset = load_dataset(data, image_size=image_size, data_dir=data_dir, limit=limit)
     with live_display() as display:
         trained = train(dataset, out, latent=latent, width=width, plan=plan, again=again, display=display)
-    save_png(sample_sheet(trained), out.with_suffix(".png"))
+    save_samples(trained, out.with_suffix(".png"))
     print(f"generator: {out} ({trained.data}; {trained.training})")
     print(f"64 of its images: {out.with_suffix('.png')}")

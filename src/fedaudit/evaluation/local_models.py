@@ -13,7 +13,6 @@ from fedaudit.attacks import LocalModelFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE, sign_test
 from fedaudit.evaluation.verdicts import by_leaks, leaks
-from fedaudit.models import set_training_mode
 from fedaudit.results import Chart, FindingResult, Line, MetricResult
 from fedaudit.task.training import class_logits
 from fedaudit.transcript.observation import Observation
@@ -196,8 +195,7 @@ def least_loss(local: Local, start: dict[str, Tensor]) -> tuple[dict[str, Tensor
 
 def _local(observation: Observation, truth: Truth, client: int, buffers: dict[str, Tensor]) -> Local:
     inputs, targets = truth.held_by(client)
-    module = copy.deepcopy(observation.module).double()
-    set_training_mode(module, "eval")
+    module = copy.deepcopy(observation.module).double().eval()  # dropout would make the loss a draw
     targets = targets.double() if targets.is_floating_point() else targets
     return Local(module, observation.loss, observation.task_info.normalise(inputs).double(), targets, buffers)
 

@@ -10,6 +10,7 @@ from fedaudit.defences import AGGREGATORS, SANITISERS
 from fedaudit.models import MODELS
 from fedaudit.simulation.behaviour import BEHAVIOURS
 from fedaudit.simulation.server_behaviour import SERVER_BEHAVIOURS
+from fedaudit.utils.registry import settings_of
 
 _KINDS: dict[str, tuple[Any, ...]] = {
     "attacks": (ATTACKS,),
@@ -18,6 +19,15 @@ _KINDS: dict[str, tuple[Any, ...]] = {
     "models": (MODELS,),
     "datasets": (DATASETS,),
 }
+
+
+def settings_of_attack(name: str) -> list[str]:
+    """Return the names of an attack's settings.
+
+    Raises:
+        BadInput: no such attack.
+    """
+    return settings_of(ATTACKS[name].value)
 
 
 def entries(kind: str) -> list[dict[str, Any]] | None:

@@ -103,17 +103,17 @@ def _case(scenario: Scenario, spec: FederationSpec, dataset: Dataset, begins: di
     batch = min(spec.batch_size, own)
     steps = spec.local_steps or (spec.local_epochs or 0) * math.ceil(own / batch) or 1
     hidden = dataset.attributes.get(threat.hidden_attribute or "")
-    together = min(threat.together, spec.clients_per_round or spec.clients)
+    group = min(threat.group_size, spec.clients_per_round or spec.clients)
     return Case(
         kind=dataset.kind,
         num_classes=None if dataset.tokens and dataset.tokens.causal else dataset.num_classes,
         threat=threat,
         update_kind="gradient" if spec.algorithm == "fedsgd" else "weights",
-        examples=batch * steps * together,
+        examples=batch * steps * group,
         steps=steps,
         rounds=spec.rounds,
         clients=spec.clients,
-        sums=together > 1,
+        sums=group > 1,
         attribute_is_input=hidden is not None and bool(hidden.columns),
         malicious=spec.malicious.name if spec.malicious and threat.adversary == "client" else None,
         server=spec.server.name if spec.server else None,

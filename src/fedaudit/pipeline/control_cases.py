@@ -21,7 +21,7 @@ from fedaudit.simulation.spec import FederationSpec
 from fedaudit.simulation.vertical import exchange
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import TrainingConfig
-from fedaudit.transcript.queries import NOBODY, UNUSED, Records
+from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.transcript.rounds import Round
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth
@@ -343,7 +343,7 @@ def _recorded(
     text: str,
     *,
     model: Literal["same", "reference"] = "same",
-    records: Records | None = None,
+    records: QuerySet | None = None,
     **told: Any,
 ) -> Case:
     """Return the case of these rounds, whose truth is what clients ``held``, and else what is ``told``."""

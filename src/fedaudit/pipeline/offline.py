@@ -185,8 +185,8 @@ def attack_transcript(
     means = replace(means, store=means.store or (out / "findings" if out else None))
     seen = transcript
     members: dict[tuple[int, int], list[Update]] = {}
-    if adversary.together > 1 and not _sums(transcript):
-        seen, members = _summed(transcript, adversary.together)
+    if adversary.group_size > 1 and not _sums(transcript):
+        seen, members = _summed(transcript, adversary.group_size)
     planned = plan([seen], attacks, adversary, seed=seed, device=device)
     found = Findings(
         transcript=transcript,
@@ -283,7 +283,7 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
         adversary = _threat({**threat, "records": len(transcript.records) or None, "public_examples": public or None})
     if transcript.task_info.inserted is not None and adversary.adversary == "server":
         adversary = adversary.model_copy(update={"adversary": "malicious-server"})
-    if adversary.adversary != "client" and adversary.together == 1 and (sizes := _sums(transcript)):
+    if adversary.adversary != "client" and adversary.group_size == 1 and (sizes := _sums(transcript)):
         adversary = adversary.model_copy(update={"sees": f"aggregate of {min(sizes)}"})
     if adversary.knows_labels and any(u.labels is None for r in transcript.rounds for u in r.updates):
         raise BadInput(
@@ -302,7 +302,7 @@ def _flags(found: Findings) -> list[str]:
         for key, value in settings.items()
     ]
     flags += [f"--adversary {adversary.adversary}", f"--seed {found.seed}", "--out DIR"]
-    flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.together > 1)
+    flags += [f"--set {shlex.quote(f'threat.sees={adversary.sees}')}"] * (adversary.group_size > 1)
     flags += ["--knows-public-data"] * adversary.knows_public_data
     flags += ["--knows-labels"] * adversary.knows_labels + ["--no-knows-training"] * (not adversary.knows_training)
     return flags
@@ -313,10 +313,10 @@ def _sums(transcript: Transcript) -> list[int]:
     return [len(u.members) for r in transcript.rounds for u in r.updates if u.members]
 
 
-def _summed(transcript: Transcript, together: int) -> tuple[Transcript, dict[tuple[int, int], list[Update]]]:
+def _summed(transcript: Transcript, group_size: int) -> tuple[Transcript, dict[tuple[int, int], list[Update]]]:
     """Return a transcript with sums in place of updates, weighed as FedAvg does, and of which updates each is made."""
     alone = transcript.task_info.batch_norm == "train" and has_batch_norm(transcript.module)
-    rounds, members = sums_only(transcript.rounds, together, weighted=True, batch_norm=alone)
+    rounds, members = sums_only(transcript.rounds, group_size, weighted=True, batch_norm=alone)
     return replace(transcript, rounds=rounds), members
 
 

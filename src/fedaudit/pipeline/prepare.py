@@ -281,7 +281,7 @@ def _federations(
                 accuracy_every=measured,
                 accuracy_examples=evaluation.accuracy_examples,
                 canaries=canaries,
-                together=threat.together if threat.adversary != "client" else 1,
+                group_size=threat.group_size if threat.adversary != "client" else 1,
             )
             check(federation)
             federations.append(federation)

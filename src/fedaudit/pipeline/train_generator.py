@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from fedaudit.data import Dataset
-from fedaudit.modalities import example_kind
+from fedaudit.modalities import example_kind, save_png
 from fedaudit.modalities.image import IMAGE
 from fedaudit.models.generator import Generator, GeneratorSpec, TrainedGenerator, trunk
 from fedaudit.simulation.checkpoint import Checkpoint, State
@@ -246,6 +246,11 @@ def _descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     optimiser.step()
+
+
+def save_samples(trained: TrainedGenerator, path: Path) -> None:
+    """Write 64 of its images as one PNG."""
+    save_png(sample_sheet(trained), path)
 
 
 def sample_sheet(trained: TrainedGenerator, *, count: int = 64, seed: int = 0) -> Tensor:

@@ -62,7 +62,7 @@ class Federation:
         accuracy_every: accuracy is measured every so many rounds and after the last; None: never.
         accuracy_examples: on so many examples, at most.
         canaries: that an audit of ε puts in; None: none.
-        together: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
+        group_size: of how many clients' updates the transcript has the sum only, as secure aggregation yields it.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Federation:
     accuracy_every: int | None = None
     accuracy_examples: int = 1000
     canaries: CanarySpec | None = None
-    together: int = 1
+    group_size: int = 1
 
     @property
     def aggregator(self) -> Aggregator:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedaudit.data.dataset import Attribute, Dataset, Split, property_of
 from fedaudit.simulation.spec import FederationSpec
-from fedaudit.transcript.queries import NOBODY, UNUSED, Records
+from fedaudit.transcript.queries import NOBODY, UNUSED, QuerySet
 from fedaudit.utils import seeds
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.fingerprint import tensor_digest
@@ -37,7 +37,7 @@ class RecordDraw:
     """
 
     held_out: Split
-    records: Records | None = None
+    records: QuerySet | None = None
     owners: Tensor = field(default_factory=_nothing)
     positions: Tensor = field(default_factory=_nothing)
     matched: Tensor = field(default_factory=_nothing)
@@ -219,7 +219,7 @@ def draw(
     positions = torch.tensor(members, dtype=torch.int64) - (lengths.cumsum(0) - lengths)[owners]
     none = torch.full((half,), NOBODY)
     pairs = torch.arange(2 * half).roll(half)  # the i-th member goes with the i-th of the others
-    given = Records(
+    given = QuerySet(
         torch.cat([theirs.inputs[members], free.inputs[others]])[shuffle],
         torch.cat([theirs.targets[members], free.targets[others]])[shuffle],
         free.inputs[further],

@@ -255,10 +255,10 @@ class _Running:
         labels = {key: clients[key[1]].data.targets[used] for key, used in rows.items()}
         candidates = _candidates(federation, inputs, labels, rows)
         owners = drawn.owned([client.used for client in clients])
-        if federation.together > 1:
+        if federation.group_size > 1:
             weighted, alone = self.aggregator.averages == "by examples", federation.task_info.batch_norm == "train"
             transcript.rounds, members = sums_only(
-                rounds, federation.together, weighted=weighted, batch_norm=alone and has_batch_norm(self.model)
+                rounds, federation.group_size, weighted=weighted, batch_norm=alone and has_batch_norm(self.model)
             )
             # so that no two clients share a row
             starts = list(itertools.accumulate(map(len, federation.client_data), initial=0))
@@ -372,7 +372,7 @@ def check(federation: Federation) -> None:
         dp = federation.defences.sanitiser
         if isinstance(dp, DifferentialPrivacy) and dp.level == "sample" and federation.task_info.batch_norm == "train":
             refuse_batch_norm(has_batch_norm(federation.model))
-        if federation.together > 1 and federation.aggregator.averages is None:
+        if federation.group_size > 1 and federation.aggregator.averages is None:
             raise BadInput(
                 f"the server sees sums only (threat.sees), and the aggregator '{federation.aggregator.name}' compares "
                 f"single updates; use mean or fedavg, or threat.sees=updates"

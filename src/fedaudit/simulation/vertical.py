@@ -154,7 +154,7 @@ def check_vertical(federation: Federation) -> None:
             "a vertical federation has no updates that sanitisers or aggregators could change; use sanitiser: none and "
             "aggregator: mean"
         )
-    if federation.together > 1:
+    if federation.group_size > 1:
         raise BadInput("threat.sees: sums of updates are for horizontal federations; leave it at updates")
     if federation.canaries is not None:
         raise BadInput("an audit of ε needs updates of a horizontal federation; use fedsgd, fedavg or fedprox")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedaudit.epsilon.canaries import Canaries
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
-from fedaudit.transcript.queries import Records
+from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.threat import ThreatModel
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.update import Update, UpdateKind
@@ -70,7 +70,7 @@ class Observation:
     weights: tuple[dict[str, Tensor], ...]
     messages: tuple[Message, ...]
     adversary_log: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    records: Records | None = None
+    records: QuerySet | None = None
     canaries: Canaries | None = None
     vertical: VerticalRecord | None = None
 
@@ -184,7 +184,7 @@ def observe(transcript: Transcript, threat: ThreatModel) -> Observation:
 
 def _readable(canaries: Canaries | None, threat: ThreatModel) -> Canaries | None:
     """Return the canaries with what the adversary reads: a client global models, others also updates or their sum."""
-    if canaries is None or (threat.adversary != "client" and threat.together == 1):
+    if canaries is None or (threat.adversary != "client" and threat.group_size == 1):
         return canaries
     seen = ("models", "final") if threat.adversary == "client" else ("sum", "models", "final")
     own = {name: reading for name, reading in canaries.readings.items() if name in seen}

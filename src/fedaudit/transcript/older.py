@@ -32,7 +32,7 @@ from fedaudit.transcript.files import (
     Writer,
     round_file,
 )
-from fedaudit.transcript.queries import Records
+from fedaudit.transcript.queries import QuerySet
 from fedaudit.transcript.rounds import REMEDY, Round, check_new, labels_of, read_file
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import ABOUT, CANDIDATES, COINS, FILE, FOLDER, save_part, save_recording, truth_from
@@ -113,7 +113,7 @@ def _convert_simulated(old: Path, index: dict[str, Any], new: Path) -> list[str]
         lambda outputs, targets: outputs.sum() + targets.sum(),
         [_round(old, entry, files, task_info) for entry in index["rounds"]],
         tensors("journal.safetensors") if "journal.safetensors" in there else {},
-        Records(**tensors("records.safetensors")) if "records.safetensors" in there else None,
+        QuerySet(**tensors("records.safetensors")) if "records.safetensors" in there else None,
         notes=tuple(notes),
     )
     if index.get("canaries"):

@@ -16,7 +16,7 @@ UNUSED = -2  # owner of a record that a client holds, but that none of its updat
 
 
 @dataclass(frozen=True)
-class Records:
+class QuerySet:
     """What the adversary holds; nothing in it tells whose a record is.
 
     Attributes:
@@ -42,12 +42,12 @@ class Records:
     public_property: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
     def __repr__(self) -> str:
-        return f"Records({len(self)} records, {len(self.public_inputs)} public examples)"
+        return f"QuerySet({len(self)} records, {len(self.public_inputs)} public examples)"
 
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def with_public(self, rows: Tensor | slice) -> Records:
+    def with_public(self, rows: Tensor | slice) -> QuerySet:
         """Return the same with only those ``rows`` of the public examples."""
         public = {n: t[rows] if len(t) else t for n, t in vars(self).items() if n.startswith("public_")}
         return replace(self, **public)
@@ -57,20 +57,20 @@ class Records:
         return {n: t for n, t in vars(self).items() if n != "public_property" or len(t)}
 
 
-def read_queries(tensors: dict[str, Tensor], task_info: TaskInfo, where: str) -> Records:
-    """Return what :meth:`Records.stored` gave, read from a file.
+def read_queries(tensors: dict[str, Tensor], task_info: TaskInfo, where: str) -> QuerySet:
+    """Return what :meth:`QuerySet.stored` gave, read from a file.
 
     Raises:
         CorruptTranscript: these are no queries of this task; ``where`` names them.
     """
-    if set(tensors) | {"public_property"} != {field.name for field in fields(Records)}:
+    if set(tensors) | {"public_property"} != {field.name for field in fields(QuerySet)}:
         raise CorruptTranscript(f"{where}: {', '.join(sorted(tensors))[:80]} are no queries")
     for part in ("", "public_"):
         inputs, labels = tensors[f"{part}inputs"], tensors[f"{part}labels"]
         if not inputs.ndim:
             raise CorruptTranscript(f"{where}: {part}queries: the inputs are one number")
         check_examples(inputs, labels, task_info, len(inputs), f"{where}: {part}queries")
-    queries = Records(**tensors)
+    queries = QuerySet(**tensors)
     k, c = queries.codes.shape if queries.codes.ndim == 2 else (-1, -1)
     columns, values = queries.columns, queries.public_values
     wrong = columns.shape != (c,) or columns.dtype != torch.int64 or not torch.isfinite(queries.codes).all()

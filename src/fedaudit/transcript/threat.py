@@ -83,7 +83,7 @@ class ThreatModel(BaseModel):
         return ADVERSARIES[self.adversary]
 
     @property
-    def together(self) -> int:
+    def group_size(self) -> int:
         """Of how many clients' updates it reads the sum only: 1, where it reads each by itself."""
         return {"updates": 1, "sum": sys.maxsize}.get(self.sees) or int(self.sees.rpartition(" ")[2])
 
@@ -94,12 +94,12 @@ class ThreatModel(BaseModel):
             "the model's architecture, the loss, and how examples are normalised": True,
             "the global model of every round (with BatchNorm's statistics)"
             + (", and how it altered it" if self.adversary == "malicious-server" else ""): True,
-            "every update as it was sent, and over how many examples it was made": reads and self.together == 1,
+            "every update as it was sent, and over how many examples it was made": reads and self.group_size == 1,
             "how clients train (learning rate, local steps, batch sizes)": self.knows_training,
             "the labels of the examples in the updates": self.knows_labels,
         }
-        if self.together > 1:
-            whose = "all clients of a round" if self.sees == "sum" else f"{self.together} clients at a time"
+        if self.group_size > 1:
+            whose = "all clients of a round" if self.sees == "sum" else f"{self.group_size} clients at a time"
             known[f"the sum of the updates of {whose}, and over how many examples they were made"] = reads
         if self.records:
             known[f"{self.records} records with their labels, half of them honest clients'"] = True

@@ -33,7 +33,7 @@ from fedaudit.transcript.files import (
     read_rounds,
     write_replay,
 )
-from fedaudit.transcript.queries import Records, read_queries
+from fedaudit.transcript.queries import QuerySet, read_queries
 from fedaudit.transcript.reading import Reader, complete_task
 from fedaudit.transcript.rounds import (
     Round,
@@ -83,7 +83,7 @@ class Transcript:
     loss: Loss
     rounds: list[Round]
     adversary_log: dict[str, Tensor] = field(default_factory=dict)
-    records: Records | None = None
+    records: QuerySet | None = None
     clients: dict[int, str] = field(default_factory=dict)
     partial: bool = False
     replay_errors: dict[tuple[int, int], float] = field(default_factory=dict)

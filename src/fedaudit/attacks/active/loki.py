@@ -145,7 +145,7 @@ class Loki(ClosedForm):
         "a server that sends each client kernels of its own (federations[].server: loki)",
     )
     standards = (*ALTERED_MODELS, "AML.T0018")
-    unlike = True
+    takes_client_weights = True
 
     @classmethod
     def fits(cls, case: Case) -> bool:

@@ -17,7 +17,7 @@ from fedaudit.attacks.base import ATTACK_CONFIG, Case, Progress, register
 from fedaudit.attacks.findings import Finding
 from fedaudit.attacks.records.target import RecordsAttack, Target, held, public
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.queries import Records
+from fedaudit.transcript.queries import QuerySet
 from fedaudit.utils.errors import NotApplicable
 
 _SMOOTH = 1.0  # added to every count of public examples
@@ -109,7 +109,7 @@ class AttributeLoss(AttributeAttack):
         return scores + _log_prior(records) if self.prior else scores
 
 
-def _log_prior(records: Records) -> Tensor:
+def _log_prior(records: QuerySet) -> Tensor:
     """Return (n, k) the logarithm of how often each value occurs among public examples of the record's class."""
     k = len(records.codes)
     if records.labels.is_floating_point():

@@ -19,7 +19,7 @@ from fedaudit.models import set_training_mode
 from fedaudit.simulation.local_training import gradient, local_randomness, train, trainable
 from fedaudit.task.info import TaskInfo
 from fedaudit.transcript.observation import Message, Observation
-from fedaudit.transcript.queries import Records
+from fedaudit.transcript.queries import QuerySet
 from fedaudit.utils.errors import BadInput, NotApplicable
 from fedaudit.utils.validation import Count, Share
 
@@ -273,7 +273,7 @@ class Stock:
         return torch.cat(chosen[1]), torch.cat(chosen[0])
 
 
-def stock(records: Records | None, info: TaskInfo) -> Stock:
+def stock(records: QuerySet | None, info: TaskInfo) -> Stock:
     """Return the adversary's examples of which it knows the property, sorted.
 
     Args:

@@ -17,7 +17,7 @@ from fedaudit.attacks.local_model.methods import LastReturned
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import Loss
 from fedaudit.transcript.observation import Observation
-from fedaudit.transcript.queries import Records
+from fedaudit.transcript.queries import QuerySet
 from fedaudit.utils.errors import BadInput, NotApplicable
 
 ModelName = Literal["global", "client", "rebuilt"]
@@ -141,7 +141,7 @@ class RecordsAttack(Attack):
         return Target(module.eval(), observation.task_info, observation.loss, notes)
 
 
-def held(observation: Observation) -> Records:
+def held(observation: Observation) -> QuerySet:
     """Return the records that the adversary holds.
 
     Raises:
@@ -152,7 +152,7 @@ def held(observation: Observation) -> Records:
     return observation.records
 
 
-def whole(observation: Observation) -> Records:
+def whole(observation: Observation) -> QuerySet:
     """Return the records, if nothing is hidden in them.
 
     Raises:
