@@ -266,7 +266,7 @@ FLAGS = [
     ("no transcript", "attack {t}/nowhere --attack invg", "no transcript in"),
     ("empty folder", "attack {t} --attack invg", "it has no index.json"),
     ("no truth", "attack {r} --attack invg --truth {t}/nowhere", "no ground truth at"),
-    ("truth of text", "attack {r} --attack invg --truth {s}", "is truncated or not a ground truth file"),
+    ("truth of text", "attack {r} --attack invg --truth {s}", "not a ground truth file"),
 ]
 
 

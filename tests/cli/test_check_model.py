@@ -174,7 +174,7 @@ def test_the_command_tells_by_its_exit_code(command: Command, tmp_path: Path):
     assert "'front.weight'" in told["architecture"]["text"]
     outcome = command("check-model", tmp_path / "none.safetensors")
     assert outcome.code == 2
-    assert "does not exist" in outcome.err
+    assert "no checkpoint at" in outcome.err
 
 
 def test_an_audit_says_what_a_client_would_notice(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -279,7 +279,7 @@ def read_header(folder: Path) -> Header:
             )
         if start.version != VERSION:
             raise CorruptTranscript(f"{path}: version {start.version} can't be read by this fedaudit, only {VERSION}")
-        check(path, remedy=REMEDY, data=data, needed=True)
+        check(path, remedy=REMEDY, data=data, needed="part of a transcript")
         return _header(path, data)
     except ValidationError as error:
         raise CorruptTranscript(f"{path} is not a transcript's index: {explain(error, Header)}") from None
@@ -305,7 +305,7 @@ def read_rounds(folder: Path, header: Header) -> list[RoundEntry]:
     for path in sorted(folder.glob("round-*.json")):
         try:
             data = read_bytes(path, JSON)
-            check(path, f"{header.id}/{path.name}", remedy=REMEDY, data=data, needed=True)
+            check(path, f"{header.id}/{path.name}", remedy=REMEDY, data=data, needed="part of a transcript")
             entry = RoundEntry.model_validate_json(data, strict=True)
         except ValidationError as error:
             raise CorruptTranscript(f"{path} is not a round's index: {explain(error, RoundEntry)}") from None
@@ -338,7 +338,7 @@ def read_part(folder: Path, header: Header, part: Part) -> tuple[Any, dict[str, 
     try:
         check_file(path, TENSORS)
         about = f"{header.id}/{path.name}"
-        values, tensors, _ = load_sealed(path, about, own=["entry"], remedy=REMEDY, needed=True)
+        values, tensors, _ = load_sealed(path, about, own=["entry"], remedy=REMEDY, needed="part of a transcript")
         return values.get("entry"), tensors
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a transcript's ({str(error)[:80]!r})") from None

@@ -214,7 +214,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CorruptTranscript(f"no ground truth at {path}; without it findings can't be evaluated")
     try:
         check_file(path, TENSORS)
-        about, tensors, _ = load_sealed(path, own=ABOUT, remedy=REMEDY, needed=True)
+        about, tensors, _ = load_sealed(path, own=ABOUT, remedy=REMEDY, needed="a ground truth file")
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise CorruptTranscript(f"{path} is truncated or not a ground truth file ({error})") from None
     return about, tensors

@@ -100,7 +100,7 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, 
 
 
 def load_sealed(
-    path: Path, about: str = "", *, own: Collection[str], remedy: str, needed: bool = False
+    path: Path, about: str = "", *, own: Collection[str], remedy: str, needed: str = ""
 ) -> tuple[dict[str, Any], dict[str, Tensor], str | None]:
     """Return what :func:`save_sealed` wrote: values, tensors, and the note of :func:`check`.
 
@@ -127,7 +127,7 @@ def load_sealed(
     return {key: value for key, value in values.items() if key != "digest"}, tensors, note
 
 
-def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None, needed: bool = False) -> str | None:
+def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None, needed: str = "") -> str | None:
     """Check the digest in a file.
 
     Args:
@@ -135,7 +135,7 @@ def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None
         about: what it was sealed with.
         remedy: what to do where the digest doesn't fit, as the end of a sentence.
         data: what was read of the file, where it was read already.
-        needed: whether a file without a digest is refused, too.
+        needed: what the file has to be, where one without a digest is refused; else empty.
 
     Returns:
         A note where the file carries no digest, as those that earlier versions wrote; else None.
@@ -149,7 +149,7 @@ def check(path: Path, about: str = "", *, remedy: str, data: bytes | None = None
         written = digest_in(_head(file))
         note = _judge(str(path), written, lambda keyed: _digest(file, about, keyed=keyed)[1].decode(), remedy)
     if note and needed:
-        raise CorruptTranscript(f"{path} carries no digest: it isn't whole, or not what fedaudit wrote; {remedy}")
+        raise CorruptTranscript(f"{path} carries no digest: it isn't whole, or not {needed}; {remedy}")
     return note
 
 
