@@ -69,6 +69,9 @@ def audit(
         )
         _conclude(finished, out, formats)
         return
+    from fedaudit.scenario.yaml import read_scenario
+
+    read_scenario(scenario, settings)  # what can't be read is told before torch is loaded
     from fedaudit import api
     from fedaudit.scenario.scenario import load_scenario
 
@@ -101,6 +104,9 @@ def simulate(
     workers: options.Workers = None,
 ) -> None:
     """Simulate federations and write transcripts; the ground truth goes to a separate file."""
+    from fedaudit.scenario.yaml import read_scenario
+
+    read_scenario(scenario, settings)
     from fedaudit import api
     from fedaudit.pipeline.transcripts import simulate_all
     from fedaudit.scenario.scenario import load_scenario
