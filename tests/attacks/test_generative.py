@@ -383,6 +383,7 @@ def test_the_command_wants_a_safetensors_file(command: Command, tmp_path):
     assert "change the name" in outcome.err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_wins_where_the_gradient_says_too_little(tmp_path):
     """Eight photographs in one gradient, few iterations: with a generator of public crops it is well above InvG."""

@@ -321,6 +321,7 @@ def test_the_heuristic_learns_the_mapping_and_moves_where_it_vanishes():
         run_attack("local-model", dataclasses.replace(part, messages=part.messages[:2]))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_on_clients_that_contradict_each_other_the_network_beats_the_last_returned_model_and_whitening_spoils_it():
     """Table 1's setting on one of its draws, one local step; each client's accuracy on its own data."""

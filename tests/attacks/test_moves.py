@@ -163,6 +163,7 @@ def test_whoever_asks_for_few_iterations_gets_one_descent(iterations, plan):
     assert affordable(budget, settings["starts"], settings["start_iterations"]) == plan
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_attack_moves_within_its_iterations_whatever_the_batch():
     """One start and one round of moves before the descent; a gradient's batch of two on the fast engine."""

@@ -388,6 +388,7 @@ def test_nothing_to_tell_apart_is_said():
 # Federations ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", ["alike", "natural"])
 def test_federations_drowned_in_noise_have_uniform_p_values(labels):

@@ -292,6 +292,7 @@ ADAM_MARGINS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ADAM_MARGINS)
 @pytest.mark.slow
 def test_an_attack_that_knows_of_adam_recovers_more(name):
@@ -301,6 +302,7 @@ def test_an_attack_that_knows_of_adam_recovers_more(name):
     assert aware > naive + margin, (aware, naive)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_several_steps_of_adam_are_replayed():
     training, options = TrainingConfig(1e-3, 3, (1, 1, 1), optimiser="adamw", weight_decay=0.01), {"iterations": 120}

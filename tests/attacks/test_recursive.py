@@ -134,6 +134,7 @@ def test_leaky_cnn_gives_away_a_photograph():
     assert psnr(run_attack(made, only), only) > 80
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_leaky_cnn_gives_away_a_photograph_of_32_pixels():
     made, only = recorded(data={"name": "photos"}, model={"name": "leaky-cnn"})

@@ -320,6 +320,7 @@ def test_rows_and_examples_without_a_share_do_not_end_the_search():
     assert torch.isfinite(_descended(rows, 8, generator(0, "starts"))).all()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_of_ten_thousand_images_none_is_certified_wrongly():
     certified = wrong = 0

@@ -280,6 +280,7 @@ def test_a_square_matrix_ends_where_its_examples_do():
     assert ranks == [12] * 100
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 100])
 def test_dager_reads_an_encoder_s_batch_of_eight(rounds: int):

@@ -143,6 +143,7 @@ def test_trap_weights_are_noticed_by_neurons_that_hold_one_example():
         assert {check.name for check in checks if check.alarm} >= {"lone neurons"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # it waits for nobody: a minute of one core, and more where others use it
 def test_at_most_one_ordinary_round_in_a_hundred_raises_an_alarm():

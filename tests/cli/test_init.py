@@ -68,6 +68,7 @@ def test_a_sample_of_what_is_offered_is_valid(datasets):
         check(scenario_text(made, datasets[data]), *combination)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_that_is_offered_is_valid(datasets):
     """Every data set, model, algorithm and adversary, each with one of the numbers of clients."""
@@ -241,7 +242,14 @@ def test_a_real_terminal(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["--data", "digits"], ["--data", "diabetes"], ["--data", "notes"], ["--adversary", "client"]], ids=str
+    "words",
+    [
+        pytest.param(["--data", "digits"], marks=pytest.mark.long),
+        ["--data", "diabetes"],
+        ["--data", "notes"],
+        pytest.param(["--adversary", "client"], marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_what_is_written_runs_within_two_minutes(tmp_path: Path, words: list[str]):
     own = [sys.executable, "-m", "fedaudit"]

@@ -21,6 +21,7 @@ def test_a_broken_implementation_is_found(name: str) -> None:
     assert caught(name, 0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_of_twenty_broken_implementations_at_most_one_passes() -> None:

@@ -51,6 +51,7 @@ def test_a_time_without_agreement_does_not_count(monkeypatch):
     assert result["geomean_speedup"] is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own(monkeypatch):
     if not Path("/proc/self/clear_refs").exists():
@@ -107,6 +108,7 @@ def test_the_exact_reconstruction_is_timed_and_its_error_measured(command):
     assert "to the power of" in command("bench", "local-model", "--quick").out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_recorder_measures_rounds_bytes_and_memory(command):
     result = json.loads(command("bench", "recorder", "--quick", "--json").out)
@@ -141,6 +143,7 @@ def test_canaries_are_timed_where_the_server_adds_noise_and_where_clients_do(com
     assert all(row["ratio"] > 0 for row in result["rows"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_benches_write_one_page(command, tmp_path):
     assert command("bench", "all", "--quick", "--out", tmp_path).code == 0

@@ -99,6 +99,7 @@ class Watched(Quiet):
         return self.reports.append
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "changes"),

@@ -177,6 +177,7 @@ def finished(folder: Path) -> dict[str, str]:
         db.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_study_killed_again_and_again_ends_with_every_trial_once(tmp_path):

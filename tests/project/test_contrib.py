@@ -31,6 +31,7 @@ def step(name: str) -> str:
     return str(found)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -45,12 +45,14 @@ def test_nothing_but_a_refusal(name: str, known: dict[str, Target]) -> None:
     case()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pickle", "picture"])
 def test_a_worker_s_limits_hold(name: str) -> None:
     assert run_block(name, 10**6, 50) == (50, [])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # minutes of CPU, on a busy machine more
 def test_20_000_mutated_batches() -> None:

@@ -79,7 +79,7 @@ def running(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[byt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "SIGINT", "the terminal closes"])
-@pytest.mark.parametrize("command", ["audit", "study"])
+@pytest.mark.parametrize("command", ["audit", pytest.param("study", marks=pytest.mark.long)])
 def test_all_processes_end_with_their_command(command, how, tmp_path, running):
     out = tmp_path / "out"
     if command == "audit":

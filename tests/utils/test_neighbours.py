@@ -82,6 +82,7 @@ if not hasattr(torch.ops.torchvision, "nms"):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_an_audit_leaves_the_process_as_it_was(workers, tmp_path):

@@ -149,6 +149,7 @@ def ending_at_start(
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("when", [None, "fedaudit", "torch", "torch.nn"])
 def test_a_worker_that_dies_while_it_starts_costs_no_task_anything(tmp_path, monkeypatch, when):
