@@ -201,7 +201,7 @@ def test_only_the_client_has_its_adversary_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("checkpoint_every_round")
-@pytest.mark.parametrize("upsampling", ["transposed", "nearest"])
+@pytest.mark.parametrize("upsampling", ["transposed", pytest.param("nearest", marks=pytest.mark.slow)])
 def test_a_killed_simulation_goes_on_with_the_same_generator(tmp_path: Path, upsampling: str) -> None:
     made = scenario({**QUICK, "upsampling": upsampling})
     whole, _ = simulated(made)

@@ -400,6 +400,7 @@ def seen_of() -> Any:
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", BY)
 @pytest.mark.parametrize("word", HAS)
 def test_the_table_is_what_attacks_do(word, way, seen_of):

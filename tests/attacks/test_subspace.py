@@ -219,6 +219,7 @@ def test_a_defence_that_leaves_no_subspace_leaves_the_rest_of_the_attack(name):
     assert attacked(observed, 2, 1.0).equal(attacked(observed, 2, 0.0)) == bool(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "plain"),
     [

@@ -431,7 +431,7 @@ def test_interrupt_within_generated_code(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_that_cannot_be_written() -> None:
     with Path("/dev/full").open("w") as full:
-        line = [sys.executable, "-m", "fedaudit", "list", "models"]
+        line = [sys.executable, "-m", "fedaudit", "explain"]
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     refused(Outcome(done.returncode, "", done.stderr), "can't write the output: No space left on device")
 

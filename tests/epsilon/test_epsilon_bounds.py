@@ -146,6 +146,7 @@ def nothing() -> list[Drawn]:
     return [gaussian(0.0, CANARIES, seed) for seed in range(RUNS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_on_nothing_at_most_one_bound_in_twenty_is_above_0(name: str, nothing: list[Drawn]) -> None:
     above = sum(bound(name, drawn).epsilon > 0 for drawn in nothing)
@@ -216,6 +217,7 @@ COVERED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mechanism"), COVERED)
 def test_no_bound_is_above_the_truth_more_often_than_it_says(name: str, mechanism: str) -> None:
     runs, epsilon = 200, 1.5

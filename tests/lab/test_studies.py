@@ -389,6 +389,7 @@ def test_a_folder_holds_one_study_at_one_scale(command, tmp_path):
     assert "holds another at scale cpu" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trials_here")
 def test_what_set_changed_stands_in_the_result_and_is_not_mixed(command, tmp_path):
     run = ("study", "run", as_file(tmp_path), "--scale", "smoke", "--out", tmp_path / "out", "--workers", 1)

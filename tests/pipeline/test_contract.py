@@ -24,8 +24,13 @@ from fedaudit.utils.registry import SETTINGS
 from tests.attacks.attack_cases import SCENARIOS, quick_attack
 from tests.conftest import core
 
-# Of attacks that share their loop with a quicker one.
+# Slow ones, and attacks that share their loop with a quicker one.
 LONG = {
+    "cafe",
+    "epsilon",
+    "property-inference",
+    "local-model-exact",
+    "source-inference",
     "r-gap",
     "dager",
     "dlg",

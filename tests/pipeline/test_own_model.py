@@ -156,6 +156,7 @@ def test_frozen_batch_norm_is_followed_and_half_frozen_refused():
     assert simulated(model, batch_norm="train").transcript.task_info.batch_norm == "train"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("functional", [True, False])
 @pytest.mark.parametrize("attack", ["invg", "geng", "agic", "labels"])
 def test_unknown_masks_are_left_out_and_the_finding_says_so(attack, functional):

@@ -270,6 +270,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_a_package_adds_is_listed(site: Path) -> None:
     told = command(site, "list", "--json")
     assert (told.returncode, told.stderr) == (0, "")

@@ -60,6 +60,7 @@ def loaded(name: str, image_size: int | None, limit: int | None, seed: int) -> D
     return load_dataset(name, image_size=image_size, limit=limit, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", builtin_studies())
 def test_ten_repetitions_of_every_built_in_study_hold_ten_different_victims(name: str) -> None:
     study = load_study(name)

@@ -67,6 +67,7 @@ def test_logs(log: dict[str, torch.Tensor], recorded: Path, tmp_path: Path, comm
         refused(done, "are no images of a class")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("checkpoint_every_round")
 def test_a_kept_simulation_with_flipped_bytes_is_none(tmp_path: Path) -> None:
     (federation,) = resolve(scenario_from(LONG)).federations

@@ -124,6 +124,7 @@ with temporary_folder(Path(sys.argv[1])) as folder:
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "killed"], check=False)
     assert done.returncode == -signal.SIGKILL
