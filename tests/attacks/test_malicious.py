@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -84,6 +85,13 @@ def _played(made: Scenario, checkpoint: Path | None = None, until: int = 10**9) 
     (federation,) = resolve(made).federations
     recording = simulate(federation, report=report, checkpoint=checkpoint)
     return recording.transcript, recording.truth
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgotten() -> Iterator[None]:
+    """Leave no truth behind: other tests look for those that are in memory."""
+    yield
+    _once.cache_clear()
 
 
 def seen(made: Scenario) -> Observation:
