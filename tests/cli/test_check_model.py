@@ -46,6 +46,19 @@ def test_an_ordinary_model_raises_none():
     assert checks["loss"].value == pytest.approx(1, abs=0.05)  # it guesses
 
 
+def test_the_model_is_run_once():
+    calls = 0
+
+    class Counted(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return super().forward(x)
+
+    found(Counted(*network()).state_dict(), Counted(*network()))
+    assert calls == 1
+
+
 def test_without_examples_only_weights_are_looked_at():
     names = [c.name for c in fedaudit.check_model(network().state_dict(), network())]
     assert names == ["architecture", "alike rows", "bare kernels", "silent outputs"]

@@ -72,7 +72,6 @@ WITHOUT_DROPOUT = (
     "the client trained with dropout, whose masks the adversary doesn't know: attacked without dropout, "
     "which is their expectation"
 )
-_FOR_ONE_BATCH = "the update is taken for one batch's gradient, times a number"
 _BY_DIRECTION = "train by SGD, Adam or AdamW, or run agic, which needs the direction alone"
 _OPTIMISES = "run an attack that optimises (invg, agic)"
 _ANY = "local-model is for any training"

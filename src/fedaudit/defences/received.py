@@ -125,14 +125,14 @@ def _on_examples(
     for name, part in run.named_modules():
         if isinstance(part, nn.Linear):
             part.register_forward_hook(lambda _m, _i, output, name=name: outputs.update({name: output}))
-        with torch.enable_grad():
-            own = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-            for name, parameter in run.named_parameters():
-                own[name].requires_grad_(parameter.requires_grad)
-            answer = functional_call(run, own, (inputs.cpu(),))
-            value = loss(answer, targets.cpu())
-            hidden = [n for n, out in outputs.items() if out.requires_grad and out is not answer and out.ndim == 2]
-            flows = torch.autograd.grad(value, [outputs[n] for n in hidden], allow_unused=True) if hidden else ()
+    with torch.enable_grad():
+        own = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+        for name, parameter in run.named_parameters():
+            own[name].requires_grad_(parameter.requires_grad)
+        answer = functional_call(run, own, (inputs.cpu(),))
+        value = loss(answer, targets.cpu())
+        hidden = [n for n, out in outputs.items() if out.requires_grad and out is not answer and out.ndim == 2]
+        flows = torch.autograd.grad(value, [outputs[n] for n in hidden], allow_unused=True) if hidden else ()
     checks = []
     if not targets.is_floating_point():
         classes = max(2, answer.shape[-1])
