@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from fedaudit.attacks.findings import RowFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.statistics import SURE, interval
-from fedaudit.evaluation.verdicts import Judgement, by_test, leaks, share_of
+from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities.columns import Column, cells, numbers
 from fedaudit.results import Chart, FindingResult, Line, RowResult
 from fedaudit.task.info import TaskInfo
@@ -27,7 +27,7 @@ TOLERANCE = 0.319  # standard deviations within which a number counts as recover
 ACCURACY = Metric(
     "cell_accuracy",
     f"share of the cells that were recovered: categories equal, numbers within {TOLERANCE} standard deviations; "
-    "without the attack: by the columns' distributions alone",
+    "without the attack: by the columns' distributions, or by other people's rows",
 )
 EXACT = Metric("exact_rows", "share of the rows of which every cell was recovered")
 NUMBERS = Metric("numeric_accuracy", "share of the cells with numbers that were recovered")
@@ -41,7 +41,7 @@ SUREST_CATEGORIES = Metric("surest_categorical", "the same of the cells with cat
 CERTIFIED = Metric("certified_rows", "share of the rows that the attack proved to have, and has")
 WRONGLY = Metric("wrongly_certified", "rows that the attack proved to have, and hasn't", higher_is_better=False)
 
-DRAWS = 199  # of what an adversary guesses who knows the columns' distributions: the least p-value is 1 in 200
+DRAWS = 399  # of what an adversary guesses who hasn't seen the update: the least p-value is 1 in 400
 _DRAWN = 64  # rows whose cells are kept for the report
 _BINS = 10
 _RESAMPLES = 2000
@@ -97,11 +97,12 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     """Compare recovered rows with what the client really trained on, and with what anybody could have guessed.
 
     Recovered and true rows are paired with as few wrong cells as can be, update by update; an example that was used
-    several times (local epochs) counts once. The guess knows the labels that the attack used and, from all candidates,
-    how each column is distributed among rows of that label. It is the better one of two: rows drawn from these
-    distributions, paired in the same way; and every cell the most frequent value (of numbers, the one with most values
-    within the tolerance). Luck is excluded by the larger one of two Monte Carlo p-values: of so many draws of such
-    rows, and of so many draws of as many true rows, the share that comes out at least as well.
+    several times (local epochs) counts once. The guess knows the labels that the attack used, and all candidates of
+    that label. It is the best one of three: rows whose cells are drawn each by itself, paired in the same way; whole
+    rows of other people, likewise, which keep what goes together in a row; and every cell the most frequent value (of
+    numbers, the one with most values within the tolerance). Luck is excluded by the largest one of three Monte Carlo
+    p-values: of so many draws of either kind of rows, and of so many draws of as many true rows, the share that comes
+    out at least as well.
     """
     table = _Table.of(observation.task_info, truth)
     parts = [(m, _own(finding, m, len(observation.messages))) for m in observation.messages]
@@ -112,7 +113,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     drawn: list[RowResult] = []
     right: list[Tensor] = []
     sure: list[Tensor] = []
-    guesses: list[tuple[Tensor, Tensor]] = []
+    guesses: list[list[tuple[Tensor, Tensor]]] = []
     common: list[tuple[Tensor, Tensor, Tensor]] = []
     usual, pool = _Guess(table, truth), cells(finding.rows, table.columns)
     for message, own in parts:
@@ -125,7 +126,8 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         if len(found):
             hits = table.right(true, found[order.clamp(min=0)]) & (order >= 0)[:, None]
         rng = generator(seed, "rows", observation.federation, message.round, message.client)
-        guesses.append(usual.drawn(true, labels if len(labels) else targets, rng))
+        known = usual.names(labels if len(labels) else targets)
+        guesses.append([usual.drawn(true, known, rng), usual.people(true, known, rng)])
         common.append(usual.frequent(true, targets, rng))
         lucky = usual.exact_by_luck(true, len(found))
         right.append(hits)
@@ -174,16 +176,22 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
 
 
 def _against_luck(
-    guesses: Sequence[tuple[Tensor, Tensor]], common: Sequence[tuple[Tensor, Tensor, Tensor]], share: float
+    guesses: Sequence[Sequence[tuple[Tensor, Tensor]]],
+    common: Sequence[tuple[Tensor, Tensor, Tensor]],
+    share: float,
 ) -> tuple[float, float, float, float]:
     """Return the shares of cells and of rows that guessing gets, and p-values of ``share`` of the cells and of all."""
     counts = torch.tensor([float(len(one[2])) for one in common], dtype=torch.float64)
-    by_draws, exact_draws = (torch.stack([g[i] for g in guesses], dim=1) @ counts / counts.sum() for i in (0, 1))
-    elsewhere = torch.stack([one[0] for one in common], dim=1) @ counts / counts.sum()
+
+    def over_all(parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts), dim=1) @ counts / counts.sum()
+
+    of_cells, of_rows = ([over_all([way[i] for way in ways]) for ways in zip(*guesses, strict=True)] for i in (0, 1))
+    elsewhere = over_all([one[0] for one in common])
     exact, cells_right = (torch.cat([one[i] for one in common]).double() for i in (1, 2))
-    guess = max(float(by_draws.mean()), float(cells_right.mean()))
-    by_guess = max(float(exact_draws.mean()), float(exact.mean()))
-    p_value, best = (max(_at_least(by_draws, of), _at_least(elsewhere, of)) for of in (share, 1.0))
+    guess = max(float(way.mean()) for way in (*of_cells, cells_right))
+    by_guess = max(float(way.mean()) for way in (*of_rows, exact))
+    p_value, best = (max(_at_least(way, of) for way in (*of_cells, elsewhere)) for of in (share, 1.0))
     return guess, by_guess, p_value, best
 
 
@@ -244,7 +252,7 @@ def _results(
 
 
 class _Guess:
-    """What an adversary says of rows who knows only how the columns are distributed, among rows of each label."""
+    """What an adversary says of rows who knows the candidates of each label, and hasn't seen the update."""
 
     def __init__(self, table: _Table, truth: Truth) -> None:
         self.table, self.whole = table, cells(truth.candidates, table.columns)
@@ -261,17 +269,41 @@ class _Guess:
         """Return the labels (n,) by which the distributions are told apart; None where they aren't classes."""
         return [int(label) if self.classes else None for label in labels.flatten()]
 
-    def drawn(self, true: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def drawn(self, true: Tensor, names: list[int | None], rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return (draws,) shares of cells and of whole rows that rows drawn from the distributions have in common."""
-        names = self.names(labels)
-        names = [names[i % len(names)] for i in range(len(true))]
-        pools = [(_places(names, label), self.pool(label)) for label in dict.fromkeys(names)]
+
+        def cell_by_cell(pool: Tensor, count: int) -> Tensor:
+            chosen = torch.randint(len(pool), (count, pool.shape[1]), generator=rng)
+            return pool[chosen, torch.arange(pool.shape[1])]
+
+        return self._shared(true, [(places, self.pool(label)) for label, places in _named(true, names)], cell_by_cell)
+
+    def people(self, true: Tensor, names: list[int | None], rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return the same of whole rows of other people: each true row is taken out of the candidates once."""
+        left = torch.ones(len(self.whole), dtype=torch.bool)
+        for row in true:
+            own = torch.nonzero((self.whole == row).all(dim=1) & left).flatten()[:1]
+            left[own] = False
+
+        def of(label: int | None) -> Tensor:
+            own = self.whole[left & (self.labels == label)] if label is not None else self.whole[left]
+            return own if len(own) else self.pool(label)
+
+        def different_ones(pool: Tensor, count: int) -> Tensor:
+            if count > len(pool):
+                return pool[torch.randint(len(pool), (count,), generator=rng)]
+            return pool[torch.randperm(len(pool), generator=rng)[:count]]
+
+        return self._shared(true, [(places, of(label)) for label, places in _named(true, names)], different_ones)
+
+    def _shared(
+        self, true: Tensor, pools: Sequence[tuple[Tensor, Tensor]], draw: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         shares, whole = [], []
         for _ in range(DRAWS):
             rows = torch.empty_like(true)
             for places, pool in pools:
-                chosen = torch.randint(len(pool), (len(places), true.shape[1]), generator=rng)
-                rows[places] = pool[chosen, torch.arange(true.shape[1])]
+                rows[places] = draw(pool, len(places))
             right = self.table.right(true, rows[self.table.pairs(true, rows)])
             shares.append(right.double().mean())
             whole.append(right.all(dim=1).double().mean())
@@ -280,13 +312,14 @@ class _Guess:
     def exact_by_luck(self, true: Tensor, found: int) -> list[float]:
         """Return for each true row the probability that one of ``found`` rows has all its cells by luck, at most.
 
-        That is so many rows that really occur, drawn from the candidates; those that are the row itself don't count.
+        That is so many rows that really occur, drawn from the candidates; the person's own row doesn't count, equal
+        rows of others do.
         """
         bounds = []
         for row in true:
-            same = (self.whole == row).all(dim=1)
-            alike = int((self.table.right(row, self.whole).all(dim=1) & ~same).sum())
-            bounds.append(min(1.0, found * (1 + alike) / (1 + len(self.whole) - int(same.sum()))))
+            own = int((self.whole == row).all(dim=1).any())
+            alike = int(self.table.right(row, self.whole).all(dim=1).sum()) - own
+            bounds.append(min(1.0, found * (1 + alike) / (1 + len(self.whole) - own)))
         return bounds
 
     def frequent(self, true: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -307,6 +340,12 @@ class _Guess:
             others[:, places] = shares[torch.randint(len(pool), (DRAWS, len(places)), generator=rng)]
             own[places] = self.table.right(true[places], mode)
         return others.mean(dim=1), own.all(dim=1), own.double().mean(dim=1)
+
+
+def _named(true: Tensor, names: Sequence[int | None]) -> list[tuple[int | None, Tensor]]:
+    """Return each label with its places among the true rows; labels that are too few are taken in turn."""
+    names = [names[i % len(names)] for i in range(len(true))]
+    return [(label, _places(names, label)) for label in dict.fromkeys(names)]
 
 
 def _places(names: Sequence[int | None], label: int | None) -> Tensor:
@@ -379,13 +418,14 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     rows = [row for finding in findings for row in finding.rows]
     exact, proved = sum(row.exact for row in rows), sum(bool(row.certified) for row in rows)
     p = binomtest(exact, len(rows), max(row.by_luck for row in rows), alternative="greater").pvalue if rows else 1.0
+    p = min(1.0, 2 * p)  # one of two tests
     certified = f", {proved} of {len(rows)} certified" if proved else ""
     text = f"{exact} of {len(rows)} rows exact{certified}; {judged.text}"
     if not exact or (judged.verdict != "inferred" and p > SURE):
         return judged._replace(text=text)
     test = "exact binomial test against rows drawn from the candidates"
     if p > SURE:
-        test = "Monte Carlo test of the cells against the columns' distributions"
+        test = "Monte Carlo test of the cells against rows of other people"
         p = judged.evidence.p_value if judged.evidence else p
     evidence = share_of("rows recovered with every cell", exact, len(rows), "rows", test=test, p_value=p)
     rest = f"{judged.evidence.value:.0%} of all cells" if judged.evidence else "most cells"
@@ -393,13 +433,19 @@ def _by_rows(findings: Sequence[FindingResult]) -> Judgement:
     return Judgement("recovered", text, evidence, headline)
 
 
+def _halves(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
+    """Return the p-values that cells give: twice Fisher's, since whole rows are tested, too, and either decides."""
+    p, best = by_fisher(findings)
+    return min(1.0, 2 * p), None if best is None else min(1.0, 2 * best)
+
+
 _BY_CELLS = by_test(
     ACCURACY.name,
     of="rows",
-    method="95 % bootstrap interval over rows; Monte Carlo test against what the columns' distributions give, the "
-    "findings' p-values by Fisher's method",
-    headline="{who} can tell cells of training {things}: {share}% are right, where the columns' distributions alone "
-    "give {guess}%.",
+    method="95 % bootstrap interval over rows; Monte Carlo test against what the columns' distributions and rows of "
+    "other people give, the findings' p-values by Fisher's method, times two, for the two tests of rows",
+    headline="{who} can tell cells of training {things}: {share}% are right, where {guess}% are without the update.",
+    together=_halves,
 )
 
 FINDING_TYPES["rows"] = FindingType(
@@ -408,13 +454,13 @@ FINDING_TYPES["rows"] = FindingType(
         "Recovered and true rows are paired so that as few cells as can be are wrong. A category is recovered when it "
         f"is equal, a number when it is within {TOLERANCE} standard deviations of its column (Vero et al. 2023). A row "
         "is exact when all of its cells are.",
-        "What anybody could have guessed who knows the labels and, from the candidates, how each column is distributed "
-        "for each label, is the better one of two: rows drawn from these distributions and paired in the same way, and "
-        "every column's most frequent value. Luck is excluded by a Monte Carlo test against both, "
-        f"{DRAWS} draws each.",
-        "Rows are 'recovered' when at least one is exact and luck is excluded, with a probability of at most "
-        f"{100 * SURE:g} %: that so many are exact where rows are drawn from the candidates, or that guessing gets as "
-        "many cells right. They are 'inferred' when none is exact and more cells are right than guessed.",
+        "What anybody could have guessed who knows the labels and the candidates is the best one of three: rows whose "
+        "cells are drawn each by itself from the candidates of the label, whole rows of other people of the label, "
+        "both paired in the same way, and every column's most frequent value. Luck is excluded by a Monte Carlo test "
+        f"against all three, {DRAWS} draws each.",
+        "Rows are 'recovered' when at least one is exact and luck is excluded: that so many are exact where rows are "
+        f"drawn from the candidates, or that guessing gets as many cells right, at {100 * SURE / 2:g} % each. They are "
+        "'inferred' when none is exact and more cells are right than guessed.",
         "Rows that an attack certifies it vouches for without the truth. With the truth this is checked, and one that "
         "is wrong is said in the verdict.",
     ),

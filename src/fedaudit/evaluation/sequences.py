@@ -55,9 +55,9 @@ def matched(found: Sequence[Sequence[int]], true: Sequence[Sequence[int]]) -> li
 def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     """Compare recovered sequences with the true ones, each found one paired with one true one at most.
 
-    Luck is what a guess by the public marginal gets: as many sequences, at every place a word drawn as often as
-    held-out sequences have it there. The p-value is the share of 500 such draws whose mean ROUGE-1, each true sequence
-    with whichever guess is nearest, is at least the attack's.
+    Luck is what the better one of two guesses gets: as many sequences, at every place a word drawn as often as held-out
+    sequences have it there; and as many whole sequences of others, of the same labels where those are classes. The
+    p-value is the larger share of 500 such draws whose mean ROUGE-1, paired one to one, is at least the attack's.
     """
     message, tokens = observation.messages[0], observation.task_info.tokens
     assert tokens is not None
@@ -68,19 +68,24 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
     pairs = matched(found, true)
     one, two = ([0.0 if p is None else rouge(found[p], t, n) for p, t in zip(pairs, true, strict=True)] for n in (1, 2))
     exact = sum(p is not None and found[p] == t for p, t in zip(pairs, true, strict=True))
-    lucky = by_the_marginal(true, truth.candidates, tokens, seed)
-    mean = sum(one) / len(one)
-    p_value = (1 + sum(value >= mean for value in lucky)) / (1 + len(lucky))
-    guess = sum(lucky) / len(lucky)
-    over = interval(one, resamples=_RESAMPLES, seed=seed)
     label = truth.labels[message.round, message.client]
+    classes = label.tolist() if label.ndim == 1 and len(label) == len(true) else None
+    lucky = [
+        by_luck(true, truth.candidates, tokens, seed),
+        by_luck(true, truth.candidates, tokens, seed, whole=True, labels=classes, public_labels=truth.candidate_labels),
+    ]
+    mean = sum(one) / len(one)
+    p_value = max((1 + sum(value >= mean for value in way)) / (1 + len(way)) for way in lucky)
+    best = max((1 + sum(value >= 1 for value in way)) / (1 + len(way)) for way in lucky)
+    guess = max(sum(way) / len(way) for way in lucky)
+    over = interval(one, resamples=_RESAMPLES, seed=seed)
     results = [
         SequenceResult(
             true=t,
             found=[] if p is None else found[p],
             rouge1=a,
             rouge2=b,
-            label=int(label[i]) if label.ndim == 1 and len(label) == len(true) else None,
+            label=None if classes is None else int(classes[i]),
         )
         for i, (t, p, a, b) in enumerate(zip(true, pairs, one, two, strict=True))
     ]
@@ -94,21 +99,39 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
         ],
         leak=leaks(mean > guess, p_value),
         p_value=p_value,
-        p_value_at_best=1 / (1 + len(lucky)),
+        p_value_at_best=best,
         sequences=results[:_SHOWN],
     )
     return Evaluation(result)
 
 
-def by_the_marginal(
-    true: Sequence[Sequence[int]], public: Tensor, tokens: TokenInfo, seed: int, draws: int = _DRAWS
+def by_luck(
+    true: Sequence[Sequence[int]],
+    public: Tensor,
+    tokens: TokenInfo,
+    seed: int,
+    draws: int = _DRAWS,
+    *,
+    whole: bool = False,
+    labels: Sequence[int] | None = None,
+    public_labels: Tensor | None = None,
 ) -> list[float]:
     """Return the mean ROUGE-1 of so many guesses at all true sequences, by what held-out ones (m, length) are like.
 
-    A guess has, at every place, the word of a held-out sequence drawn for that place alone. Each true sequence is
-    compared with the nearest of as many guesses as there are true ones, which is rather too good than too bad.
+    A guess has, at every place, the word of a held-out sequence drawn for that place alone; or it is a ``whole``
+    held-out sequence, where labels are known one of the same label. As many guesses as there are true ones are paired
+    with these so that they share as much as can be, which is rather too good than too bad: the attack's are paired by
+    pairs of neighbouring words, too.
     """
-    rng = generator(seed, "sequences by luck")
+    rng = generator(seed, "whole sequences by luck" if whole else "sequences by luck")
+    if whole:
+        others = torch.tensor([tokens.words_of(row) not in true for row in public])
+        others = others if bool(others.any()) else torch.ones_like(others)
+        everybody = torch.nonzero(others).flatten()
+        pools = [everybody] * len(true)
+        if labels is not None and public_labels is not None and public_labels.ndim == 1:
+            own = {label: torch.nonzero(others & (public_labels == label)).flatten() for label in set(labels)}
+            pools = [own[label] if len(own[label]) else everybody for label in labels]
     length = public.shape[1]
     kept = sorted({word for sequence in true for word in sequence})
     place = {word: i for i, word in enumerate(kept)}
@@ -122,13 +145,17 @@ def by_the_marginal(
     nothing[[t for t in (tokens.padding, tokens.end) if t is not None]] = True
     scores = []
     for _ in range(draws):
-        rows = torch.randint(len(public), (len(true), length), generator=rng)
-        words = public[rows, torch.arange(length)]
+        if whole:
+            rows = torch.stack([pool[torch.randint(len(pool), (), generator=rng)] for pool in pools])
+            words = public[rows]
+        else:
+            rows = torch.randint(len(public), (len(true), length), generator=rng)
+            words = public[rows, torch.arange(length)]
         sizes = (~nothing[words]).sum(dim=1)
         counts = torch.zeros(len(true), len(kept) + 1).scatter_add_(1, column[words], (~nothing[words]).float())
         shared = torch.minimum(counts[:, None, :-1], wanted[None]).sum(dim=2)
         f1 = 2 * shared / (sizes[:, None] + wanted.sum(dim=1)[None]).clamp(min=1)
-        scores.append(float(f1.amax(dim=0).mean()))
+        scores.append(float(f1[linear_sum_assignment(-f1.numpy())].sum()) / len(true))
     return scores
 
 
@@ -140,7 +167,7 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
         return _BY_WORDS(findings)
     text = f"{exact} of {n} {'sequence' if n == 1 else 'sequences'} came out word for word; p = {p:.2g}"
     what = "sequences that came out word for word"
-    test = "Monte Carlo test of ROUGE-1 against guesses by the marginal"
+    test = "Monte Carlo test of ROUGE-1 against guesses by the marginal and other people's sequences"
     evidence = share_of(what, exact, n, "sequences", test=test, by_guessing=0.0, p_value=p)
     headline = f"{{who}} can read what clients wrote: {exact} of {n} training {{things}} came out word for word."
     return Judgement("recovered", text, evidence, headline)
@@ -149,7 +176,8 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
 _BY_WORDS = by_test(
     ROUGE1.name,
     "sequences",
-    "bootstrap interval; Monte Carlo test against guesses by the public marginal, updates combined by Fisher's method",
+    "bootstrap interval; Monte Carlo test against guesses by the public marginal and whole sequences of others, "
+    "updates combined by Fisher's method",
     "{who} can tell words of training {things}: of each, {share} % of the words, where guessing gets {guess} %.",
 )
 
@@ -158,8 +186,8 @@ FINDING_TYPES["sequences"] = FindingType(
     rules=(
         "Sequences are 'recovered' when at least one came out word for word, and luck doesn't explain what came out: "
         f"guessing gets as much ROUGE-1 with a probability of at most {100 * SURE:g} %. A guess has, at every place, a "
-        "word drawn as often as held-out sequences have it there. Padding and the token that ends every sequence don't "
-        "count.",
+        "word drawn as often as held-out sequences have it there, or is a whole held-out sequence of the same label. "
+        "Padding and the token that ends every sequence don't count.",
         "Sequences are 'inferred' when none came out word for word, and the same test excludes luck.",
     ),
     metrics=(ROUGE1, ROUGE2, EXACT),
