@@ -127,7 +127,7 @@ def test_runs_without_an_interval_are_not_pooled():
 
 
 def labels_of(true: list[int], found: list[int], classes: int, client: int = 0) -> FindingResult:
-    truth = Truth({}, {(0, client): torch.tensor(true)}, torch.zeros(1, 1, 8, 8), torch.zeros(1).long(), {})
+    truth = Truth({}, {(0, client): torch.tensor(true)}, torch.zeros(classes, 1, 8, 8), torch.arange(classes), {})
     finding = LabelFinding(attack="labels", labels=torch.tensor(found), method="geng", num_classes=classes)
     return evaluate(finding, seen(client, len(true)), truth, seed=0).result
 
@@ -144,6 +144,18 @@ def test_labels_by_luck_are_what_enumeration_counts(true, found):
     result = labels_of(true, found, 3)
     assert result.p_value == pytest.approx(expected, abs=4 * math.sqrt(expected / 20_000) + 1e-4)
     assert result.by_luck == pytest.approx(np.bincount(draws) / len(draws), abs=0.02)
+
+
+def test_labels_that_fit_any_batch_are_no_leak():
+    """Every class as often as any other: nearer to most batches than random labels are, and no word of this one."""
+    verdicts = []
+    for seed in range(AUDITS):
+        rng = generator(seed, "batches")
+        batches = torch.randint(10, (10, 16), generator=rng)
+        equally = (torch.arange(16) % 10).tolist()
+        findings = [labels_of(true.tolist(), equally, 10, client=c) for c, true in enumerate(batches)]
+        verdicts.append(judged(findings).verdict)
+    assert sum(v == "inferred" for v in verdicts) <= BY_CHANCE
 
 
 @pytest.mark.parametrize(("right", "runs", "verdict"), [(4, 4, "inferred"), (6, 8, "inferred"), (2, 8, "inconclusive")])
