@@ -181,7 +181,7 @@ def people(n: int, seed: int) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 16])
 def test_rows_of_other_people_are_no_leak_and_half_of_the_own_ones_are(size: int) -> None:
-    null, planted = [], []
+    null, planted = list[str](), list[str]()
     for seed in range(60):
         everybody, others = people(400, 1000 + seed), people(size, 5000 + seed)
         true = everybody[:size]

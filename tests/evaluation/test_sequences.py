@@ -37,7 +37,7 @@ def judged(found: torch.Tensor, true: torch.Tensor, labels: torch.Tensor, seed: 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 8])
 def test_other_people_s_notes_are_no_leak_and_half_of_the_own_ones_are(size: int) -> None:
-    null, planted = [], []
+    null, planted = list[str](), list[str]()
     for seed in range(AUDITS):
         rng = generator(seed, "notes")
         rows = torch.randperm(len(NOTES.train), generator=rng)[: 8 * size]

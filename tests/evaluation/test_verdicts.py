@@ -146,6 +146,7 @@ def test_labels_by_luck_are_what_enumeration_counts(true, found):
     assert result.by_luck == pytest.approx(np.bincount(draws) / len(draws), abs=0.02)
 
 
+@pytest.mark.slow
 def test_labels_that_fit_any_batch_are_no_leak():
     """Every class as often as any other: nearer to most batches than random labels are, and no word of this one."""
     verdicts = []

@@ -127,6 +127,8 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
             hits = table.right(true, found[order.clamp(min=0)]) & (order >= 0)[:, None]
         rng = generator(seed, "rows", observation.federation, message.round, message.client)
         known = usual.names(labels if len(labels) else targets)
+        # as many guesses as the attack has, which may name more rows than there are
+        known = [known[i % len(known)] for i in range(max(len(true), len(found)))]
         guesses.append([usual.drawn(true, known, rng), usual.people(true, known, rng)])
         common.append(usual.frequent(true, targets, rng))
         lucky = usual.exact_by_luck(true, len(found))
@@ -276,7 +278,7 @@ class _Guess:
             chosen = torch.randint(len(pool), (count, pool.shape[1]), generator=rng)
             return pool[chosen, torch.arange(pool.shape[1])]
 
-        return self._shared(true, [(places, self.pool(label)) for label, places in _named(true, names)], cell_by_cell)
+        return self._shared(true, [(places, self.pool(label)) for label, places in _named(names)], cell_by_cell)
 
     def people(self, true: Tensor, names: list[int | None], rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the same of whole rows of other people: each true row is taken out of the candidates once."""
@@ -294,14 +296,14 @@ class _Guess:
                 return pool[torch.randint(len(pool), (count,), generator=rng)]
             return pool[torch.randperm(len(pool), generator=rng)[:count]]
 
-        return self._shared(true, [(places, of(label)) for label, places in _named(true, names)], different_ones)
+        return self._shared(true, [(places, of(label)) for label, places in _named(names)], different_ones)
 
     def _shared(
         self, true: Tensor, pools: Sequence[tuple[Tensor, Tensor]], draw: Callable[[Tensor, int], Tensor]
     ) -> tuple[Tensor, Tensor]:
         shares, whole = [], []
         for _ in range(DRAWS):
-            rows = torch.empty_like(true)
+            rows = torch.empty(sum(len(places) for places, _ in pools), true.shape[1], dtype=true.dtype)
             for places, pool in pools:
                 rows[places] = draw(pool, len(places))
             right = self.table.right(true, rows[self.table.pairs(true, rows)])
@@ -342,9 +344,8 @@ class _Guess:
         return others.mean(dim=1), own.all(dim=1), own.double().mean(dim=1)
 
 
-def _named(true: Tensor, names: Sequence[int | None]) -> list[tuple[int | None, Tensor]]:
-    """Return each label with its places among the true rows; labels that are too few are taken in turn."""
-    names = [names[i % len(names)] for i in range(len(true))]
+def _named(names: Sequence[int | None]) -> list[tuple[int | None, Tensor]]:
+    """Return each label with its places."""
     return [(label, _places(names, label)) for label in dict.fromkeys(names)]
 
 

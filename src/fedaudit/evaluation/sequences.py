@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -70,9 +71,11 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
     exact = sum(p is not None and found[p] == t for p, t in zip(pairs, true, strict=True))
     label = truth.labels[message.round, message.client]
     classes = label.tolist() if label.ndim == 1 and len(label) == len(true) else None
+    count = max(len(true), len(found))  # as many guesses as the attack has
+    public, names = truth.candidates, truth.candidate_labels
     lucky = [
-        by_luck(true, truth.candidates, tokens, seed),
-        by_luck(true, truth.candidates, tokens, seed, whole=True, labels=classes, public_labels=truth.candidate_labels),
+        by_luck(true, public, tokens, seed, count=count),
+        by_luck(true, public, tokens, seed, count=count, whole=True, labels=classes, public_labels=names),
     ]
     mean = sum(one) / len(one)
     p_value = max((1 + sum(value >= mean for value in way)) / (1 + len(way)) for way in lucky)
@@ -112,6 +115,7 @@ def by_luck(
     seed: int,
     draws: int = _DRAWS,
     *,
+    count: int | None = None,
     whole: bool = False,
     labels: Sequence[int] | None = None,
     public_labels: Tensor | None = None,
@@ -119,19 +123,21 @@ def by_luck(
     """Return the mean ROUGE-1 of so many guesses at all true sequences, by what held-out ones (m, length) are like.
 
     A guess has, at every place, the word of a held-out sequence drawn for that place alone; or it is a ``whole``
-    held-out sequence, where labels are known one of the same label. As many guesses as there are true ones are paired
-    with these so that they share as much as can be, which is rather too good than too bad: the attack's are paired by
-    pairs of neighbouring words, too.
+    held-out sequence, where labels are known one of the same label. ``count`` guesses, by default as many as there are
+    true ones, are paired with these so that they share as much as can be, which is rather too good than too bad: the
+    attack's are paired by pairs of neighbouring words, too.
     """
+    count = len(true) if count is None else count
     rng = generator(seed, "whole sequences by luck" if whole else "sequences by luck")
     if whole:
         others = torch.tensor([tokens.words_of(row) not in true for row in public])
         others = others if bool(others.any()) else torch.ones_like(others)
         everybody = torch.nonzero(others).flatten()
-        pools = [everybody] * len(true)
+        pools = [everybody] * count
         if labels is not None and public_labels is not None and public_labels.ndim == 1:
             own = {label: torch.nonzero(others & (public_labels == label)).flatten() for label in set(labels)}
-            pools = [own[label] if len(own[label]) else everybody for label in labels]
+            alike = itertools.islice(itertools.cycle(labels), count)
+            pools = [own[label] if len(own[label]) else everybody for label in alike]
     length = public.shape[1]
     kept = sorted({word for sequence in true for word in sequence})
     place = {word: i for i, word in enumerate(kept)}
@@ -149,10 +155,10 @@ def by_luck(
             rows = torch.stack([pool[torch.randint(len(pool), (), generator=rng)] for pool in pools])
             words = public[rows]
         else:
-            rows = torch.randint(len(public), (len(true), length), generator=rng)
+            rows = torch.randint(len(public), (count, length), generator=rng)
             words = public[rows, torch.arange(length)]
         sizes = (~nothing[words]).sum(dim=1)
-        counts = torch.zeros(len(true), len(kept) + 1).scatter_add_(1, column[words], (~nothing[words]).float())
+        counts = torch.zeros(count, len(kept) + 1).scatter_add_(1, column[words], (~nothing[words]).float())
         shared = torch.minimum(counts[:, None, :-1], wanted[None]).sum(dim=2)
         f1 = 2 * shared / (sizes[:, None] + wanted.sum(dim=1)[None]).clamp(min=1)
         scores.append(float(f1[linear_sum_assignment(-f1.numpy())].sum()) / len(true))
