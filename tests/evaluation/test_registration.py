@@ -151,9 +151,9 @@ def test_other_candidates_are_moved_alike():
 
 
 def test_chance_is_doubled_in_the_second_judgement():
-    """Of one class among 40: three by luck with 2·(2·3/40)³ = 0.007, which excludes it; two with 0.02."""
+    """Of one class among 40, at a tenth of the level: five by luck with 10·(2·5/40)⁵ = 0.0098, four with 0.016."""
     found: dict[int, tuple[str, float | None]] = {}
-    for count in (2, 3):
+    for count in (4, 5):
         true = pictures(count)
         noise = torch.randn(true.shape, generator=generator(0, "noise"))
         hidden = elsewhere(true) + 0.2 * noise  # no longer visible
@@ -161,6 +161,6 @@ def test_chance_is_doubled_in_the_second_judgement():
         assert [image.registered.rank for image in result.images if image.registered] == [1] * count
         assert verdict.evidence is not None
         found[count] = verdict.verdict, verdict.evidence.p_value
-    assert found[3][0] == "identifiable"
-    assert found[3][1] == pytest.approx(2 * 0.15**3)
-    assert found[2][0] == "inconclusive"
+    assert found[5][0] == "identifiable"
+    assert found[5][1] == pytest.approx(10 * 0.25**5)
+    assert found[4][0] == "inconclusive"

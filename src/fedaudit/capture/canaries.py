@@ -34,6 +34,8 @@ class CanaryClients:
         claimed: ε that is promised after the last round, for this adjacency; None: nothing is.
         delta: δ of the promise.
         where: who adds the noise: each client (``local``), or whoever aggregates (``central``), who sees all before it.
+        gaussian: what is promised adds Gaussian noise to clipped updates. Only say so where it does: then sharper
+            bounds count, which would accuse another mechanism that keeps its promise.
         share: of the rounds in which a client takes part, if that is drawn.
         adjacency: absent ones send next to nothing (``add-remove``), or the opposite (``replace``).
         strength: length of what a canary sends before clipping, in units of ``clip``.
@@ -52,6 +54,7 @@ class CanaryClients:
         claimed: float | None = None,
         delta: float = 1e-5,
         where: Literal["local", "central"] = "central",
+        gaussian: bool = False,
         share: float = 1.0,
         adjacency: Literal["add-remove", "replace"] = "add-remove",
         strength: float = 10.0,
@@ -65,6 +68,7 @@ class CanaryClients:
         self.seed = secrets.randbits(63) if seed is None else seed
         self.count, self.clip, self.strength, self.share = count, clip, strength, share
         self.claimed, self.delta, self.where, self.adjacency = claimed, delta, where, adjacency
+        self.gaussian = gaussian
         self.shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         self.directions = Directions(self.seed, count, sum(shape.numel() for shape in self.shapes.values()))
         self.coins = torch.rand(count, generator=generator(self.seed, "canary coins")) < 0.5
@@ -152,6 +156,7 @@ class CanaryClients:
             covered=tuple(covered) if self.claimed is not None else (),
             claimed=self.claimed,
             delta=self.delta,
+            gaussian=self.gaussian,
         )
 
     def _flat(self, state: Mapping[str, Tensor]) -> Tensor:

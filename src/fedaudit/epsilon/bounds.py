@@ -226,7 +226,7 @@ class CanaryScores:
         return made.model_copy(update={"kind": "estimate", "confidence": None})
 
     def bounds(
-        self, delta: float, *, independent: bool = False, gaussian: bool = True, one_sided: bool = False
+        self, delta: float, *, independent: bool = False, gaussian: bool = False, one_sided: bool = False
     ) -> list[EpsilonBound]:
         """Return what every method that applies says; :func:`demonstrated` picks one.
 
@@ -235,7 +235,8 @@ class CanaryScores:
             independent: the scores are of independent runs of the mechanism: local noise, where every update has its
                 own. Also what isotropic Gaussian noise on a sum makes of orthogonal canaries, if that is what is
                 claimed.
-            gaussian: the mechanism that is claimed adds Gaussian noise; False leaves out what takes that for granted.
+            gaussian: the mechanism that is claimed is known to add Gaussian noise; False leaves out what takes that
+                for granted.
             one_sided: of one run: as of :meth:`one_run`.
 
         Raises:
@@ -490,6 +491,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     while gaussian_log_delta(highest, mu) > target:  # a δ above one half
         highest = 2 * highest
     return float(brentq(lambda e: max(gaussian_log_delta(e, mu), -1e4) - target, 0.0, highest, xtol=1e-10))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return the largest μ whose Gaussian mechanism is (ε, δ)-DP: the inverse of :func:`gaussian_epsilon`."""
+    high = 1.0
+    while gaussian_epsilon(high, delta) < epsilon:
+        high *= 2
+    return float(brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, high, xtol=1e-9))
 
 
 # --- checks and words ------------------------------------------------------------------------------------------------

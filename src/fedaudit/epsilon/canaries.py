@@ -68,6 +68,8 @@ class Canaries:
         claimed: ε that is promised after the last round, for this adjacency; None where nothing is.
         delta: δ of the promise.
         joint: see :class:`CanarySpec`.
+        gaussian: what is promised adds Gaussian noise to what was clipped. Only then bounds count that take this for
+            granted: another mechanism as sound, such as randomised response, would be accused by them.
     """
 
     unit: Unit
@@ -80,6 +82,7 @@ class Canaries:
     claimed: float | None = None
     delta: float = 1e-5
     joint: bool = False
+    gaussian: bool = False
 
     def __repr__(self) -> str:
         return f"Canaries({len(self)} {self.unit}s, seen by {len(self.readings)} observers)"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from scipy.special import expit
 from torch import Tensor
 
 from fedaudit.attacks.epsilon import EpsilonFinding
-from fedaudit.epsilon.bounds import CanaryScores, demonstrated, words
+from fedaudit.epsilon.bounds import CanaryScores, demonstrated, gaussian_epsilon, gaussian_mu, words
 from fedaudit.epsilon.canaries import OBSERVERS, Canaries
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE
@@ -17,14 +20,17 @@ from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import EpsilonBound, EpsilonResult, Evidence, FindingResult, ObserverEpsilon
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
+from fedaudit.utils.seeds import derive_seed
 
 EPSILON = Metric("epsilon", "demonstrated ε: a lower bound, with the confidence that the audit asks for")
 ESTIMATE = Metric("epsilon_estimate", "estimated ε: it may be too high, and counts for nothing")
+_SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the noise that is promised, or of ε in a broken one
+_TRIES, _POWER = 10, 0.9
 CLAIMED = Metric("epsilon_claimed", "claimed ε", higher_is_better=False)
 
 
 @evaluate.register
-def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:  # noqa: ARG001
+def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     """Turn the canaries' scores into bounds on ε, now that it is known which of them were in.
 
     Every observer against whom the promise is made gets a bound of its own. Together they hold with the confidence that
@@ -64,6 +70,9 @@ def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: T
         demonstrated=shown,
         demonstrated_in_words="" if not shown else words(shown, canaries.delta, demonstrated=True),
         attainable=best,
+        detectable=None
+        if claimed is None
+        else _detectable(canaries, counted[0], len(coins), claimed, len(counted), seed),
         joint_noise=canaries.joint,
         observers=seen,
     )
@@ -99,7 +108,7 @@ def _bounds(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confid
     return made.bounds(
         canaries.delta,
         independent=name == "updates" and canaries.unit == "client",  # each canary's update has noise of its own
-        gaussian=always,  # who takes part by chance makes a mixture of the noise
+        gaussian=always and canaries.gaussian,  # who takes part by chance makes a mixture of the noise
         one_sided=not always,  # who isn't drawn is as if it were out
     )
 
@@ -112,6 +121,35 @@ def _sure(canaries: Canaries, finding: EpsilonFinding, coins: Tensor, counted: S
             if bound is not None and bound.epsilon > claimed:
                 return True
     return False
+
+
+def _detectable(canaries: Canaries, name: str, count: int, claimed: float, observers: int, seed: int) -> float | None:
+    """Return the least of some larger ε than is claimed that observer ``name`` would show as broken 9 times in 10.
+
+    By drawing scores: of a Gaussian mechanism whose noise is a share of the promised one, where that is the promise;
+    else of randomised response, whose scores tell as much as any mechanism's of that ε.
+    """
+    coins = torch.arange(count) % 2 == 0
+
+    def power(true: float) -> float:
+        rng, found = np.random.default_rng(derive_seed(seed, "breaks")), 0
+        for _ in range(_TRIES):
+            noise = torch.from_numpy(rng.normal(size=count))
+            if canaries.gaussian:
+                scores = gaussian_mu(true, canaries.delta) * coins + noise
+            else:
+                kept = torch.from_numpy(rng.random(count) < expit(true))
+                scores = (coins == kept).double() + 1e-6 * noise  # ties aren't guessed at
+            bound = demonstrated(_bounds(canaries, name, scores, coins, 1 - SURE / observers))
+            found += bound is not None and bound.epsilon > claimed
+        return found / _TRIES
+
+    breaks = [claimed / share for share in _SHARES]
+    if canaries.gaussian:
+        mu = gaussian_mu(claimed, canaries.delta)
+        breaks = [gaussian_epsilon(mu / share, canaries.delta) for share in _SHARES]
+    place = bisect_left(breaks, True, key=lambda true: power(true) >= _POWER)
+    return breaks[place] if place < len(breaks) else None
 
 
 def _verdict(findings: Sequence[FindingResult]) -> Judgement:
@@ -152,6 +190,11 @@ def _verdict(findings: Sequence[FindingResult]) -> Judgement:
         against = "" if found.claimed is None else f", and {found.claimed:.3g} is claimed"
         advice = f"use more canaries: {of} could show an ε of {found.attainable:.3g} at most{against}"
         return Judgement("inconclusive", text, evidence, advice=advice)
+    if found.claimed is not None:
+        if found.detectable is None:
+            text += "; these canaries would show hardly any break"
+        else:
+            text += f"; a break to ε = {found.detectable:.3g} would be shown 9 times in 10, a smaller one less often"
     return Judgement("not demonstrated", text, evidence)
 
 

@@ -72,7 +72,7 @@ class Scores(NamedTuple):
         metric: its name.
         unit: of it.
         higher_is_better: whether a higher value means that the attack did better.
-        values: what is compared with what; the same keys are the same thing.
+        values: what is compared with what; the same keys are the same thing, such as one victim in several rounds.
     """
 
     metric: str

@@ -31,9 +31,9 @@ def psnr(error: Tensor) -> Tensor:
 def ssim(a: Tensor, b: Tensor) -> Tensor:
     """Return the (n,) structural similarities (Wang et al. 2004, equation 13) of (n, C, H, W) images.
 
-    Means, variances and the covariance are over an 11×11 Gaussian window, σ = 1.5, around every pixel; beyond its
-    border an image goes on mirrored. Images smaller than the window are compared with the largest odd uniform window
-    that fits them.
+    Means, variances and the covariance are over an 11×11 Gaussian window, σ = 1.5, wherever it fits into the image, as
+    in the authors' code: no pixel is made up beyond the border. Images smaller than the window are compared with the
+    largest odd uniform window that fits them.
     """
     channels, side = a.shape[1], min(a.shape[-2:])
     if side >= _SSIM_WINDOW:
@@ -44,7 +44,6 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     else:
         width = side - (1 - side % 2)
         window = torch.ones(width, width, dtype=a.dtype) / width**2
-    a, b = (torch.nn.functional.pad(images, 4 * [len(window) // 2], mode="reflect") for images in (a, b))
     moments = torch.cat((a, b, a * a, b * b, a * b))
     means = torch.nn.functional.conv2d(moments, window.expand(channels, 1, *window.shape), groups=channels)
     mean_a, mean_b, square_a, square_b, product = means.split(len(a))

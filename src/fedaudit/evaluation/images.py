@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import binomtest
+from scipy.stats import ks_2samp, poisson_binom
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Over, Scores, done, evaluate
 from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
-from fedaudit.evaluation.registration import STAY, overlapping, registered
+from fedaudit.evaluation.registration import STAY, correlations, overlapping, registered, turned
 from fedaudit.evaluation.statistics import DOUBT, SURE
 from fedaudit.evaluation.verdicts import Judgement, share_of
 from fedaudit.results import Curve, FindingResult, ImageResult, RegisteredResult
@@ -33,6 +33,13 @@ CERTIFIED_MSE = (0.5 / 255) ** 2  # half a grey level: what a certified image ma
 # Scores of single images that a user may set a limit for; for each, higher means more leakage.
 SCORES = ("psnr", "ssim", "psnr_registered", "ssim_registered")
 ALONE_DB = 10.0  # the same above an even image, where there is no other candidate
+SEVERAL = 4  # victims that all came out visibly are no luck
+# Shares of the level of 1 %, for images as they are and for what is tried after that.
+_LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn, contrast and brightness": 0.1}
+_INCLUDED = dict(
+    zip(_LEVELS, ("", ", shifted or mirrored ones included", ", dark, turned or negative ones included"), strict=True)
+)
+_STYLE = 0.25  # standard deviations beyond the victims' own brightness and contrast that are still alike
 
 
 @evaluate.register
@@ -41,7 +48,8 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
 
     In every round that images were recovered of, recovered and true ones are paired by the assignment of least total
     squared error. An example that was used several times (local epochs, rounds) is evaluated once, by the first of its
-    recoveries.
+    recoveries. Candidates that differ from the victims in brightness or contrast (Kolmogorov-Smirnov test) are left
+    out: a picture in the clients' style would be nearer to any victim than to all of them.
     """
     vertical = observation.vertical is not None
     if vertical:
@@ -52,6 +60,11 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     true = torch.cat([truth.inputs[m.round, m.client] for m, _ in covered])
     true_labels = torch.cat([truth.labels[m.round, m.client] for m, _ in covered])
     places = [(m, i) for m, _ in covered for i in range(len(truth.inputs[m.round, m.client]))]
+    pictures, all_candidates = true.ndim == 4, len(truth.candidates)
+    if pictures:
+        truth = _alike(truth, true, true_labels)
+    left_out = all_candidates - len(truth.candidates)
+    unlike = f"{left_out} of {all_candidates} candidates are darker, brighter or otherwise in contrast than the victims"
 
     def paired(images: Tensor) -> Tensor:
         parts = [(kind.vectors(truth.inputs[m.round, m.client]), rows) for m, rows in covered]
@@ -76,12 +89,15 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     results: list[ImageResult] = []
     image_files: dict[str, Tensor] = {}
     first, uses = _distinct(true)
-    moved = _paired_after_moves(finding.images, covered, truth) if true.ndim == 4 else None
+    moved = _paired_by(_after_moves, finding.images, covered, truth) if pictures else None
+    toned = _paired_by(_in_tone, finding.images, covered, truth) if pictures else None
+    victims = _among(truth.candidates, true)  # an image of another victim is no image of somebody else
     candidates, recovered, wanted = (kind.vectors(part) for part in (truth.candidates, images, true))
     for i in first:
         message, position = places[i]
         other = _same_class(true[i], int(true_labels[i]), truth, rngs[id(message)])
-        place, nearest = standing(recovered[i], wanted[i], candidates)
+        stands = standing(recovered[i], wanted[i], candidates)
+        nearest = stands.nearest
         apart = None if nearest is None else float(psnr(mse(truth.candidates[nearest, None], images[i, None])))
         stem = f"images/{federation}-{message.round}-{message.client}-{position}"
         results.append(
@@ -96,17 +112,21 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
                 mse_normalised=float(normalised[i]),
                 psnr_normalised=float(psnr(normalised[i])),
                 lpips=None if perceptual is None else float(perceptual[i]),
-                rank=place,
+                victim=tensor_digest(true[i]).hex()[:12],
+                rank=stands.rank,
+                rank_pattern=_rank_of_pattern(images[i], true[i], truth.candidates) if pictures else None,
                 candidates=len(truth.candidates),
                 different_candidates=different,
                 by_luck=lucky[id(message)][int(true_labels[i])],
                 psnr_nearest_other=apart,
+                nearer_to_other=0.0 if nearest is None or victims[nearest] else stands.nearer_to_other,
                 uses=uses[i],
                 rounds=list(finding.rounds[int(order[i])]) if finding.rounds else [],
                 certified=None if finding.certified is None else bool(finding.certified[order[i]]),
                 psnr_mean_image=float(psnr(mse(mean_image[i : i + 1], true[i : i + 1]))),
                 psnr_same_class=None if other is None else float(psnr(mse(other[None], true[i : i + 1]))),
                 registered=None if moved is None else _after_move(moved[i], true[i], mean_image[i], truth),
+                toned=None if toned is None else _after_tone(toned[i], true[i], mean_image[i], truth),
             )
         )
         image_files[results[-1].true_image] = kind.draw(true[i, None])
@@ -120,6 +140,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     result = done(
         finding,
         observation,
+        [f"{unlike}: they were left out"] if left_out else [],
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
         certified_wrong=None if finding.certified is None else _wrongly(finding, covered, truth),
@@ -169,15 +190,55 @@ def _rows(finding: ImageFinding, message: Message, received: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def _paired_after_moves(images: Tensor, covered: Sequence[tuple[Message, Tensor]], truth: Truth) -> Tensor:
+def _alike(truth: Truth, victims: Tensor, labels: Tensor) -> Truth:
+    """Return the truth with the candidates that are as bright and as rich in contrast as the ``victims`` can be.
+
+    All stay unless the victims differ from other candidates of their classes at a level of 1 % (two tests).
+    """
+    own, other = (torch.stack([x.flatten(1).mean(1), x.flatten(1).std(1)], 1) for x in (victims, truth.candidates))
+    victim = _among(truth.candidates, victims)
+    classes = torch.isin(truth.candidate_labels, labels) & ~victim
+    if not classes.any():
+        return truth
+    tests = [ks_2samp(own[:, i].numpy(), other[classes, i].numpy()).pvalue for i in range(2)]
+    if min(tests) > SURE / 2:
+        return truth
+    room = _STYLE * other[classes].std(dim=0, correction=0)
+    low, high = own.amin(dim=0) - room, own.amax(dim=0) + room
+    kept = victim | ((other >= low) & (other <= high)).all(dim=1)
+    if not kept.any():
+        return truth
+    return replace(truth, candidates=truth.candidates[kept], candidate_labels=truth.candidate_labels[kept])
+
+
+def _among(images: Tensor, others: Tensor) -> Tensor:
+    """Return (n,) bool: which of n images are equal to one of the others."""
+    known = {tensor_digest(other) for other in others}
+    return torch.tensor([tensor_digest(image) in known for image in images], dtype=torch.bool)
+
+
+def _after_moves(image: Tensor, others: Tensor) -> Tensor:
+    return registered(image, others)[0]
+
+
+def _in_tone(image: Tensor, others: Tensor) -> Tensor:
+    return 1 - correlations(image, others).square().amax(dim=0)
+
+
+def _paired_by(
+    errors_of: Callable[[Tensor, Tensor], Tensor],
+    images: Tensor,
+    covered: Sequence[tuple[Message, Tensor]],
+    truth: Truth,
+) -> Tensor:
     """Return, for every true image of every round, the one of (n, C, H, W) ``images`` that is paired with it.
 
-    Each is compared after its own best move.
+    By the errors (n,) of an image against others, each after its own best move.
     """
     pairs = []
     for message, rows in covered:
         true = truth.inputs[message.round, message.client]
-        errors = torch.stack([registered(image, true)[0] for image in images[rows]]) if len(rows) > 1 else None
+        errors = torch.stack([errors_of(image, true) for image in images[rows]]) if len(rows) > 1 else None
         columns = [0] if errors is None else linear_sum_assignment(errors.T.numpy())[1]
         pairs.append(rows[torch.as_tensor(columns, dtype=torch.int64)])
     return images[torch.cat(pairs)]
@@ -206,6 +267,48 @@ def _after_move(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -
         psnr_nearest_other=nearest,
         psnr_mean_image=float(psnr(registered(mean_image, true[None])[0])),
     )
+
+
+def _after_tone(image: Tensor, true: Tensor, mean_image: Tensor, truth: Truth) -> RegisteredResult:
+    """Return the scores of a recovered image after its best turn and flip, contrast and brightness.
+
+    Candidates are compared by what is left of their own variance: an even one would win else.
+    """
+    found = correlations(image, true[None])[:, 0]
+    way = int(found.abs().argmax())
+    r = float(found[way])
+    ways = tuple(range(8)) if len(found) == 8 else (0, 1, 4, 5)
+    turns = turned(image, ways[way]).double()
+    own, theirs = (x - x.mean(dim=(-2, -1), keepdim=True) for x in (turns, true.double()))
+    contrast = float((own * theirs).sum() / own.square().sum().clamp_min(1e-12))
+    fitted = (contrast * own + true.double().mean(dim=(-2, -1), keepdim=True)).clamp(0, 1)
+    others = correlations(image, truth.candidates).square().amax(dim=0)
+    same = (truth.candidates == true).flatten(1).all(dim=1)
+    error = mse(fitted[None], true[None].double())
+    nearest = None
+    if not bool(same.all()):
+        apart = 10 * np.log10(max(1 - float(others[~same].max()), 1e-10) / max(1 - r * r, 1e-10))
+        nearest = float(psnr(error)) - float(apart)
+    mean = float(_in_tone(mean_image, true[None]))
+    return RegisteredResult(
+        psnr=float(psnr(error)),
+        ssim=float(ssim(fitted[None].to(true.dtype), true[None])),
+        flipped=bool(ways[way] % 2),
+        down=0,
+        right=0,
+        turns=ways[way] // 2,
+        contrast=contrast,
+        rank=1 + int(((others >= r * r) & ~same).sum()),
+        psnr_nearest_other=nearest,
+        psnr_mean_image=float(psnr(mean * theirs.square().mean())),
+    )
+
+
+def _rank_of_pattern(image: Tensor, true: Tensor, candidates: Tensor) -> int:
+    """Return how many candidates correlate with ``image`` at least as much as ``true``, which counts as one itself."""
+    own, others = (correlations(image, x)[0] for x in (true[None], candidates))
+    same = (candidates == true).flatten(1).all(dim=1)
+    return 1 + int(((others >= own) & ~same).sum())
 
 
 def matching(
@@ -274,16 +377,33 @@ def assign(true: Tensor, images: Tensor, alike: Tensor | None = None) -> Tensor:
     return torch.as_tensor(columns, dtype=torch.int64)
 
 
-def standing(image: Tensor, true: Tensor, candidates: Tensor) -> tuple[int, int | None]:
-    """Return a rank, and the position of the candidate other than ``true`` that is nearest to ``image``, if any.
+class Standing(NamedTuple):
+    """Where the true image stands among the candidates for a recovered one.
 
-    The rank is how many candidates are at least as near to ``image`` as ``true``, which counts as one itself.
+    Attributes:
+        rank: how many candidates are at least as near to the recovered image as the true one, which counts as one.
+        nearest: the position of the other candidate that is nearest to the recovered image, if there is one.
+        nearer_to_other: by how many dB that is nearer than any further one, the true one included; else 0.
     """
+
+    rank: int
+    nearest: int | None
+    nearer_to_other: float
+
+
+def standing(image: Tensor, true: Tensor, candidates: Tensor) -> Standing:
+    """Return where ``true`` stands among ``candidates`` for ``image``."""
     distances = _squared_distances(image, candidates)
     own = _squared_distances(image, true[None])
     same = _squared_distances(true, candidates) == 0
-    nearest = None if bool(same.all()) else int(distances.masked_fill(same, torch.inf).argmin())
-    return 1 + int(((distances <= own) & ~same).sum()), nearest
+    rank = 1 + int(((distances <= own) & ~same).sum())
+    if bool(same.all()):
+        return Standing(rank, None, 0.0)
+    nearest = int(distances.masked_fill(same, torch.inf).argmin())
+    further = torch.cat([own, distances[distances > distances[nearest]]]).min()
+    return Standing(
+        rank, nearest, max(0.0, float(psnr(distances[nearest] / image.numel()) - psnr(further / image.numel())))
+    )
 
 
 def by_luck(paired: int, different: int, labels: Tensor, truth: Truth) -> dict[int, float]:
@@ -330,46 +450,70 @@ def unmistakable(image: ImageResult | RegisteredResult) -> bool:
     return visible(image) and image.psnr >= needed
 
 
+def elsewhere(image: ImageResult) -> bool:
+    """Return whether an image is as plainly one other candidate as an unmistakable one is its own victim."""
+    return image.rank > 1 and image.nearer_to_other >= NEARER_DB
+
+
 def verdict_of(images: Sequence[ImageResult]) -> Judgement:
     """Return the judgement on an attack's images, by the rules of its finding type."""
-    plain = _judged(images, after_moves=False)
-    if plain.verdict == "recovered" or not any(i.registered and i.registered.rank for i in images):
-        return plain
-    moved = _judged(images, after_moves=True)
+    ways: list[Callable[[ImageResult], RegisteredResult | None]] = [lambda _: None, _moved, _in_another_tone]
+    judged = [
+        _judged(images, moved, how, level)
+        for moved, (how, level) in zip(ways, _LEVELS.items(), strict=True)
+        if not how or any(moved(image) for image in images)
+    ]
     order = ("recovered", "identifiable", "inconclusive", "not demonstrated")
-    return moved if order.index(moved.verdict) < order.index(plain.verdict) else plain
+    return min(judged, key=lambda judgement: order.index(judgement.verdict))  # of equal ones the first
 
 
-def _judged(images: Sequence[ImageResult], *, after_moves: bool) -> Judgement:
-    """Return the judgement on the images as they are, or where a shift or flip helps one, on what it then is.
+def _moved(image: ImageResult) -> RegisteredResult | None:
+    return image.registered if image.registered and image.registered.rank else None
 
-    An image has two ways to be identified then, so chance has, too; and it is the second test on the same images, so
-    its probability is doubled.
+
+def _in_another_tone(image: ImageResult) -> RegisteredResult | None:
+    return image.toned
+
+
+def _judged(
+    images: Sequence[ImageResult], moved: Callable[[ImageResult], RegisteredResult | None], how: str, level: float
+) -> Judgement:
+    """Return the judgement on the victims by their images as they are, or by what these are once they are moved, too.
+
+    A victim is counted once, and came out where one of its images did: of several updates or rounds each is another
+    try, so their chances are added up. With moves an image has two ways to be identified, so chance has, too.
     """
-    n = len(images)
-    best = [_ways(image) if after_moves else [image] for image in images]
+    victims = _by_victim(images)
+    best = [[way for i in of for way in (i, moved(i)) if way is not None] for of in victims]
+    n, twice, candidates = len(victims), 2 if how else 1, fewest_candidates(images)
     seen, identified = (sum(any(test(w) for w in ways) for ways in best) for test in (visible, lambda w: w.rank == 1))
-    chances = [min(1.0, (1 + after_moves) * _chance(image)) for image in images]
-    p = min(1.0, (1 + after_moves) * _at_least(identified, chances))
-    recovered = seen > 0 and (p <= SURE or any(unmistakable(w) for ways in best for w in ways))
-    moves = " after the best shift and flip" if after_moves else ""
+    chances = [min(1.0, twice * sum(_chance(image) for image in of)) for of in victims]
+    p, p_seen = (min(1.0, _at_least(count, chances) / level) for count in (identified, seen))
+    plain = any(unmistakable(w) for ways in best for w in ways) and not any(elsewhere(image) for image in images)
+    mostly = [2 * sum(any(visible(w) for w in (i, moved(i)) if w) for i in of) >= len(of) for of in victims]
+    recovered = seen > 0 and (p_seen <= SURE or plain or (n >= SEVERAL and all(mostly) and candidates > 1))
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
-    against = "one-sided exact binomial test against naming candidates of the class at random"
+    against = "one-sided exact test (Poisson binomial) against naming candidates of the class at random"
     luck: dict[str, Any] = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
-    evidence = share_of(f"images {what}{moves}", counted, n, "images", **luck)
-    candidates = fewest_candidates(images)
+    evidence = share_of(f"images {what}{how}", counted, n, "images", **luck)
     which = f"{identified} of {n} identified among {candidates} candidates (by luck with p = {p:.2g})"
-    text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly{moves}; {which}"
+    tries = f", each tried {len(images) / n:.3g} times" if len(images) > n else ""
+    text = f"{seen} of {n} {'image' if n == 1 else 'images'} came out visibly{how}{tries}; {which}"
     if recovered:
-        moved = ", shifted or mirrored ones included" if after_moves else ""
-        headline = f"{{who}} can reconstruct training {{things}}: {seen} of {n} came out visibly{moved}."
+        headline = f"{{who}} can reconstruct training {{things}}: {seen} of {n} came out visibly{_INCLUDED[how]}."
         return Judgement("recovered", text, evidence, headline)
     if identified and p <= SURE:
+        by_pattern = sum(any(i.rank_pattern in (None, 1) for i in of) for of in victims)
+        alone = (
+            ""
+            if how or _at_least(by_pattern, chances) / level <= SURE
+            else ", by colours, brightness and contrast alone"
+        )
         headline = (
             f"{{who}} can tell which {{things}} a client trained on, out of {candidates} candidates, though none came "
-            f"out visibly: {identified} of {n} were singled out{moves}."
+            f"out visibly: {identified} of {n} were singled out{how}{alone}."
         )
-        return Judgement("identifiable", text, evidence, headline)
+        return Judgement("identifiable", text + alone, evidence, headline)
     if seen or (identified and (p <= DOUBT or identified == n)):
         more = "attack more images" if candidates > 2 * n else "attack more images, or give more candidates"
         advice = f"{more}: {n} among {candidates} candidates are too few to exclude luck"
@@ -377,9 +521,12 @@ def _judged(images: Sequence[ImageResult], *, after_moves: bool) -> Judgement:
     return Judgement("not demonstrated", text, evidence)
 
 
-def _ways(image: ImageResult) -> list[ImageResult | RegisteredResult]:
-    """Return the image as it is and, where a move helps, as it then is."""
-    return [image, image.registered] if image.registered and image.registered.rank else [image]
+def _by_victim(images: Sequence[ImageResult]) -> list[list[ImageResult]]:
+    """Return the images of each victim; of results that don't say which that is, each is one."""
+    groups: dict[str | int, list[ImageResult]] = {}
+    for i, image in enumerate(images):
+        groups.setdefault(image.victim or i, []).append(image)
+    return list(groups.values())
 
 
 def fewest_candidates(images: Sequence[ImageResult]) -> int:
@@ -388,12 +535,14 @@ def fewest_candidates(images: Sequence[ImageResult]) -> int:
 
 
 def _at_least(identified: int, chances: Sequence[float]) -> float:
-    """Return the probability that at least as many images are identified by naming candidates at random (binomial).
+    """Return the probability that at least as many victims are identified by naming candidates at random.
 
-    Candidates that are equal are one: an image among 20 equal ones is identified by anything. Where chances differ,
-    their mean stands for all, which makes the tail no smaller (Hoeffding 1956).
+    Exact, whatever each one's own chance (Poisson binomial). Candidates that are equal are one: an image among 20 equal
+    ones is identified by anything.
     """
-    return float(binomtest(identified, len(chances), sum(chances) / len(chances), alternative="greater").pvalue)
+    if not identified:
+        return 1.0
+    return float(np.clip(poisson_binom(np.asarray(chances)).sf(identified - 1), 0.0, 1.0))
 
 
 def _chance(image: ImageResult) -> float:
@@ -418,30 +567,33 @@ def _with_certified(findings: Sequence[FindingResult]) -> Judgement:
 
 
 def _columns(done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
-    images = [image for finding in done for image in finding.images]
-    if not images:
+    victims = _by_victim([image for finding in done for image in finding.images])
+    if not victims:
         return {}
     labels = [f.label_accuracy for f in done if f.label_accuracy is not None]
-    moved = [i.registered for i in images if i.registered is not None]
-    same_class = [i.psnr_same_class for i in images if i.psnr_same_class is not None]
+
+    def of_each(name: str) -> list[float]:
+        """Return the mean score of each victim that has any: the victims are independent, rounds aren't."""
+        scores = ([score for i in of if (score := i.score(name)) is not None] for of in victims)
+        return [float(np.mean(found)) for found in scores if found]
+
+    baselines = {
+        name: float(np.mean(found)) if (found := of_each(name)) else None
+        for name in ("psnr_mean_image", "psnr_same_class", "psnr_mean_image_registered")
+    }
     return {
-        "psnr": over([i.psnr for i in images]),
-        "mse": over([i.mse for i in images]),
-        "ssim": over([i.ssim for i in images]),
-        "lpips": over([i.lpips for i in images if i.lpips is not None]),
-        "psnr_registered": over([m.psnr for m in moved]),
-        "ssim_registered": over([m.ssim for m in moved]),
-        "psnr_mean_image_registered": float(np.mean([m.psnr_mean_image for m in moved])) if moved else None,
+        **{
+            name: over(of_each(name)) for name in ("psnr", "mse", "ssim", "lpips", "psnr_registered", "ssim_registered")
+        },
+        **baselines,
         "identification_rate": _identified(done)[0],
         "label_accuracy": sum(labels) / len(labels) if labels else None,
-        "psnr_mean_image": float(np.mean([i.psnr_mean_image for i in images])),
-        "psnr_same_class": float(np.mean(same_class)) if same_class else None,
     }
 
 
 def _identified(findings: Sequence[FindingResult]) -> list[float]:
-    images = [image for finding in findings for image in finding.images]
-    return [sum(i.rank == 1 for i in images) / len(images)] if images else []
+    victims = _by_victim([image for finding in findings for image in finding.images])
+    return [sum(any(i.rank == 1 for i in of) for of in victims) / len(victims)] if victims else []
 
 
 def _labels_right(findings: Sequence[FindingResult]) -> list[float]:
@@ -456,7 +608,7 @@ def _of_each(name: str, findings: Sequence[FindingResult]) -> list[float]:
 
 
 def _scores(finding: FindingResult) -> Scores | None:
-    values = {(finding.round, finding.client, i): image.psnr for i, image in enumerate(finding.images)}
+    values = {image.victim or (finding.round, finding.client, i): image.psnr for i, image in enumerate(finding.images)}
     return Scores("psnr", "dB", True, values) if values else None
 
 

@@ -1,7 +1,8 @@
-"""Images after the best shift and flip: a network with global pooling hardly tells where a thing stands.
+"""Images after the best shift and flip, or the best turn and tone: what hides a picture from a pixel's error.
 
-Gradient inversion may so recover a picture in another place or mirrored, and a shifted face is a leak. Whatever is
-compared with a recovered image, the true one, another candidate or a baseline, gets the same treatment.
+A network with global pooling hardly tells where a thing stands, so gradient inversion may recover a picture in another
+place or mirrored; and a face that is shifted, turned, dark or a negative is a leak. Whatever is compared with a
+recovered image, the true one, another candidate or a baseline, gets the same treatment.
 """
 
 from __future__ import annotations
@@ -51,6 +52,44 @@ def registered(image: Tensor, others: Tensor) -> tuple[Tensor, list[Move]]:
     """
     parts = [_registered(image.double(), part.double()) for part in others.split(max(1, _ELEMENTS // image.numel()))]
     return torch.cat([errors for errors, _ in parts]), [move for _, moves in parts for move in moves]
+
+
+def correlations(image: Tensor, others: Tensor) -> Tensor:
+    """Return the correlation of ``image``, in each of its eight turns and flips, with each of ``others``.
+
+    Each channel's mean is taken off first. The least error that another contrast c and another brightness of each
+    channel leave, c·image + b, is 1 − r² of what an even image of the other's colours has.
+
+    Args:
+        image: (C, H, W) pixels in [0, 1].
+        others: (n, C, H, W), alike.
+
+    Returns:
+        (8, n), in the order of :func:`turned`; (4, n) where H and W differ, which no quarter turn fits.
+    """
+    own = _without_colour(torch.stack([turned(image, way) for way in _ways(image)]))
+    return torch.cat(
+        [own @ _without_colour(part).T for part in others.split(max(1, _ELEMENTS // image.numel()))], dim=1
+    )
+
+
+def turned(image: Tensor, way: int) -> Tensor:
+    """Return (..., H, W) images flipped from left to right where ``way`` is odd, and after that turned left.
+
+    ``way // 2`` is the number of quarter turns.
+    """
+    flipped = image.flip(-1) if way % 2 else image
+    return flipped.rot90(way // 2, (-2, -1))
+
+
+def _ways(image: Tensor) -> tuple[int, ...]:
+    return tuple(range(8)) if image.shape[-1] == image.shape[-2] else (0, 1, 4, 5)
+
+
+def _without_colour(images: Tensor) -> Tensor:
+    """Return (n, C·H·W) images without each channel's mean, of length 1; nothing is left of an even one."""
+    left = images.double() - images.double().mean(dim=(-2, -1), keepdim=True)
+    return torch.nn.functional.normalize(left.flatten(1), dim=1, eps=1e-9)
 
 
 def overlapping(image: Tensor, other: Tensor, move: Move) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Over, Scores, metric, type_of
-from fedaudit.evaluation.statistics import interval, paired_interval, pooled
+from fedaudit.evaluation.statistics import DOUBT, difference_test, holm, interval, paired_interval, pooled
 from fedaudit.evaluation.verdicts import Judgement
 from fedaudit.results import (
     LEAKS,
@@ -111,34 +113,39 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
 def compare(findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]) -> list[Comparison]:
     """Return the paired comparisons of all pairs of attacks that ran on the same images, updates or clients.
 
-    By what their kind is compared by: PSNR for images, else the first metric. Undecided where the 95 % interval of the
-    mean difference holds zero, or where there are fewer than two pairs; meaningless where neither attack found
-    anything: then the difference is one between two ways to fail.
+    By what their kind is compared by: PSNR for images, else the first metric. Undecided where Student's test of the
+    mean difference doesn't exclude zero at 5 %, all comparisons together (Holm's correction), or where there are fewer
+    than two pairs; meaningless where neither attack found anything: then the difference is one between two ways to
+    fail.
     """
-    rows = []
+    pairs = []
     by_place = {(s.federation, s.attack): s for s in summaries}
     for federation in dict.fromkeys(f.federation for f in findings):
-        measured: dict[str, dict[str, dict[Any, float]]] = {}
+        measured: dict[str, dict[str, dict[Any, list[float]]]] = {}
         scales: dict[str, Scores] = {}
         for finding in (f for f in findings if f.federation == federation and f.status == "done"):
             if scores := type_of(finding).scores(finding):
                 scales[scores.metric] = scores
-                measured.setdefault(scores.metric, {}).setdefault(finding.attack, {}).update(scores.values)
+                own = measured.setdefault(scores.metric, {}).setdefault(finding.attack, {})
+                for key, value in scores.values.items():
+                    own.setdefault(key, []).append(value)
         for name, by_attack in measured.items():
             for b, a in itertools.combinations(by_attack, 2):
-                shared = [key for key in by_attack[a] if key in by_attack[b]]
-                if shared:
-                    difference = paired_interval([by_attack[a][k] - by_attack[b][k] for k in shared])
-                    pair = by_place[federation, a], by_place[federation, b]
-                    rows.append(_comparison(*pair, scales[name], difference))
-    return rows
+                first, second = by_attack[a], by_attack[b]
+                apart = [float(np.mean(first[k]) - np.mean(second[k])) for k in first if k in second]
+                if apart:
+                    sides = by_place[federation, a], by_place[federation, b]
+                    pairs.append((*sides, scales[name], paired_interval(apart), difference_test(apart)))
+    told = [i for i, (a, b, *_) in enumerate(pairs) if {a.verdict, b.verdict} & set(LEAKS)]
+    corrected = dict(zip(told, holm([pairs[i][-1] for i in told]), strict=True))
+    return [_comparison(*pair, corrected.get(i, 1.0)) for i, (*pair, _) in enumerate(pairs)]
 
 
-def _comparison(a: AttackSummary, b: AttackSummary, scale: Scores, difference: Interval) -> Comparison:
+def _comparison(a: AttackSummary, b: AttackSummary, scale: Scores, difference: Interval, p: float) -> Comparison:
     a_wins = (difference.mean > 0) == scale.higher_is_better
     outcome: Literal["a is better", "b is better", "undecided", "meaningless here"]
     outcome, reason = "a is better" if a_wins else "b is better", None
-    if difference.n < 2 or difference.low <= 0 <= difference.high:
+    if p > DOUBT:
         outcome = "undecided"
     if not {a.verdict, b.verdict} & set(LEAKS):
         outcome, reason = "meaningless here", "neither attack found anything"
@@ -150,6 +157,7 @@ def _comparison(a: AttackSummary, b: AttackSummary, scale: Scores, difference: I
         a=a.attack,
         b=b.attack,
         difference=difference,
+        p_value=p,
         unit=scale.unit,
         outcome=outcome,
         reason=reason,

@@ -16,14 +16,20 @@ from fedaudit.utils.seeds import derive_seed
 SURE = 0.01  # a leak is claimed where guessing does as well with at most this probability
 DOUBT = 0.05  # between the two, more data are needed to decide
 
+_FEW = 20  # values, up to which an interval is Student's
 _LEAST = 1e-300  # a p-value that underflowed has a logarithm, too
 
 
 def interval(values: Sequence[float], *, resamples: int, seed: int) -> Interval:
-    """Return mean, median and the 95 % percentile bootstrap interval of the mean; with one value it has no width."""
+    """Return mean, median and a 95 % interval of the mean; with one value it has no width.
+
+    Of up to 20 values Student's: the percentile bootstrap, which is taken of more, is too narrow for so few.
+    """
     data = np.asarray(values, dtype=float)
+    if len(data) <= _FEW:
+        return paired_interval(values)
     low = high = float(data.mean())
-    if len(data) > 1 and np.ptp(data) > 0:
+    if np.ptp(data) > 0:
         rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
         ends = bootstrap((data,), np.mean, n_resamples=resamples, method="percentile", rng=rng).confidence_interval
         low, high = float(ends.low), float(ends.high)
@@ -31,10 +37,7 @@ def interval(values: Sequence[float], *, resamples: int, seed: int) -> Interval:
 
 
 def paired_interval(differences: Sequence[float]) -> Interval:
-    """Return mean, median and the 95 % Student interval of the mean of paired differences.
-
-    Not the bootstrap's, which is too narrow for the handful of images that an audit often has.
-    """
+    """Return mean, median and the 95 % Student interval of the mean of paired differences."""
     data = np.asarray(differences, dtype=float)
     low = high = float(data.mean())
     if len(data) > 1 and np.ptp(data) > 0:
@@ -54,6 +57,23 @@ def combined(p_values: Sequence[float]) -> float:
     if len(p_values) == 1:
         return p_values[0]
     return float(combine_pvalues([max(p, _LEAST) for p in p_values], method="fisher").pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values corrected for their number, so that one level holds for all together (Holm 1979)."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for done, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - done) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def difference_test(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Student's test of the mean of paired differences; 1 of fewer than two."""
+    data = np.asarray(differences, dtype=float)
+    if len(data) < 2 or not np.ptp(data):
+        return float(len(data) < 2 or not data[0])
+    return float(ttest_1samp(data, 0.0).pvalue)
 
 
 def sign_test(better: int, worse: int) -> float:

@@ -129,6 +129,10 @@ class EpsilonResult(Record):
     )
     demonstrated_in_words: str = Field(default="", description="what the demonstrated one refutes")
     attainable: float = Field(description="what as many canaries would demonstrate if every guess were right")
+    detectable: float | None = optional(
+        "the least ε of a broken promise that these canaries would show to be broken 9 times in 10, of those tried; "
+        "null: nothing is claimed, or none is that small"
+    )
     joint_noise: bool = Field(
         default=False, description="the canaries' noise was drawn as it is declared, and the code that adds it not run"
     )
@@ -136,7 +140,11 @@ class EpsilonResult(Record):
 
 
 class RegisteredResult(Record):
-    """Scores of a reconstruction after the shift (up to a quarter of the side) and flip that bring it nearest."""
+    """Scores of a reconstruction after the move that brings it nearest.
+
+    That is a shift (up to a quarter of the side) and a flip; or quarter turns, a flip and another contrast and
+    brightness, which may be negative: then every error is relative to what an even image of the colours has.
+    """
 
     psnr: float = Field(
         description="dB where the moved reconstruction covers the victim; what an even image would gain is taken off"
@@ -145,6 +153,8 @@ class RegisteredResult(Record):
     flipped: bool = Field(description="mirrored from left to right, before the shift")
     down: int = Field(description="pixels that the reconstruction is shifted down; negative: up")
     right: int = Field(description="pixels that it is shifted to the right; negative: left")
+    turns: int = Field(default=0, description="quarter turns to the left, after a flip")
+    contrast: float = Field(default=1.0, description="factor of all values; below 0: the reconstruction is a negative")
     rank: int | None = Field(
         description="as the image's, with every candidate after its own best move; null where none helps"
     )
@@ -167,14 +177,23 @@ class ImageResult(Record):
         "dB, -10 log10 of mse_normalised: the peak is taken for 1, so it may be negative"
     )
     lpips: float | None = optional("null where the weights could not be had: see lpips_missing")
+    victim: str = Field(default="", description="equal for equal victims, in whatever round or update they are")
     rank: int = Field(
         description="how many candidates are at least as near to the reconstruction (MSE); 1 = identified"
+    )
+    rank_pattern: int | None = optional(
+        "the same by the correlation of what is left when each channel's mean is taken off: without colour, brightness "
+        "and contrast"
     )
     candidates: int = Field(description="size of the candidate set that rank refers to")
     different_candidates: int | None = optional("of them, how many differ from each other")
     by_luck: float | None = optional("probability that naming candidates of its class at random identifies it")
     psnr_nearest_other: float | None = optional(
         "of the reconstruction to the nearest other candidate, in dB; null: there is none"
+    )
+    nearer_to_other: float = Field(
+        default=0.0,
+        description="by how many dB it is nearer to one candidate that is no victim than to any further one",
     )
     uses: int = Field(default=1, description="how often the update used this example (local epochs)")
     rounds: list[int] = Field(default=[], description="the rounds that it was recovered from, where there are several")
@@ -185,6 +204,9 @@ class ImageResult(Record):
     psnr_mean_image: float = Field(description="baseline: the mean image of the candidates, as if it were the recovery")
     psnr_same_class: float | None = Field(description="baseline: a random other image of the same class")
     registered: RegisteredResult | None = optional("after the best shift and flip; null: evaluated before that was")
+    toned: RegisteredResult | None = optional(
+        "after the best quarter turns, flip, contrast and brightness, a negative included; null: evaluated before that"
+    )
 
     def score(self, name: str) -> float | None:
         """Return the score of that name; ``psnr_registered`` is the registered one's ``psnr``."""
@@ -438,8 +460,9 @@ class Comparison(Record):
     difference: Interval = Field(description="of the pairs")
     unit: str = Field(default="dB", description="of the difference")
     outcome: Literal["a is better", "b is better", "undecided", "meaningless here"] = Field(
-        description="undecided: the interval holds 0"
+        description="undecided: the difference may be 0, all comparisons of the audit together at 5 %"
     )
+    p_value: float = Field(default=1.0, description="Student's, paired, after Holm's correction for all comparisons")
     reason: str | None = optional("why it is meaningless here")
 
 

@@ -271,6 +271,7 @@ class CanaryPlay:
             claimed=self.budget.claimed(self.spec.adjacency),
             delta=dp.delta if dp else 1e-5,
             joint=self.joint,
+            gaussian=dp is not None,
         )
 
 

@@ -361,6 +361,7 @@ class CanariesEntry(BaseModel):
     claimed: Annotated[float, Field(ge=0)] | None
     delta: Annotated[float, Field(gt=0, lt=1)]
     joint: bool = False
+    gaussian: bool = False
 
     def canaries(self, readings: dict[str, Tensor], path: Path) -> Canaries:
         """Return the canaries with ``readings``, read from ``path``.
