@@ -141,12 +141,12 @@ def page() -> str:
     counts = ", ".join(f"{outcomes[o]} *{o}*" for o in _OUTCOMES if outcomes[o])
     told = [
         f"{outcomes.total()} claims: {counts}.",
-        f"What is open takes about {hours:.0f} hours on two cores, without data that aren't to be had here.",
+        f"What is open takes about {hours:.0f} hours on two cores; data that aren't to be had here are named.",
         "",
-        f"The page makes {len(every)} comparisons at {LEVEL:.0%} each: if nothing were there, {LEVEL * len(every):.0f}",
-        f"would differ from zero by luck. {survivors} decided ones, marked \\*, survive Holm's correction over all of",
-        "them (of the difference from zero, or from the nearer edge of the band). Those whose n doesn't count what is",
-        "independent can't.",
+        f"The page makes {len(every)} comparisons at {100 * LEVEL:g} % each: if nothing were there,",
+        f"{LEVEL * len(every):.0f} would differ from zero by luck. {survivors} decided ones, marked \\*, survive",
+        "Holm's correction over all of them (of the difference from zero, or from the nearer edge of the band). Those",
+        "whose n doesn't count what is independent can't.",
         "",
     ]
     return "\n".join([_HEAD, *told, *tables]).rstrip() + "\n"

@@ -173,6 +173,16 @@ def test_a_row_says_what_came_out_where_and_in_which_setting(pages):
     assert "2 decided ones" in page
 
 
+def test_a_void_claim_helps_no_other(pages):
+    """It stays among the comparisons over which Holm's correction goes."""
+    rows = [f"x beats y,{place},psnr,1.0,{1 - w},{1 + w},5,5,,holds,a/b,cpu" for place, w in (("p", 0.6), ("q", 0.5))]
+    claim = "    - {place: %s, claim: c, study: a/b, says: x beats y, at: %s%s}\n"
+    plain = pages(claim % ("T", "p", "") + claim % ("U", "q", ""), x=(5, rows))
+    void = pages(claim % ("T", "p", "") + claim % ("U", "q", ", void: none shows"), x=(5, rows))
+    assert told(plain, "T") == told(void, "T")
+    assert told(void, "U")[-1] == "**void: none shows**"
+
+
 def test_updates_that_share_a_network_are_no_independent_evidence(pages):
     claim = "    - {place: T, claim: c, study: a/b, says: x beats y}\n"
     row = "x beats y,,psnr,2.0,1.9,2.1,50,50,,holds,a/b,cpu"
