@@ -11,7 +11,7 @@ from fedaudit import BadInput
 from fedaudit.utils import wide_console
 from fedaudit_lab.cli.study_log import open_study, say_note
 from fedaudit_lab.studies.analysis import Analysis, analyse
-from fedaudit_lab.studies.drawing import cell_text, difference_text, grid, write
+from fedaudit_lab.studies.drawing import cell_text, claim_text, grid, write
 from fedaudit_lab.studies.pictures import write_pictures
 from fedaudit_lab.studies.spec import StudySpec, check_metric, expand, load_study, study_from
 from fedaudit_lab.studies.store import Store
@@ -96,8 +96,9 @@ def _print(analysis: Analysis) -> None:
     console.print(table)
     for claim in analysis.claims:
         where = f" ({claim.where})" if claim.where else ""
-        difference = difference_text(claim.metric, claim.difference)
-        console.print(f"{escape(claim.text + where)}: [bold]{claim.outcome}[/], {escape(difference)}", highlight=False)
+        console.print(
+            f"{escape(claim.text + where)}: [bold]{claim.outcome}[/], {escape(claim_text(claim))}", highlight=False
+        )
     if analysis.old:
         console.print(escape(analysis.mixture), highlight=False)
     for name, why in analysis.failures:

@@ -14,7 +14,14 @@ from fedaudit_lab.studies.store import Row
 
 _RESAMPLES = 2000
 
-Outcome = Literal["holds", "doesn't hold", "undecided", "not measured"]
+Outcome = Literal[
+    "holds",
+    "smaller than published",
+    "smaller than published, or none",
+    "contradicted here",
+    "undecided",
+    "not measured",
+]
 # (repetition, federation, round, client): what one run of the attack received, independent of the others
 Unit = tuple[int, str, int | None, int | None]
 
@@ -57,9 +64,12 @@ class Claim:
     Attributes:
         text: the claim.
         where: the combination, in words; empty where nothing is left open.
-        difference: better minus worse, paired over updates.
-        outcome: the word.
+        difference: better minus worse, paired over updates, then averaged by repetition: n counts these, for updates of
+            the same network and draw aren't independent.
+        outcome: the word, see :func:`decide`.
         metric: that was compared.
+        updates: how many pairs the difference is of.
+        published: the same difference of the paper's numbers, where it has both.
     """
 
     text: str
@@ -67,6 +77,8 @@ class Claim:
     difference: Interval | None
     outcome: Outcome
     metric: str
+    updates: int = 0
+    published: float | None = None
 
 
 @dataclass(frozen=True)
@@ -237,9 +249,21 @@ def _claim(study: StudySpec, claim: ClaimSpec, rows: Sequence[Row]) -> list[Clai
             if any(_at(r.point, fixed) for r in rows):
                 claims.append(Claim(text, where, None, "not measured", name))
             continue
-        difference = paired_interval([sign * (sides[0][unit] - sides[1][unit]) for unit in shared])
-        claims.append(Claim(text, where, difference, _outcome(difference, claim), name))
+        by_repetition: dict[int, list[float]] = {}
+        for unit in shared:
+            by_repetition.setdefault(unit[0], []).append(sign * (sides[0][unit] - sides[1][unit]))
+        difference = paired_interval([sum(found) / len(found) for found in by_repetition.values()])
+        theirs = [value for point in points if (value := _published(study, name, fixed | point)) is not None]
+        effect = sign * (theirs[0] - theirs[1]) if len(theirs) == 2 else None
+        outcome = decide(difference, published=effect, margin=claim.margin, either_way=claim.either_way)
+        claims.append(Claim(text, where, difference, outcome, name, len(shared), effect))
     return claims
+
+
+def _published(study: StudySpec, metric: str, point: Point) -> float | None:
+    """Return the paper's number at ``point``, or None."""
+    there = [p.value for p in study.published if _at(point, p.at) and (p.metric or study.metric) == metric]
+    return there[0] if there else None
 
 
 def _hardly_trained(row: Row) -> bool:
@@ -259,10 +283,27 @@ def _at(point: Point, wanted: Point) -> bool:
     return all(point.get(axis) == level for axis, level in wanted.items())
 
 
-def _outcome(difference: Interval, claim: ClaimSpec) -> Outcome:
-    low, high, margin = difference.low, difference.high, claim.margin
+def decide(
+    difference: Interval, *, published: float | None = None, margin: float = 0.0, either_way: bool = False
+) -> Outcome:
+    """Return what an interval says of the claim that one side is better than another.
+
+    With a margin the claim is that it is no worse by that much; with ``either_way``, nor better by as much.
+
+    Args:
+        difference: better minus worse, in the metric's units; n counts what is independent, and one says nothing.
+        published: the same difference as it was published; it means nothing to a claim with a margin.
+        margin: see above.
+        either_way: see above.
+    """
+    low, high = difference.low, difference.high
     if difference.n < 2:
         return "undecided"
-    if high < -margin or (claim.either_way and low > margin):
-        return "doesn't hold"
-    return "holds" if low > -margin and not (claim.either_way and high >= margin) else "undecided"
+    if high < -margin or (either_way and low > margin):
+        return "contradicted here"
+    if margin:
+        return "holds" if low > -margin and not (either_way and high >= margin) else "undecided"
+    excluded = published is not None and high < published
+    if low > 0:
+        return "smaller than published" if excluded else "holds"
+    return "smaller than published, or none" if excluded else "undecided"

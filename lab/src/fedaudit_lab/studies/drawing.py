@@ -19,7 +19,7 @@ import numpy as np
 from fedaudit import BadInput
 from fedaudit.evaluation import Interval
 from fedaudit.report import LEAST_DB, limits, render
-from fedaudit_lab.studies.analysis import Analysis, Cell, Outcome
+from fedaudit_lab.studies.analysis import Analysis, Cell, Claim, Outcome
 from fedaudit_lab.studies.spec import IMAGE_METRICS, builtin_studies, measure
 
 _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"} | {
@@ -43,7 +43,20 @@ _DIGITS = {"psnr": 1, "ssim": 2, "mse": 4, "lpips": 3, "seconds": 1, "cpu_second
 _ROW = {1: 70, 2: 38}  # panels side by side -> characters that fit under one of them
 _LINES = 12  # more in one picture can't be told apart
 _Row = tuple[list[str], list[Cell | None]]  # levels on the left, and a row's cells
-_LEVEL: dict[Outcome, int] = {"holds": 1, "undecided": 2, "doesn't hold": 3, "not measured": 0}  # colours of the page
+_LEVEL: dict[Outcome, int] = {  # colours of the page
+    "holds": 1,
+    "smaller than published": 2,
+    "smaller than published, or none": 2,
+    "contradicted here": 3,
+    "undecided": 2,
+    "not measured": 0,
+}
+OUTCOMES = (
+    "Paired over updates, averaged by seed (a network and a draw of the data); Student's 95 % interval over seeds, "
+    "which n counts. *Smaller than published*: the interval lies below the difference of the paper's numbers (*or "
+    "none*: it holds zero, too). *Contradicted here*: it lies on the other side of zero, or of the stated margin. "
+    "*Undecided*: it can't tell."
+)
 
 
 def write(analysis: Analysis, folder: Path, suffix: str = "", shown: bytes | None = None) -> list[Path]:
@@ -151,9 +164,10 @@ def markdown(analysis: Analysis) -> str:
     if analysis.claims:
         lines += ["", "| claim | where | difference | outcome |", "|---|---|---|---|"]
         for claim in analysis.claims:
-            difference = difference_text(claim.metric, claim.difference)
-            lines.append(f"| {_words(claim.text)} | {_words(claim.where)} | {difference} | **{claim.outcome}** |")
-        lines += ["", "Paired over updates, Student's 95 % interval; undecided where it holds zero."]
+            lines.append(
+                f"| {_words(claim.text)} | {_words(claim.where)} | {claim_text(claim)} | **{claim.outcome}** |"
+            )
+        lines += ["", OUTCOMES]
     if analysis.old:
         lines += ["", _words(analysis.mixture)]
     if analysis.failures:
@@ -195,12 +209,13 @@ def values_csv(analysis: Analysis) -> str:
 
 
 def claims_csv(analysis: Analysis) -> str:
-    """Return one row per claim and place: the paired difference, its interval, of how many updates, the outcome."""
+    """Return one row per claim and place: the paired difference, its interval over repetitions, and the outcome."""
     rows: list[list[Any]] = []
-    rows.append(["claim", "where", "metric", "difference", "low", "high", "n", "outcome", "study", "scale"])
+    counts = ("n", "updates", "published")
+    rows.append(["claim", "where", "metric", "difference", "low", "high", *counts, "outcome", "study", "scale"])
     for claim in analysis.claims:
         d = claim.difference
-        numbers = [d.mean, d.low, d.high, d.n] if d else [""] * 4
+        numbers = [d.mean, d.low, d.high, d.n, claim.updates, claim.published] if d else [""] * 6
         named = [analysis.study.name, analysis.scale]
         rows.append([claim.text, claim.where, claim.metric, *numbers, claim.outcome, *named])
     return _csv(rows)
@@ -358,7 +373,7 @@ def page(
         across=[level or unit_of(study.metric) for level in across],
         body=[(left, [cell_text(study.metric, cell) for cell in cells]) for left, cells in rows],
         pictures=[(base64.b64encode(data).decode(), alt) for data, alt in pictures if data],
-        difference=lambda claim: difference_text(claim.metric, claim.difference),
+        difference=claim_text,
         command=f"fedaudit study run {study.name if study.name in builtin_studies() else 'STUDY.yaml'} "
         f"--scale {analysis.scale} {''.join(f'--set {shlex.quote(o)} ' for o in analysis.overrides)}--out DIR",
         suffix=suffix,
@@ -427,3 +442,13 @@ def difference_text(name: str, difference: Interval | None) -> str:
         return "–"
     d = _DIGITS.get(name, 3)
     return f"{difference.mean:+.{d}f}{difference.span(f'{{:+.{d}f}}'.format)}, n={difference.n}"
+
+
+def claim_text(claim: Claim) -> str:
+    """Return a claim's difference, its interval, of how many updates where n counts fewer, and the paper's."""
+    text = difference_text(claim.metric, claim.difference)
+    if claim.difference and claim.updates > claim.difference.n:
+        text += f" ({claim.updates} updates)"
+    if claim.published is not None:
+        text += f"; paper {claim.published:+.{_DIGITS.get(claim.metric, 3)}f}"
+    return text
