@@ -19,7 +19,7 @@ from fedaudit.results import AttackSummary, FindingResult, Interval, MetricResul
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 
-Over = Callable[[Sequence[float]], Interval | None]
+Over = Callable[..., Interval | None]  # of values, and what they are from (``least``) to (``most``)
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class FindingType:
             noise; ``vertical``, known examples of a vertical federation. None: there is none but the same federation
             without its defences.
         trained: whether a federation that was hardly trained says nothing of it (``evaluation.least_accuracy``).
+        learns: whether only a leak can be shown there: what a model hasn't learnt yet it can't give away.
         worst: the worst verdict that it can end in.
         scores: of one finding, by which attacks are compared.
         columns: fields of the summary that are this type's own, from its findings that were done.
@@ -119,6 +120,7 @@ class FindingType:
     question: str = "learn what it was after"
     control: str | None = None
     trained: bool = False
+    learns: bool = False
     worst: Verdict = "inferred"
     scores: Callable[[FindingResult], Scores | None] = by_first_metric
     columns: Callable[[Sequence[FindingResult], Over], dict[str, Any]] = lambda findings, over: {}  # noqa: ARG005

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Over, Scores, done, evaluate
-from fedaudit.evaluation.image_metrics import lpips, mse, psnr, ssim
+from fedaudit.evaluation.image_metrics import PSNR_CAP, lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, correlations, overlapping, registered, turned
 from fedaudit.evaluation.statistics import DOUBT, SURE
@@ -32,6 +32,14 @@ NEARER_DB = 6.0  # by which an image is nearer than to any other candidate: a qu
 CERTIFIED_MSE = (0.5 / 255) ** 2  # half a grey level: what a certified image may be off by
 # Scores of single images that a user may set a limit for; for each, higher means more leakage.
 SCORES = ("psnr", "ssim", "psnr_registered", "ssim_registered")
+_RANGES: dict[str, tuple[float, ...]] = {
+    "psnr": (0.0, PSNR_CAP),
+    "mse": (0.0,),
+    "ssim": (-1.0, 1.0),
+    "lpips": (0.0,),
+    "psnr_registered": (0.0, PSNR_CAP),
+    "ssim_registered": (-1.0, 1.0),
+}
 ALONE_DB = 10.0  # the same above an even image, where there is no other candidate
 SEVERAL = 4  # victims that all came out visibly are no luck
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
@@ -582,9 +590,7 @@ def _columns(done: Sequence[FindingResult], over: Over) -> dict[str, Any]:
         for name in ("psnr_mean_image", "psnr_same_class", "psnr_mean_image_registered")
     }
     return {
-        **{
-            name: over(of_each(name)) for name in ("psnr", "mse", "ssim", "lpips", "psnr_registered", "ssim_registered")
-        },
+        **{name: over(of_each(name), *ends) for name, ends in _RANGES.items()},
         **baselines,
         "identification_rate": _identified(done)[0],
         "label_accuracy": sum(labels) / len(labels) if labels else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE
-from fedaudit.evaluation.verdicts import by_fisher, by_test, leaks
+from fedaudit.evaluation.verdicts import by_client, by_fisher, by_test, leaks
 from fedaudit.results import FindingResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
@@ -100,14 +101,23 @@ def _at_least(by_luck: np.ndarray, found: int) -> float:
 
 
 def _together(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
-    """Return the p-value of all labels that were found in all updates, and the one if all had been."""
-    metrics = [m for f in findings for m in f.metrics if m.name == ACCURACY.name]
+    """Return the p-value of all labels that were found of all clients, and the one if all had been.
+
+    Of a client's updates, which may hold the same labels, the mean counts as one.
+    """
     if not all(f.by_luck for f in findings):
         return by_fisher(findings)
-    by_luck = reduce(np.convolve, [np.array(f.by_luck) for f in findings])
-    total = sum(m.n or 0 for m in metrics)
-    found = round(sum(m.value * (m.n or 0) for m in metrics))
-    return _at_least(by_luck, found), _at_least(by_luck, total)
+    found, total, by_luck = 0, 0, []
+    for of in by_client(findings):
+        metrics = [m for f in of for m in f.metrics if m.name == ACCURACY.name]
+        found += math.floor(sum(m.value * (m.n or 0) for m in metrics) / len(of) + 1e-6)
+        total += max(m.n or 0 for m in metrics)
+        chances = np.zeros(max(len(f.by_luck) for f in of))
+        for f in of:
+            chances[: len(f.by_luck)] += np.array(f.by_luck) / len(of)
+        by_luck.append(chances)
+    together = reduce(np.convolve, by_luck)
+    return _at_least(together, found), _at_least(together, total)
 
 
 FINDING_TYPES["labels"] = FindingType(

@@ -49,9 +49,10 @@ def evaluate_property(finding: PropertyFinding, observation: Observation, truth:
     partial correlation of score and property over the clients, under permutations of the scores' residuals (Freedman
     and Lane 1983), with what differs between clients of these taken out of both: the classes' shares, the number of
     examples and its logarithm, and the log-likelihood ratio of labels with and without the property, by the adversary's
-    public examples. Where clients are alike in all of these it is the exact permutation test. What a linear classifier
-    says of gradients is linear in the classes' shares, so that all of that is taken out; for several local steps and
-    for forests this is an approximation. And the AUC must be above that of the likelihood ratio: of labels alone.
+    public examples; and, as long as they are no more than half as many as the clients, the squares of the shares and of
+    the ratio. Where clients are alike in all of these it is the exact permutation test. What a linear classifier says
+    of gradients is linear in the classes' shares, so that all of that is taken out; for several local steps and for
+    forests this is an approximation. And the AUC must be above that of the likelihood ratio: of labels alone.
 
     Where luck is excluded (Mann-Whitney test), but not labels and sizes, a note says so, and the verdict follows it.
     """
@@ -151,8 +152,12 @@ def covariates(labels: Sequence[Tensor], sizes: Sequence[int], by_label: np.ndar
     """
     k = len(labels)
     columns = [np.ones(k)]
-    counts = np.array(sizes, dtype=float)
-    for column in (*_shares(labels).T, np.log(counts), counts, by_label):
+    counts, shares = np.array(sizes, dtype=float), _shares(labels)
+    squares = np.square(np.column_stack([by_label, shares])).T  # what goes with labels in another way than linearly
+    plain = len(columns) + shares.shape[1] + 3
+    for i, column in enumerate((*shares.T, np.log(counts), counts, by_label, *squares)):
+        if i + 1 >= plain and len(columns) >= k // 2:
+            break
         basis = np.linalg.qr(np.stack(columns, axis=1))[0]
         rest = column - basis @ (basis.T @ column)
         if np.square(rest).sum() > _TINY * max(1.0, float(np.square(column).sum())):

@@ -166,6 +166,7 @@ FINDING_TYPES["membership"] = FindingType(
     metrics=(AUC, MEMBERSHIP_ACCURACY, TPR),
     question="tell whether a record was used for training",
     control="records",
+    learns=True,
 )
 
 
@@ -369,6 +370,7 @@ FINDING_TYPES["source"] = FindingType(
     metrics=(SOURCE_ACCURACY, SOURCE_ADVANTAGE),
     question="tell which client a record comes from",
     control="sources",
+    learns=True,
 )
 
 
@@ -466,4 +468,5 @@ FINDING_TYPES["attribute"] = FindingType(
     metrics=(ATTRIBUTE_ACCURACY, ATTRIBUTE_ADVANTAGE),
     question="tell a hidden attribute of the clients' records",
     control="records",
+    learns=True,
 )

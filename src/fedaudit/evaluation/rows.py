@@ -139,7 +139,9 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
     hits = torch.cat(right)
     share, exact = float(hits.double().mean()), hits.all(dim=1)
     guess, by_guess, p_value, best = _against_luck(guesses, common, share)
-    spread = interval(hits.double().mean(dim=1).tolist(), resamples=_RESAMPLES, seed=derive_seed(seed, "rows"))
+    spread = interval(
+        hits.double().mean(dim=1).tolist(), resamples=_RESAMPLES, seed=derive_seed(seed, "rows"), least=0, most=1
+    )
     metrics = [
         ACCURACY.of(share, guess, low=spread.low, high=spread.high, n=len(hits), of="rows"),
         EXACT.share(int(exact.sum()), len(exact), "rows", by_guess),

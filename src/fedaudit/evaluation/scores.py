@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -62,8 +63,8 @@ def summarise(
         found = Judgement(*kind.verdict(done))
         words = {"{who}": who, "{things}": things, "{question}": kind.question}
 
-        def over(values: Sequence[float]) -> Interval | None:
-            return interval(values, resamples=resamples, seed=seed) if values else None
+        def over(values: Sequence[float], least: float = -math.inf, most: float = math.inf) -> Interval | None:
+            return interval(values, resamples=resamples, seed=seed, least=least, most=most) if values else None
 
         rows.append(
             AttackSummary(
@@ -138,7 +139,7 @@ def compare(findings: Sequence[FindingResult], summaries: Sequence[AttackSummary
                     pairs.append((*sides, scales[name], paired_interval(apart), difference_test(apart)))
     told = [i for i, (a, b, *_) in enumerate(pairs) if {a.verdict, b.verdict} & set(LEAKS)]
     corrected = dict(zip(told, holm([pairs[i][-1] for i in told]), strict=True))
-    return [_comparison(*pair, corrected.get(i, 1.0)) for i, (*pair, _) in enumerate(pairs)]
+    return [_comparison(a, b, scale, over, corrected.get(i, 1.0)) for i, (a, b, scale, over, _) in enumerate(pairs)]
 
 
 def _comparison(a: AttackSummary, b: AttackSummary, scale: Scores, difference: Interval, p: float) -> Comparison:

@@ -81,7 +81,7 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
     p_value = max((1 + sum(value >= mean for value in way)) / (1 + len(way)) for way in lucky)
     best = max((1 + sum(value >= 1 for value in way)) / (1 + len(way)) for way in lucky)
     guess = max(sum(way) / len(way) for way in lucky)
-    over = interval(one, resamples=_RESAMPLES, seed=seed)
+    over = interval(one, resamples=_RESAMPLES, seed=seed, least=0, most=1)
     results = [
         SequenceResult(
             true=t,

@@ -20,14 +20,18 @@ _FEW = 20  # values, up to which an interval is Student's
 _LEAST = 1e-300  # a p-value that underflowed has a logarithm, too
 
 
-def interval(values: Sequence[float], *, resamples: int, seed: int) -> Interval:
+def interval(
+    values: Sequence[float], *, resamples: int, seed: int, least: float = -math.inf, most: float = math.inf
+) -> Interval:
     """Return mean, median and a 95 % interval of the mean; with one value it has no width.
 
-    Of up to 20 values Student's: the percentile bootstrap, which is taken of more, is too narrow for so few.
+    Of up to 20 values Student's: the percentile bootstrap, which is taken of more, is too narrow for so few. It ends at
+    what a value can be, from ``least`` to ``most``.
     """
     data = np.asarray(values, dtype=float)
     if len(data) <= _FEW:
-        return paired_interval(values)
+        found = paired_interval(values)
+        return found.model_copy(update={"low": max(found.low, least), "high": min(found.high, most)})
     low = high = float(data.mean())
     if np.ptp(data) > 0:
         rng = np.random.default_rng(derive_seed(seed, "bootstrap"))

@@ -53,10 +53,8 @@ def by_leaks(
     def verdict(findings: Sequence[FindingResult]) -> Judgement:
         counted = sum(counts(f) for f in findings)
         text = what.format(counted, len(findings))
-        ps = [f.p_value for f in findings if f.p_value is not None]
-        p = combined(ps) if len(ps) == len(findings) else None
+        p, best = by_fisher(findings) if all(f.p_value is not None for f in findings) else (None, None)
         evidence = share_of(text, counted, len(findings), of, p_value=p)
-        best = by_fisher(findings)[1]
         judged = decide(counted > 0, p, best, text, evidence, headline.replace("{text}", text))
         if counted and judged.verdict == "not demonstrated":
             why = f"test more {of}: luck does as well with a probability of {p:.2g}"
@@ -74,10 +72,24 @@ def share_of(what: str, count: int, n: int, of: str, *, test: str = "", **rest: 
 
 
 def by_fisher(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
-    """Return the findings' p-values together (Fisher's method), and those that they would have if all were right."""
-    best = [f.p_value_at_best for f in findings if f.p_value_at_best is not None]
-    p = combined([1.0 if f.p_value is None else f.p_value for f in findings])
-    return p, combined(best) if len(best) == len(findings) else None
+    """Return the findings' p-values together, and those that they would have if all were right.
+
+    Of each client's findings, which show the same victims again, the least p-value counts, times their number
+    (Bonferroni); clients are independent (Fisher's method).
+    """
+    of_clients = by_client(findings)
+    found = [min(1.0, len(of) * min(1.0 if f.p_value is None else f.p_value for f in of)) for of in of_clients]
+    best = [[f.p_value_at_best for f in of if f.p_value_at_best is not None] for of in of_clients]
+    known = all(len(ps) == len(of) for ps, of in zip(best, of_clients, strict=True))
+    return combined(found), combined([min(1.0, len(ps) * min(ps)) for ps in best]) if known else None
+
+
+def by_client(findings: Sequence[FindingResult]) -> list[list[FindingResult]]:
+    """Return the findings of each client, or of each group of clients that one finding is about."""
+    groups: dict[tuple[int | None, ...], list[FindingResult]] = {}
+    for finding in findings:
+        groups.setdefault((finding.client, *finding.clients), []).append(finding)
+    return list(groups.values())
 
 
 def by_test(
@@ -160,7 +172,10 @@ def decide(leak: bool, p: float | None, best: float | None, text: str, evidence:
     if leak and (p is None or p <= SURE):
         return Judgement("inferred", text, evidence, headline)
     too_few = f"{evidence.n} are too few to exclude luck" if best is not None and best > SURE else ""
-    if p is None or (p > DOUBT and not too_few):
+    if evidence.by_guessing == 1:
+        advice = f"attack clients whose {evidence.of} can't all be guessed: here guessing gets them all"
+        return Judgement("inconclusive", text, evidence, advice=advice)
+    if p is None or (not too_few and (p > DOUBT or not leak)):
         return Judgement("not demonstrated", text, evidence)
     why = too_few or f"with {evidence.n}, luck does as well with a probability of {p:.2g}"
     return Judgement("inconclusive", text, evidence, advice=f"test more {evidence.of}: {why}")

@@ -371,13 +371,19 @@ def _not_by_chance(finding: FindingResult, accuracy: Mapping[str, float], least:
 
 
 def _judged(summary: AttackSummary, accuracy: Mapping[str, float], least: float) -> AttackSummary:
-    """Return the summary; where a federation had to be trained and hardly was, the verdict is inconclusive."""
-    if summary.kind is None or not FINDING_TYPES[summary.kind].trained:
+    """Return the summary; where a federation had to be trained and hardly was, the verdict is inconclusive.
+
+    A leak of what a model learns is one all the same; that there is none is no news.
+    """
+    kind = FINDING_TYPES[summary.kind] if summary.kind is not None else None
+    silent = kind is not None and kind.learns and summary.verdict == "not demonstrated"
+    silent &= accuracy.get(summary.federation, 1.0) < least
+    if kind is None or not (kind.trained or silent):
         return summary
     if summary.federation not in accuracy:
         caution = "how well the federation's model was trained isn't recorded"
         return summary.model_copy(update={"cautions": [*summary.cautions, caution]})
-    if not _hardly(summary.kind, summary.federation, accuracy, least):
+    if not (silent or _hardly(summary.kind, summary.federation, accuracy, least)):
         return summary
     reached = accuracy[summary.federation]
     advice = f"{_said(reached)}; train it to {least:g} or more: more rounds, more examples a client, another rate"

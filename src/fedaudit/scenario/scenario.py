@@ -112,8 +112,9 @@ class EvaluationSpec(Spec):
     )
     least_accuracy: Fraction = Field(
         default=0.5,
-        description="whatever a malicious client drew of a class is inconclusive where the federation's global model "
-        "classified fewer of the held-out examples correctly at the end: it was hardly trained",
+        description="a federation whose global model classified fewer of the held-out examples correctly at the end "
+        "was hardly trained: whatever a malicious client drew of a class is inconclusive then, and so is that nothing "
+        "was found by an attack on what a model has learnt (membership, source, attribute)",
     )
     accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
     sort_by: Literal["leakage", "accuracy", "worst client", "bytes", "time", "epsilon"] = Field(
