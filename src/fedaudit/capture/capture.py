@@ -16,7 +16,6 @@ from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
-from fedaudit.capture.losses import SIGNATURES, read_loss
 from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
 from fedaudit.capture.passes import (
     SEVERAL,
@@ -36,6 +35,7 @@ from fedaudit.capture.passes import (
     tensors,
     versions,
 )
+from fedaudit.task.losses import SIGNATURES, read_loss
 from fedaudit.task.training import BCE, UNMODELLED, Pass, TrainingConfig
 from fedaudit.utils.errors import BadInput
 

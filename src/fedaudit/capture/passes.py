@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.capture.gradients import Edits, GradientWatch
-from fedaudit.capture.losses import LossCall
 from fedaudit.models import BATCH_NORM
+from fedaudit.task.losses import LossCall
 from fedaudit.task.training import Precision
 
 SEVERAL = "the model takes several tensors"

@@ -34,6 +34,7 @@ from fedaudit.simulation.local_training import draws_at_random
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.losses import LossOptions, recognise
 from fedaudit.task.training import BCE, Loss, loss_function
 from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
@@ -104,11 +105,13 @@ def resolve(
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
         loss = loss_function(loss_name)
+    read = _recognised(loss, dataset, spec.spare_outputs) if loss_name == "custom" else None
+    options = read or LossOptions(loss_name)
     task_info = TaskInfo(
         model=spec.name,
         width=spec.width,
         batch_norm=spec.batch_norm,
-        loss=loss_name,
+        loss=options.name,
         kind=dataset.kind,
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
@@ -118,7 +121,11 @@ def resolve(
         extra_classes=spec.spare_outputs,
         columns=dataset.columns,
         tokens=dataset.tokens,
+        label_smoothing=options.label_smoothing,
+        class_weights=options.class_weights,
+        summed=options.summed,
     )
+    loss = loss if read is None else loss_function(*read)
     _check_causal(scenario, task_info)
     if module is not None and scenario.federations[0].vertical is not None:
         raise BadInput("a vertical federation is made of fedaudit's models, a party's network each; name one of them")
@@ -286,6 +293,15 @@ def _federations(
             check(federation)
             federations.append(federation)
     return federations
+
+
+def _recognised(loss: Loss, dataset: Dataset, spare: int) -> LossOptions | None:
+    """Return which registered loss a user's own one is; None: none, or of a form that tasks don't have."""
+    if dataset.tokens is not None and dataset.tokens.causal:
+        return None
+    outputs = 1 if dataset.num_classes is None else dataset.num_classes + spare
+    read = recognise(loss, outputs, dataset.num_classes)
+    return None if read is not None and spare and read.class_weights is not None else read
 
 
 def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:

@@ -17,6 +17,7 @@ from fedaudit.epsilon.canaries import Canaries
 from fedaudit.models import build_model
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.losses import LossOptions, recognise
 from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.files import (
     INDEX,
@@ -349,7 +350,14 @@ def _architecture(
             f"the transcript in '{folder}' is of a user's own loss; give it: --loss package.module:function, or loss=…"
         )
     try:
-        loss = loss or loss_function(task_info.loss, task_info.label_smoothing, task_info.class_weights)
+        if task_info.loss != "custom":
+            options = LossOptions(task_info.loss, task_info.label_smoothing, task_info.class_weights, task_info.summed)
+            outputs, classes = task_info.outputs, task_info.num_classes
+            if loss is not None and not task_info.causal and recognise(loss, outputs, classes) != options:
+                raise BadInput(
+                    f"clients of this transcript minimise {task_info.loss}; leave out the loss that was given"
+                )
+            loss = loss_function(*options)
         if module is None and vertical is not None:
             module = vertical_module(vertical.spec, vertical.parties, task_info)
         if module is None:
@@ -360,6 +368,7 @@ def _architecture(
                 width=task_info.width,
                 tokens=task_info.tokens,
             )
+        assert loss is not None
         return with_inserted_module(module, task_info), loss
     except BadInput as error:
         raise CorruptTranscript(f"{folder / INDEX}: {error}") from None

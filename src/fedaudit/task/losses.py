@@ -1,16 +1,18 @@
-"""Calls of torch's loss functions, read: which loss, on what, with which options."""
+"""Losses, read: which of torch's functions a call is, and which registered loss a user's own one computes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fedaudit.modalities import NOTHING
-from fedaudit.task.training import BCE
+from fedaudit.task.training import BCE, Loss, loss_function
 
 _F = nn.functional
 _KNOWN: dict[Callable[..., Any], str] = {
@@ -100,3 +102,68 @@ def _reduction(bound: dict[str, Any]) -> str:
 
 def _normalised(outputs: Tensor) -> bool:
     return bool((outputs.detach().float().logsumexp(1).abs() < 1e-2).all())
+
+
+class LossOptions(NamedTuple):
+    """A registered loss with its options, as of :func:`~fedaudit.task.training.loss_function`."""
+
+    name: str
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    summed: bool = False
+
+
+class _Calls(TorchFunctionMode):
+    """Notes calls of the functions of ``SIGNATURES``, outermost only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[LossCall] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in SIGNATURES:
+            self.seen.append(read_loss(func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+_TRIED = (1, 2, 5)  # examples of the batches on which a loss is compared with what it was read as, beside all classes
+_MOST = 1000
+_TOLERANCE = 1e-5
+
+
+def recognise(loss: Loss, outputs: int, classes: int | None) -> LossOptions | None:
+    """Return which registered loss a user's own one computes, a function, a module or a lambda; None: none of them.
+
+    The functions of torch that it calls on a small batch say which it may be; it is that where both give the same
+    values on batches of different sizes.
+
+    Args:
+        loss: of outputs (n, ``outputs``) and targets, (n,) for ``classes``, or (n, 1) real values.
+        outputs: of the model.
+        classes: how many; None for regression.
+    """
+    source = torch.Generator().manual_seed(0)
+    batches = []
+    for count in (*_TRIED, min(max(classes or 0, _TRIED[-1]), _MOST)):
+        made = torch.randn(count, outputs, generator=source)
+        wanted = torch.randn(count, 1, generator=source)
+        batches.append((made, wanted if classes is None else torch.arange(count) % classes))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            with _Calls() as calls:
+                loss(*batches[-1])
+            if len(calls.seen) != 1 or calls.seen[0].mismatch:
+                return None
+            (call,) = calls.seen
+            for summed in (False, True):
+                found = LossOptions(call.name, call.label_smoothing, call.class_weights, summed)
+                known = loss_function(*found)
+                if all(_equal(loss(*batch), known(*batch)) for batch in batches):
+                    return found
+        except Exception:  # a user's own: it may raise anything, and says so where it is trained with
+            return None
+    return None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
