@@ -139,6 +139,7 @@ class Capture:
         self._running_module: nn.Module | None = None  # the watched one, while it is called
         self._depth = 0  # of its calls of itself
         self._in_step = False
+        self._kept_state = False  # whether the optimiser had momentum or moments before its step
         self._recorded: list[Step] = []
         self._settings: Settings | None = None
         self._optimiser: int | None = None
@@ -374,8 +375,11 @@ class Capture:
 
     def _begin(self, watched: Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
         if watched.versions != (now := versions(watched.parameters)):
-            if watched is self._own:
-                self._note("weights were changed between steps by something else than the optimiser", "optimiser")
+            if watched is self._own or any(p.backward for p in watched.passes):  # its training has begun
+                self._note(
+                    "weights were changed between passes by something else than a step of the optimiser (SAM, L-BFGS)",
+                    "optimiser",
+                )
             else:  # they were loaded after a first look at the model
                 watched.start = state_of(watched.module, self._known)
             watched.versions = now
@@ -460,6 +464,8 @@ class Capture:
 
     @_quiet
     def _stepping(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._own is None:
+            self._kept_state = has_state(optimiser, {id(p) for g in optimiser.param_groups for p in g["params"]})
         if has_closure(args, kwargs):
             return  # its passes are made inside the step
         self._in_step, self._running_module, self._depth = True, None, 0
@@ -511,7 +517,9 @@ class Capture:
         self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
         watched.gradients.trained = frozenset(positions)
-        if has_state(optimiser, own):
+        if self._settings.kind == "other":
+            self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
+        if self._kept_state:
             self._note(UNMODELLED["optimiser-state"], "optimiser-state")
 
     def _compare(self, optimiser: Optimizer, watched: Watched, held: set[int]) -> None:
