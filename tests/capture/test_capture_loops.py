@@ -273,7 +273,7 @@ def stepped_by_closure(optimiser: torch.optim.Optimizer, model: nn.Module) -> No
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimiser.step(closure)  # type: ignore[arg-type]
 
 
 def sharpness_aware(model: nn.Module) -> None:

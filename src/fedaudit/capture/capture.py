@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -417,9 +419,12 @@ class Capture:
         call = read_loss(function, args, kwargs)
         if function is nn.functional.nll_loss:
             way = [name for name in way if name != "LogSoftmax"]
-        mismatch = "" if same_elements(way) else "the loss is of something else than the model's output"
+        whole = outputs.numel() == math.prod(seen.shape)
+        mismatch = "" if same_elements(way, whole=whole) else "the loss is of something else than the model's output"
         if call.name == BCE and seen.shape != (seen.shape[0], 1):
             mismatch = mismatch or "the model doesn't return one column of logits"
+        if call.name == "mse" and not mismatch and call.targets.numel() == math.prod(seen.shape):
+            call = dataclasses.replace(call, targets=call.targets.view(seen.shape))  # as the outputs, before a squeeze
         if precision(outputs.device.type) != seen.precision:
             self._note("the loss is computed outside of autocast, and repeated inside of it")
 

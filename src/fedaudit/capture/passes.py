@@ -19,6 +19,9 @@ SEVERAL = "the model takes several tensors"
 _SAME = ("ToCopy", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")  # that keep every element
 
 
+_SELECT = ("Select", "Slice")
+
+
 @dataclass(eq=False)
 class ForwardPass:
     """One forward pass, and what became of it.
@@ -128,9 +131,14 @@ def tagged(tensor: Tensor, key: str) -> tuple[Any, list[str]]:
     return None, []
 
 
-def same_elements(way: list[str]) -> bool:
-    """Whether operations leave every element as it is, but for its type and place."""
-    return all(name in _SAME for name in way)
+def same_elements(way: list[str], *, whole: bool = False) -> bool:
+    """Whether operations leave every element as it is, but for its type and place.
+
+    Args:
+        way: names of the operations.
+        whole: as many elements come out as went in, so that what selects some of them selects all.
+    """
+    return all(name in _SAME or (whole and name in _SELECT) for name in way)
 
 
 def reaches_leaf(tensor: Tensor, key: str, mark: Any, leaves: set[int], limit: int = 5000) -> bool:

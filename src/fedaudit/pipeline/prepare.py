@@ -34,7 +34,7 @@ from fedaudit.simulation.local_training import draws_at_random
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.losses import LossOptions, recognise
+from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.training import BCE, Loss, loss_function
 from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
@@ -125,7 +125,7 @@ def resolve(
         class_weights=options.class_weights,
         summed=options.summed,
     )
-    loss = loss if read is None else loss_function(*read)
+    loss = as_called(loss, task_info) if read is None else loss_function(*read)
     _check_causal(scenario, task_info)
     if module is not None and scenario.federations[0].vertical is not None:
         raise BadInput("a vertical federation is made of fedaudit's models, a party's network each; name one of them")
@@ -344,6 +344,9 @@ def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own:
             )
         if own and isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > expected[1]:
             more = _fewer_classes(dataset, outputs.shape[1])
+        if own and isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] == expected[1] - 1 > 1:
+            least, most = int(dataset.train.targets.min()), int(dataset.train.targets.max())
+            more = f"; labels run from {least} to {most}, and classes count from 0: give labels - 1" if least else ""
         raise BadInput(
             f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}{more}"
         )
@@ -368,7 +371,7 @@ def _why_not(model: nn.Module, sample: Tensor, error: Exception) -> str:
 def _fewer_classes(dataset: Dataset, outputs: int) -> str:
     """Return why a user's own data may have fewer classes than the model, and what to do."""
     if dataset.num_classes is None:
-        return ""
+        return "; the targets are floats, which are taken for a regression of one number: give classes as whole numbers"
     return (
         f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "
         f"don't show every class, say how many there are, Dataset.from_tensors(…, num_classes={outputs})"

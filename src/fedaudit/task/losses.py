@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.modalities import NOTHING
+from fedaudit.task.info import TaskInfo
 from fedaudit.task.training import BCE, Loss, loss_function
 
 _F = nn.functional
@@ -83,6 +86,9 @@ def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     else:
         if weights is not None or bound.get("pos_weight") is not None:
             mismatch = "the loss weighs examples or classes (weight, pos_weight)"
+        if outputs.shape != targets.shape and name != BCE:
+            shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
+            mismatch = mismatch or f"the loss is of outputs and targets of different shapes, {shapes}, which broadcast"
         terms = float(outputs.numel()) if _reduction(bound) != "mean" else 1.0
         if name == BCE:
             mismatch = mismatch or "the loss has several logits an example" * (outputs.numel() != len(outputs))
@@ -138,17 +144,38 @@ def recognise(loss: Loss, outputs: int, classes: int | None) -> LossOptions | No
     values on batches of different sizes.
 
     Args:
-        loss: of outputs (n, ``outputs``) and targets, (n,) for ``classes``, or (n, 1) real values.
+        loss: of outputs (n, ``outputs``) and targets, (n,) for ``classes``, or real values (n, 1) or (n,).
         outputs: of the model.
         classes: how many; None for regression.
     """
+    batches = _batches(outputs, classes)
+    flat = [(made, wanted.flatten()) for made, wanted in batches]
+    return _recognised(loss, batches, batches) or (_recognised(loss, flat, batches) if classes is None else None)
+
+
+@contextmanager
+def _trying() -> Iterator[None]:
+    """What a loss draws or warns of meanwhile is nobody's."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+_Batches = list[tuple[Tensor, Tensor]]
+
+
+def _batches(outputs: int, classes: int | None) -> _Batches:
     source = torch.Generator().manual_seed(0)
-    batches = []
+    found = []
     for count in (*_TRIED, min(max(classes or 0, _TRIED[-1]), _MOST)):
-        made = torch.randn(count, outputs, generator=source)
-        wanted = torch.randn(count, 1, generator=source)
-        batches.append((made, wanted if classes is None else torch.arange(count) % classes))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        made, wanted = torch.randn(count, outputs, generator=source), torch.rand(count, 1, generator=source)
+        found.append((made, wanted if classes is None else torch.arange(count) % classes))
+    return found
+
+
+def _recognised(loss: Loss, batches: _Batches, standard: _Batches) -> LossOptions | None:
+    """Return what ``loss`` computes of ``batches``: the same as a registered one of the ``standard`` ones."""
+    with _trying():
         try:
             with _Calls() as calls:
                 loss(*batches[-1])
@@ -158,11 +185,48 @@ def recognise(loss: Loss, outputs: int, classes: int | None) -> LossOptions | No
             for summed in (False, True):
                 found = LossOptions(call.name, call.label_smoothing, call.class_weights, summed)
                 known = loss_function(*found)
-                if all(_equal(loss(*batch), known(*batch)) for batch in batches):
+                if all(_equal(loss(*one), known(*two)) for one, two in zip(batches, standard, strict=True)):
                     return found
         except Exception:  # a user's own: it may raise anything, and says so where it is trained with
             return None
     return None
+
+
+@dataclass(frozen=True)
+class _OfFlatTargets:
+    """A loss that is given real-valued targets as (n,)."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(outputs, targets.flatten())
+
+
+def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
+    """Return a user's own loss as it is called with the task's targets: those of a regression are (n, 1) here.
+
+    One that takes the column out of the outputs (``squeeze(1)``) wants (n,): beside (n, 1) it would broadcast each
+    target over all outputs, without an error. It is such a one where its value on a batch is the mean, or the sum, of
+    its values on single examples for (n,), and isn't for (n, 1).
+    """
+    if task_info.num_classes is not None:
+        return loss
+    if _adds_up(loss):
+        return loss
+    flat = _OfFlatTargets(loss)
+    return flat if _adds_up(flat) else loss
+
+
+def _adds_up(loss: Loss) -> bool:
+    outputs, targets = _batches(1, None)[-1]
+    outputs = outputs.sigmoid()  # some losses take probabilities alone
+    with _trying():
+        try:
+            whole = loss(outputs, targets)
+            each = torch.stack([loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
+        except Exception:
+            return False
+    return whole.ndim == 0 and (_equal(whole, each.mean()) or _equal(whole, each.sum()))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

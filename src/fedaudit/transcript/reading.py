@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedaudit.modalities import TokenInfo, example_kind
 from fedaudit.task.info import TaskInfo
-from fedaudit.task.losses import recognise
+from fedaudit.task.losses import as_called, recognise
 from fedaudit.task.training import BCE, Loss, loss_function
 from fedaudit.transcript.files import MessageEntry, ObservedTask, RoundEntry, SentEntry, round_file
 from fedaudit.transcript.rounds import Files, Round, expected, labels_of, read_file
@@ -216,6 +216,8 @@ def complete_task(
     elif name == "custom":
         raise BadInput("clients minimise a user's own loss; give it: --loss package.module:function, or loss=…")
     classes = None if name == "mse" or (name == "custom" and outputs == 1) else 2 if name == BCE else max(outputs, 2)
+    if name == "mse" and outputs > 1:
+        raise BadInput(f"the model predicts {outputs} real values an example; attacks are on regressions of one")
     classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
     channels = example_kind(kind).channels(shape)
     mean, std = task.mean, task.std
@@ -238,7 +240,9 @@ def complete_task(
         tokens=task.tokens,
         summed=summed,
     )
-    return info, loss or loss_function(name, info.label_smoothing, info.class_weights, summed)
+    if loss is not None:
+        return info, as_called(loss, info)
+    return info, loss_function(name, info.label_smoothing, info.class_weights, summed)
 
 
 _Channels = tuple[float, ...]  # a value for each
