@@ -439,7 +439,7 @@ def _with_own(
         return scenario_from(values), None, loss
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
         values["federations"] = [{**spec, "draw": "random"} for spec in values["federations"]]
-    named = {"name": "custom", "image_size": None, "limit": None}
+    named = {"name": "custom", "image_size": None, "limit": None, "white": None}
     values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **named}
     dataset = _own_dataset(data, values["model"].get("loss"), loss)
     return scenario_from(values), dataset, loss

@@ -498,6 +498,14 @@ def _check_targets(where: str, task: Task, y: Tensor, num_classes: int | None) -
         raise BadInput(f"{where}: class target {int(y.max())} is not in 0..{num_classes - 1}; check the labels")
 
 
+def _colours(item: Any) -> Any:
+    """Return an image of Pillow's whose numbers are no colours (a palette's, inks) with such; all else as it is."""
+    mode = getattr(item, "mode", None)
+    if mode in ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV"):
+        return item.convert("RGB")
+    return item.convert("L") if mode == "1" else item
+
+
 def _stack_pairs(dataset: MapStyle, limit: int | None) -> tuple[Tensor, Tensor]:
     count = len(dataset) if limit is None else min(limit, len(dataset))
     inputs: list[Tensor] = []
@@ -514,7 +522,7 @@ def _stack_pairs(dataset: MapStyle, limit: int | None) -> tuple[Tensor, Tensor]:
             raise BadInput(f"item {i} of the torch data set is not an (input, target) pair; wrap it so that it is")
         if isinstance(item[0], tuple | list | Mapping):
             raise BadInput(f"item {i} of the torch data set has a {type(item[0]).__name__} of inputs; {ONE_INPUT}")
-        x = item[0] if isinstance(item[0], Tensor) else torch.from_numpy(np.array(item[0]))
+        x = item[0] if isinstance(item[0], Tensor) else torch.from_numpy(np.array(_colours(item[0])))
         if inputs and x.shape != inputs[0].shape:
             shapes = f"{tuple(x.shape)}, not {tuple(inputs[0].shape)}"
             raise BadInput(f"item {i} of the torch data set has shape {shapes}; add a resizing transform")

@@ -213,7 +213,14 @@ def check_files(scenario: Scenario) -> None:
 
 def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
     spec = scenario.data
-    return load_dataset(spec.name, image_size=spec.image_size, data_dir=data_dir, limit=spec.limit, seed=scenario.seed)
+    return load_dataset(
+        spec.name,
+        image_size=spec.image_size,
+        data_dir=data_dir,
+        limit=spec.limit,
+        seed=scenario.seed,
+        white=spec.white,
+    )
 
 
 def _check(scenario: Scenario) -> None:
