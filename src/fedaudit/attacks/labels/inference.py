@@ -83,8 +83,9 @@ def idlg(evidence: Evidence, num_examples: int) -> Tensor:
 
     The gradient's row of class i is (p_i − y_i)·h: with three classes or more the true one is the only class whose
     row points against all others. The row with the least sum of inner products is taken, which needs no sign of the
-    features h. With two classes the rows are opposite to each other, and the more negative one is taken: right where
-    the features aren't negative on average (after a ReLU or a sigmoid).
+    features h. With two classes the rows are opposite to each other, and the bias' gradient p − y tells: it is negative
+    for the true one alone. Without a bias the more negative row is taken: right where the features aren't negative on
+    average (after a ReLU or a sigmoid).
 
     Raises:
         NotApplicable: there are several examples.
@@ -94,6 +95,8 @@ def idlg(evidence: Evidence, num_examples: int) -> Tensor:
             f"label inference 'idlg' works for one example, the update has {num_examples}; use label_inference=yin"
         )
     rows = evidence.rows.double()
+    if len(rows) == 2 and evidence.bias is not None and bool(evidence.bias.any()):
+        return evidence.bias.argmin().view(1)
     if len(rows) == 2:
         return rows.sum(dim=1).argmin().view(1)
     products = rows @ rows.T
