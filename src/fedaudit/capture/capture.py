@@ -25,7 +25,6 @@ from fedaudit.capture.passes import (
     Step,
     Watched,
     alike,
-    inner,
     modes,
     precision,
     reaches_leaf,
@@ -37,6 +36,7 @@ from fedaudit.capture.passes import (
     tensors,
     versions,
 )
+from fedaudit.models import unwrapped
 from fedaudit.task.losses import SIGNATURES, read_loss
 from fedaudit.task.training import BCE, UNMODELLED, Pass, TrainingConfig
 from fedaudit.utils.errors import BadInput
@@ -134,7 +134,7 @@ class Capture:
         self.module: nn.Module | None = None
         self._known = known or {}
         self.notes: list[str] = []
-        self._only = None if module is None else inner(module)
+        self._only = None if module is None else unwrapped(module)
         self._watched: list[Watched] = []
         self._own: Watched | None = None
         self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
@@ -320,8 +320,8 @@ class Capture:
             return
         self._in_step = False  # after an error in a step
         self._mode.resume()
-        unwrapped = inner(module)
-        if (self._only is None or alike(unwrapped, self._only)) and (watched := self._watch(unwrapped)) is not None:
+        own = unwrapped(module)
+        if (self._only is None or alike(own, self._only)) and (watched := self._watch(own)) is not None:
             self._running_module = module
             self._mode.pause()
             if torch.is_grad_enabled():

@@ -158,17 +158,6 @@ def reaches_leaf(tensor: Tensor, key: str, mark: Any, leaves: set[int], limit: i
     return False
 
 
-def inner(module: nn.Module) -> nn.Module:
-    """The module inside wrappers that leave what it computes as it is."""
-    while True:
-        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            module = module.module
-        elif isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
-            module = compiled
-        else:
-            return module
-
-
 def state_of(module: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a module's state on the CPU: what is ``known`` and nobody changes, as it is, of all else a copy."""
     found = {k: v.detach() for k, v in module.state_dict().items() if isinstance(v, Tensor)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +20,11 @@ from fedaudit.models import (
     build_model,
     has_batch_norm,
     initialise,
+    keep_modes,
     layer_groups,
     load_checkpoint,
+    own_copy,
+    unwrapped,
 )
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.pipeline.choice import choose
@@ -30,7 +32,7 @@ from fedaudit.pipeline.pretraining import pretrain
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import ModelSpec, Scenario
 from fedaudit.simulation.client import Federation
-from fedaudit.simulation.local_training import draws_at_random
+from fedaudit.simulation.local_training import FAILURES, draws_at_random
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
@@ -89,6 +91,8 @@ def resolve(
             user's own is missing.
     """
     module = None if model is None else _copied(model)
+    model = None if model is None else unwrapped(model)
+    kept = keep_modes(module) if module is not None and scenario.model.batch_norm is None else 0
     scenario, dataset = spell_out(scenario, data_dir=data_dir, dataset=dataset, model=module)
     if dataset is None:
         if scenario.data.name == "custom":
@@ -175,7 +179,7 @@ def resolve(
         batch_norm=batch_norm,
         trained=trained,
         dropout=dropout,
-        mode=_mode_in_words(batch_norm, dropout, model),
+        mode=_mode_in_words(batch_norm, dropout, model, kept),
     )
     return ResolvedScenario(scenario, data_record, model_record, federations)
 
@@ -324,7 +328,7 @@ def _copied(model: Any) -> nn.Module:
         raise BadInput(
             f"model is {got}; give a torch.nn.Module that is made, or name one of fedaudit's own in the scenario"
         )
-    return copy.deepcopy(model)
+    return own_copy(model)
 
 
 def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own: bool) -> None:
@@ -357,7 +361,15 @@ def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own:
         raise BadInput(
             f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}{more}"
         )
-    layer_groups(model, sample)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise BadInput("the model has no trainable parameter; nothing would travel in this federation")
+    try:
+        layer_groups(model, sample)
+    except FAILURES as error:
+        raise BadInput(
+            f"the model can't be looked into ({type(error).__name__}: {str(error)[:200]}); give the module as it is "
+            "written in Python"
+        ) from error
 
 
 def _why_not(model: nn.Module, sample: Tensor, error: Exception) -> str:
@@ -391,29 +403,22 @@ def _fewer_classes(dataset: Dataset, outputs: int) -> str:
 def _with_modes(spec: ModelSpec, module: nn.Module | None) -> ModelSpec:
     """Return ``spec`` with BatchNorm's mode and dropout spelled out: as it says, else as the module is, else on.
 
-    Raises:
-        BadInput: some of the module's BatchNorm layers are in another mode than the others, and nobody says which
-            counts.
+    Of a module whose BatchNorm layers are in both modes each keeps its own (:func:`fedaudit.models.keep_modes`).
     """
     batch_norm, dropout = spec.batch_norm, spec.dropout
     if batch_norm is None:
-        batch_norm = "eval" if module is None else _batch_norm_mode(module)
-        if batch_norm is None:
-            raise BadInput(
-                "some of the model's BatchNorm layers are in train mode and some in eval mode; "
-                "say which it shall be: batch_norm='train' or 'eval'"
-            )
+        batch_norm = "eval" if module is None else _batch_norm_mode(module) or "train"  # the others keep theirs
     if dropout is None:
         dropout = module is None or _dropout_mode(module) != "eval"
     return spec.model_copy(update={"batch_norm": batch_norm, "dropout": dropout})
 
 
-def _mode_in_words(batch_norm: str, dropout: str, module: nn.Module | None) -> str | None:
+def _mode_in_words(batch_norm: str, dropout: str, module: nn.Module | None, kept: int = 0) -> str | None:
     """Return in which mode clients train and whether the module was given so; None where there is no choice."""
     parts = []
     if batch_norm != "none":
-        used = f"BatchNorm in {batch_norm} mode"
-        parts.append((used, module is None or _batch_norm_mode(module) == batch_norm))
+        used = f"BatchNorm in {batch_norm} mode" + f", {kept} of its layers in eval mode," * (kept > 0)
+        parts.append((used, module is None or kept > 0 or _batch_norm_mode(module) == batch_norm))
     if dropout != "none":
         mode = "train" if dropout == "on" else "eval"
         parts.append((f"dropout {dropout}", module is None or _dropout_mode(module) == mode))

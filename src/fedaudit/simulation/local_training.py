@@ -197,4 +197,8 @@ def batch_loss(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]) -> Te
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise BadInput(f"the loss must return one number, the mean over the batch, not {got}")
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise BadInput(
+            "no gradient reaches the model's trainable parameters: look for detach(), no_grad() or numpy in it"
+        )
     return value

@@ -25,7 +25,12 @@ from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.finite import all_finite
 from fedaudit.utils.validation import explain
 
-_PREFIXES = ("module.", "_orig_mod.", "model.")  # of wrappers: data parallelism, torch.compile, Lightning
+_PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "_module.",
+    "model.",
+)  # of wrappers: parallelism, torch.compile, Opacus, Lightning
 
 
 class Reader:

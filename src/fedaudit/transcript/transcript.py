@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import Canaries
-from fedaudit.models import build_model
+from fedaudit.models import build_model, keep_modes, own_copy
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.task.info import TaskInfo
 from fedaudit.task.losses import LossOptions, recognise
@@ -303,6 +303,9 @@ class Transcript:
                 f"the transcript in '{folder}' is of a user's own model; name it: --model package.module:factory, or "
                 "module=… from Python"
             )
+        if module is not None:
+            module = own_copy(module)
+            keep_modes(module)
         if header.task is not None:
             module, loss = _architecture(folder, header.task, module, loss, vertical)
         assert module is not None
