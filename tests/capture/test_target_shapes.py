@@ -87,3 +87,17 @@ def test_a_simulated_loss_gets_targets_in_the_shape_that_it_takes(own, plain):
     wanted = torch.autograd.grad(plain(model(inputs), targets), list(model.parameters()))
     for sent, oracle in zip(recording.transcript.rounds[0].updates[0].tensors.values(), wanted, strict=True):
         torch.testing.assert_close(sent, oracle)
+
+
+def test_why_no_example_was_recorded_is_said(tmp_path):
+    recorder = fedaudit.Recorder(tmp_path / "r")
+    net = nn.Sequential(nn.Flatten(), nn.Linear(8, 3))
+    with recorder.round(net.state_dict()):
+        with recorder.capture() as seen:
+            optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+            functional.cross_entropy(net(torch.rand(4, 1, 2, 2, 2)), torch.arange(4) % 3).backward()
+            optimiser.step()
+        recorder.update("a", net.state_dict(), seen, num_examples=4)
+    recorder.close()
+    with pytest.raises(BadInput, match=r"inputs have the shape \(4, 1, 2, 2, 2\); attacks are on images"):
+        fedaudit.attack(tmp_path / "r", ["labels"], module=net, progress=False)

@@ -168,7 +168,12 @@ class Reader:
 
 
 def complete_task(
-    observed: ObservedTask, given: Mapping[str, Any], module: nn.Module, loss: Loss | None, notes: list[str]
+    observed: ObservedTask,
+    given: Mapping[str, Any],
+    module: nn.Module,
+    loss: Loss | None,
+    notes: list[str],
+    lost: str = "no local training was captured",
 ) -> tuple[TaskInfo, Loss]:
     """Return what everybody knows, and the loss.
 
@@ -178,6 +183,7 @@ def complete_task(
         module: that clients trained.
         loss: theirs, where it isn't one of fedaudit's.
         notes: take what was assumed.
+        lost: why no example was recorded, where none was.
 
     Raises:
         BadInput: something is needed that was neither observed nor given; the message says how to give it.
@@ -189,8 +195,7 @@ def complete_task(
         raise BadInput(f"the task that was given: {explain(error, ObservedTask)}") from None
     if task.input_shape is None:
         raise BadInput(
-            "the recording doesn't say what an input looks like (no local training was captured); give --input-shape, "
-            "for example 3,32,32"
+            f"the recording doesn't say what an input looks like ({lost}); give --input-shape, for example 3,32,32"
         )
     shape = tuple(task.input_shape)
     kind = "tokens" if task.tokens else task.kind

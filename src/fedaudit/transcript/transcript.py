@@ -310,7 +310,8 @@ class Transcript:
             module, loss = _architecture(folder, header.task, module, loss, vertical)
         assert module is not None
         if header.task is None:
-            task_info, loss = complete_task(header.observed, task or {}, module, loss, notes)
+            said = [note for entry in entries for m in entry.messages for note in m.notes if "isn't recorded" in note]
+            task_info, loss = complete_task(header.observed, task or {}, module, loss, notes, *said[:1])
         else:
             task_info = header.task
         assert loss is not None
