@@ -28,6 +28,7 @@ from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
 from fedaudit.simulation.simulator import Recording
+from fedaudit.task.losses import recognise
 from fedaudit.task.training import BCE, loss_name
 from fedaudit.task.training import LOSSES as LOSSES
 from fedaudit.task.training import Loss as Loss
@@ -71,7 +72,8 @@ def audit(
             of one. Without a scenario the clients hold its train split; of tensors one example in five is held out, as
             candidates.
         loss: your own, (outputs, targets) to the mean over the batch; default cross-entropy. nn.BCEWithLogitsLoss() is
-            for a model of one logit and targets 0 and 1.
+            for a model of one logit and targets 0 and 1. Targets that are floats are standardised for the mean squared
+            error, and stay as they are for any other loss of yours; the data's summary says which.
         batch_norm: BatchNorm's mode in the clients' training; default: the scenario's, else that of your module.
         dropout: whether clients train with dropout; default: the scenario's, else as your module is.
         federations: instead of the scenario's, as in YAML.
@@ -383,7 +385,7 @@ def verify(
     dataset = None
     if data is not None:
         named = AuditResult.load(Path(folder) / "results.json").scenario.get("model")
-        dataset = dataset_of(data, classes=isinstance(named, dict) and named.get("loss") == BCE)
+        dataset = _own_dataset(data, named.get("loss") if isinstance(named, dict) else None, loss)
     with live_display(progress) as display:
         return verify_audit(
             Path(folder),
@@ -437,10 +439,16 @@ def _with_own(
         return scenario_from(values), None, loss
     if scenario is None and changes.get("federations") is None:  # the default audit's are the first photographs
         values["federations"] = [{**spec, "draw": "random"} for spec in values["federations"]]
-    named = {"name": "custom", "image_size": None, "limit": None}
+    named = {"name": "custom", "image_size": None, "limit": None, "white": None}
     values["data"] = {"split": "train", **(values.get("data", {}) if scenario else {}), **named}
-    dataset = dataset_of(data, classes=values["model"].get("loss") == BCE)
+    dataset = _own_dataset(data, values["model"].get("loss"), loss)
     return scenario_from(values), dataset, loss
+
+
+def _own_dataset(data: Any, name: str | None, loss: Loss | None) -> Dataset:
+    """Return a user's own data, with targets as the loss takes them: its ``name``, or a user's own."""
+    meant = loss is not None and recognise(loss, 1, None) is None  # 0 and 1, counts: whoever wrote it knows
+    return dataset_of(data, classes=name == BCE, raw_targets=meant)
 
 
 def _named(attack: str | dict[str, Any] | Attack) -> dict[str, Any]:

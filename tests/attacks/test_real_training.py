@@ -369,7 +369,7 @@ BY: dict[Way, str] = {
     "spear": "spear",
     "labels": "labels",
 }
-ELSEWHERE = {"dropout", "batch norm", "label smoothing", "class weights", "rates", "accumulation"} | {
+ELSEWHERE = {"dropout", "own loss", "batch norm", "label smoothing", "class weights", "rates", "accumulation"} | {
     "sum",
     "steps of a sum",
 }

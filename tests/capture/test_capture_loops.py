@@ -262,3 +262,55 @@ def test_an_error_within_a_step_that_the_loop_survives() -> None:
             opt.step()
     assert seen.loss == "cross-entropy"
     assert len(seen.inputs) >= 4
+
+
+def stepped_by_closure(optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
+    x, y = examples()
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)  # type: ignore[arg-type]
+
+
+def sharpness_aware(model: nn.Module) -> None:
+    x, y = examples()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    F.cross_entropy(model(x), y).backward()
+    moves = [0.1 * p.grad for p in model.parameters() if p.grad is not None]
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p.add_(move)
+    optimiser.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p.sub_(move)
+    optimiser.step()
+
+
+@pytest.mark.parametrize("way", ["L-BFGS", "sharpness-aware", "Rprop", "Adam with a closure"])
+def test_the_start_is_the_state_of_the_first_pass_whoever_moves_weights_between_passes(way: str) -> None:
+    model = cnn()
+    sent = {name: value.clone() for name, value in model.state_dict().items()}
+    with Capture() as seen:
+        if way == "sharpness-aware":
+            sharpness_aware(model)
+        elif way == "L-BFGS":
+            stepped_by_closure(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3), model)
+        elif way == "Rprop":
+            stepped_by_closure(torch.optim.Rprop(model.parameters()), model)
+        else:
+            stepped_by_closure(torch.optim.Adam(model.parameters(), lr=1e-3), model)
+    assert all(torch.equal(seen.start[name], value) for name, value in sent.items())
+    moved = any("something else than a step" in note for note in seen.notes)
+    named = any(f"train by {name}," in note for name in ("LBFGS", "Rprop") for note in seen.notes)
+    assert (moved, named, seen.training().unmodelled) == {
+        "L-BFGS": (True, True, ("optimiser",)),
+        "sharpness-aware": (True, False, ("optimiser",)),
+        "Rprop": (False, True, ("optimiser",)),
+        "Adam with a closure": (False, False, ()),
+    }[way]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -19,18 +20,40 @@ from fedaudit.epsilon.canaries import CanarySpec
 from fedaudit.modalities import example_kind
 from fedaudit.models.vertical import Top
 from fedaudit.results import MappingRecord
+from fedaudit.simulation.local_training import FAILURES
 from fedaudit.transcript.observation import Message, Observation
 from fedaudit.transcript.threat import Scope, ThreatModel
 from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils import seeds
-from fedaudit.utils.errors import NotApplicable
+from fedaudit.utils.errors import FedAuditError, NotApplicable
 from fedaudit.utils.machine import full_precision
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
 from fedaudit.utils.registry import register as register
 
 _MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
 _MOST_STEPS = 16  # that are worth simulating
+_LONGEST = 300  # letters of another's error
 _IMAGES = ("image",)  # kinds of examples
+
+
+@contextmanager
+def own_failures(attack: str, observation: Observation) -> Iterator[None]:
+    """Turn what a user's own model or loss raises under an attack into one line.
+
+    Raises:
+        NotApplicable: they raised something.
+    """
+    try:
+        yield
+    except FedAuditError:
+        raise
+    except FAILURES as error:
+        task_info = observation.task_info
+        if "custom" not in (task_info.model, task_info.loss):
+            raise
+        raise NotApplicable(
+            f"{attack} can't work with this model and loss: {type(error).__name__}: {str(error)[:_LONGEST]}"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +284,9 @@ class Attack(Plugin, ABC):
             NotApplicable: as :meth:`check`, or it turned out on the way.
             TypeError: the attack returned something else.
         """
-        self.check(observation)
         started = time.perf_counter()
-        with full_precision(device):
+        with full_precision(device), own_failures(self.name, observation):
+            self.check(observation)
             found = self._run(observation, generator or seeds.generator(seed), device, progress or silent)
         if not isinstance(found, self.finds):
             raise TypeError(f"{self.name} returned a {type(found).__name__}, not a {self.finds.__name__}")

@@ -217,6 +217,10 @@ TABLE: dict[str, Row] = {
             "labels": _about("counts are divided by the weights; idlg and yin need no correction"),
         },
     ),
+    "own loss": Row(
+        "clients minimise a loss of their own",
+        {"labels": _about("labels are inferred as if it were the mean cross-entropy")},
+    ),
     "optimiser": _unmodelled(
         "optimiser",
         {
@@ -282,6 +286,8 @@ def words(message: Message, task_info: TaskInfo) -> Iterator[str]:
         yield "label smoothing"
     if task_info.class_weights is not None:
         yield "class weights"
+    if task_info.loss == "custom":
+        yield "own loss"
     training = message.update.training
     if message.update.members:
         yield "sum"

@@ -83,11 +83,13 @@ def load_victim(
     if message.update.kind == "weights" and message.update.training is not None:
         treated = treatments(message.update.training, names)
         names = [name for name, group in zip(names, treated, strict=True) if group.learning_rate]
+    own = dict(module.named_parameters())  # a tensor of two names once, by the first, for whoever calls the module
+    again = {name for name, _ in module.named_parameters(remove_duplicate=False)} - own.keys()
     victim = Victim(
         module,
         observation.loss,
         {name: state[name] for name in names},
-        {name: t for name, t in state.items() if name not in names},
+        {name: t for name, t in state.items() if name not in names and name not in again},
         dropout,
     )
     return victim, layer_groups(module, task_info.blank(2)[0].to(device))

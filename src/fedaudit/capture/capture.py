@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +18,6 @@ from torch.optim import optimizer as optimiser_hooks
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.capture.gradients import IN_PLACE, NORMS, GradientWatch, clipping
-from fedaudit.capture.losses import SIGNATURES, read_loss
 from fedaudit.capture.optimisers import Settings, configured, has_closure, has_state, rates, read_settings
 from fedaudit.capture.passes import (
     SEVERAL,
@@ -24,7 +25,6 @@ from fedaudit.capture.passes import (
     Step,
     Watched,
     alike,
-    inner,
     modes,
     precision,
     reaches_leaf,
@@ -36,6 +36,8 @@ from fedaudit.capture.passes import (
     tensors,
     versions,
 )
+from fedaudit.models import unwrapped
+from fedaudit.task.losses import SIGNATURES, read_loss
 from fedaudit.task.training import BCE, UNMODELLED, Pass, TrainingConfig
 from fedaudit.utils.errors import BadInput
 
@@ -132,13 +134,14 @@ class Capture:
         self.module: nn.Module | None = None
         self._known = known or {}
         self.notes: list[str] = []
-        self._only = None if module is None else inner(module)
+        self._only = None if module is None else unwrapped(module)
         self._watched: list[Watched] = []
         self._own: Watched | None = None
         self._calls: list[tuple[int, ForwardPass | None]] = []  # modules that are being called, the outermost first
         self._running_module: nn.Module | None = None  # the watched one, while it is called
         self._depth = 0  # of its calls of itself
         self._in_step = False
+        self._kept_state = False  # whether the optimiser had momentum or moments before its step
         self._recorded: list[Step] = []
         self._settings: Settings | None = None
         self._optimiser: int | None = None
@@ -317,8 +320,8 @@ class Capture:
             return
         self._in_step = False  # after an error in a step
         self._mode.resume()
-        unwrapped = inner(module)
-        if (self._only is None or alike(unwrapped, self._only)) and (watched := self._watch(unwrapped)) is not None:
+        own = unwrapped(module)
+        if (self._only is None or alike(own, self._only)) and (watched := self._watch(own)) is not None:
             self._running_module = module
             self._mode.pause()
             if torch.is_grad_enabled():
@@ -374,8 +377,11 @@ class Capture:
 
     def _begin(self, watched: Watched, called: nn.Module, args: tuple[Any, ...]) -> ForwardPass:
         if watched.versions != (now := versions(watched.parameters)):
-            if watched is self._own:
-                self._note("weights were changed between steps by something else than the optimiser", "optimiser")
+            if watched is self._own or any(p.backward for p in watched.passes):  # its training has begun
+                self._note(
+                    "weights were changed between passes by something else than a step of the optimiser (SAM, L-BFGS)",
+                    "optimiser",
+                )
             else:  # they were loaded after a first look at the model
                 watched.start = state_of(watched.module, self._known)
             watched.versions = now
@@ -413,9 +419,12 @@ class Capture:
         call = read_loss(function, args, kwargs)
         if function is nn.functional.nll_loss:
             way = [name for name in way if name != "LogSoftmax"]
-        mismatch = "" if same_elements(way) else "the loss is of something else than the model's output"
+        whole = outputs.numel() == math.prod(seen.shape)
+        mismatch = "" if same_elements(way, whole=whole) else "the loss is of something else than the model's output"
         if call.name == BCE and seen.shape != (seen.shape[0], 1):
             mismatch = mismatch or "the model doesn't return one column of logits"
+        if call.name == "mse" and not mismatch and call.targets.numel() == math.prod(seen.shape):
+            call = dataclasses.replace(call, targets=call.targets.view(seen.shape))  # as the outputs, before a squeeze
         if precision(outputs.device.type) != seen.precision:
             self._note("the loss is computed outside of autocast, and repeated inside of it")
 
@@ -460,6 +469,8 @@ class Capture:
 
     @_quiet
     def _stepping(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._own is None:
+            self._kept_state = has_state(optimiser, {id(p) for g in optimiser.param_groups for p in g["params"]})
         if has_closure(args, kwargs):
             return  # its passes are made inside the step
         self._in_step, self._running_module, self._depth = True, None, 0
@@ -511,7 +522,9 @@ class Capture:
         self._frozen = still(watched)
         positions = [i for i, p in enumerate(watched.parameters.values()) if id(p) in own and p.requires_grad]
         watched.gradients.trained = frozenset(positions)
-        if has_state(optimiser, own):
+        if self._settings.kind == "other":
+            self._note(f"clients train by {type(optimiser).__name__}, whose steps can't be repeated here")
+        if self._kept_state:
             self._note(UNMODELLED["optimiser-state"], "optimiser-state")
 
     def _compare(self, optimiser: Optimizer, watched: Watched, held: set[int]) -> None:

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedaudit.capture.gradients import Edits, GradientWatch
-from fedaudit.capture.losses import LossCall
 from fedaudit.models import BATCH_NORM
+from fedaudit.task.losses import LossCall
 from fedaudit.task.training import Precision
 
 SEVERAL = "the model takes several tensors"
 _SAME = ("ToCopy", "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")  # that keep every element
+
+
+_SELECT = ("Select", "Slice")
 
 
 @dataclass(eq=False)
@@ -128,9 +131,14 @@ def tagged(tensor: Tensor, key: str) -> tuple[Any, list[str]]:
     return None, []
 
 
-def same_elements(way: list[str]) -> bool:
-    """Whether operations leave every element as it is, but for its type and place."""
-    return all(name in _SAME for name in way)
+def same_elements(way: list[str], *, whole: bool = False) -> bool:
+    """Whether operations leave every element as it is, but for its type and place.
+
+    Args:
+        way: names of the operations.
+        whole: as many elements come out as went in, so that what selects some of them selects all.
+    """
+    return all(name in _SAME or (whole and name in _SELECT) for name in way)
 
 
 def reaches_leaf(tensor: Tensor, key: str, mark: Any, leaves: set[int], limit: int = 5000) -> bool:
@@ -148,17 +156,6 @@ def reaches_leaf(tensor: Tensor, key: str, mark: Any, leaves: set[int], limit: i
             return True
         queue.extend(following for following, _ in node.next_functions)
     return False
-
-
-def inner(module: nn.Module) -> nn.Module:
-    """The module inside wrappers that leave what it computes as it is."""
-    while True:
-        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            module = module.module
-        elif isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
-            module = compiled
-        else:
-            return module
 
 
 def state_of(module: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from fedaudit.modalities import TokenInfo
     from fedaudit.modalities.columns import Column
 
-State = Mapping[str, Any]  # name to a tensor, or to an array that torch takes
+# Name to a tensor, or to an array that torch takes; or these alone, in the order of the state.
+State = Mapping[str, Any] | Sequence[Any]
 
 _LONGEST_NAME = 200
 _CONFIG = TypeAdapter(TrainingConfig)  # takes ten milliseconds to make
@@ -170,7 +171,7 @@ class Recorder:
         if index % self.every:
             return
         # whoever trains changes theirs
-        self._weights = {key: value.clone() for key, value in tensors_of(weights).items()}
+        self._weights = {key: value.clone() for key, value in self._tensors(weights).items()}
         file = f"round-{index:05d}-global.safetensors"
         if self.canaries is not None:
             self.canaries.begin(self._weights)
@@ -195,7 +196,7 @@ class Recorder:
         """Close the round that is open, if one is; with canaries give the last global model's ``weights``, too."""
         self.end_round()
         if self.canaries is not None and weights is not None:
-            self.canaries.begin(tensors_of(weights))
+            self.canaries.begin(self._tensors(weights))
             try:
                 self._save_canaries()
             except OSError as error:
@@ -252,7 +253,7 @@ class Recorder:
         if entry is None:
             return
         if self.canaries is not None and form != "gradient":
-            self.canaries.read(tensors_of(state), canary, difference=form == "difference")
+            self.canaries.read(self._tensors(state), canary, difference=form == "difference")
         if canary is not None:
             return
         name = _printable(str(client))
@@ -263,8 +264,8 @@ class Recorder:
         config = self._training(captured, training, num_examples, notes)
         stem = f"round-{entry.index:05d}-client-{number:05d}"
         message = MessageEntry(client=number, name=name, form=form, file=f"{stem}.safetensors", training=config)
-        self._save(message.file, tensors_of(state))
-        start = tensors_of(sent) if sent is not None else captured.start if captured is not None else {}
+        self._save(message.file, self._tensors(state))
+        start = self._tensors(sent) if sent is not None else captured.start if captured is not None else {}
         if any(
             value is not (known := self._weights.get(key, value)) and not value.cpu().equal(known.to(value.dtype))
             for key, value in start.items()
@@ -321,7 +322,7 @@ class Recorder:
             made = TotalEntry(clients=clients, form=form, file=file, num_examples=number, training=config)
         except ValidationError as error:
             raise BadInput(explain(error)) from None
-        self._save(file, tensors_of(state))
+        self._save(file, self._tensors(state))
         entry.total = made
 
     def candidates(self, inputs: Tensor, labels: Tensor) -> None:
@@ -441,6 +442,23 @@ class Recorder:
         except ValidationError as error:
             raise BadInput(explain(error, ObservedTask)) from None
 
+    def _tensors(self, state: State) -> dict[str, Tensor]:
+        """Return a state as tensors by name; a list's names are the global model's, or the module's.
+
+        Raises:
+            BadInput: something in it is no array, or nobody knows the names.
+        """
+        if isinstance(state, Mapping):
+            return tensors_of(state)
+        names = list(self._weights) or ([] if self.module is None else list(self.module.state_dict()))
+        if not isinstance(state, Sequence) or len(state) != len(names):
+            what = f"a list of {len(state)}" if isinstance(state, Sequence) else f"a {type(state).__name__}"
+            raise BadInput(
+                f"the state is {what}, and the model has {len(names) or 'unknown'} tensors: give state_dict(), or all "
+                "of its values in their order, and the module: Recorder(…, module=…)"
+            )
+        return tensors_of(dict(zip(names, state, strict=True)))
+
     # --- files ------------------------------------------------------------------------------------------------------
 
     def _save(self, file: str, tensors: dict[str, Tensor]) -> None:
@@ -465,7 +483,7 @@ def _printable(name: str) -> str:
     return kept[:_LONGEST_NAME] or "?"
 
 
-def tensors_of(state: State) -> dict[str, Tensor]:
+def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return a state as tensors on the CPU that share no memory with each other.
 
     Raises:

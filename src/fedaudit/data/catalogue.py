@@ -24,6 +24,8 @@ DATA_DIR_VARIABLE = "FEDAUDIT_DATA"
 class Request:
     """What the caller asked for: the side of square images, at most so many examples per split, the seed of draws.
 
+    ``white`` is the value that becomes 1 in image files of more than 8 bits a value.
+
     Readers of much may leave examples out beforehand, as ``balanced`` does; :func:`load_dataset` cuts all the others.
     """
 
@@ -32,6 +34,7 @@ class Request:
     image_size: int | None = None
     limit: int | None = None
     seed: int = 0
+    white: float | None = None
 
 
 Reader = Callable[[list[Path], Request], Dataset]
@@ -111,6 +114,7 @@ def load_dataset(
     data_dir: Path | None = None,
     limit: int | None = None,
     seed: int = 0,
+    white: float | None = None,
 ) -> Dataset:
     """Load a data set by name.
 
@@ -120,6 +124,8 @@ def load_dataset(
         data_dir: the folder that holds the data sets' files; by default the environment variable FEDAUDIT_DATA.
         limit: keep at most so many examples per split, the first ones of every class in equal parts.
         seed: of data sets that are drawn and not read.
+        white: of folders of images, the value that becomes 1 in files of more than 8 bits a value; default: the largest
+            that their depth allows, and of floats 1.
 
     Raises:
         BadInput: unknown name, an option that doesn't fit, or a file that is damaged.
@@ -136,7 +142,7 @@ def load_dataset(
     if limit is not None and limit < 1:
         raise BadInput(f"limit={limit} for data set '{name}'; give at least 1 example per split, or no limit")
     directory = _data_dir(data_dir)
-    request = Request(name, entry.summary, image_size, limit, seed)
+    request = Request(name, entry.summary, image_size, limit, seed, white)
     for layout in entry.value.layouts:
         paths = layout.find(directory)
         if paths is not None:

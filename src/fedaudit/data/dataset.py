@@ -174,6 +174,7 @@ class Dataset:
         source: str = "given by the caller",
         channels: Channels | None = None,
         classes: bool = False,
+        raw_targets: bool = False,
         columns: Sequence[Column] = (),
     ) -> Dataset:
         """Make a data set of tensors or numpy arrays.
@@ -181,7 +182,8 @@ class Dataset:
         Args:
             inputs: images (n, C, H, W), (n, H, W) or (n, H, W, C), uint8 or floats in [0, 1]; or a table (n, d),
                 which is standardised here, column by column, by the train split. Floats of any precision.
-            targets: whole numbers (n,) for classification; floats (n,) or (n, 1) for regression, standardised here.
+            targets: whole numbers (n,) for classification; floats (n,) or (n, 1) for regression, standardised here by
+                the train split; the summary says so.
             test: the same for the test split. Without it one example in five of every class is held out.
             kind: of the examples, if it is another than what the array's shape suggests.
             num_classes: by default one more than the largest label.
@@ -189,6 +191,8 @@ class Dataset:
             channels: of images with four axes, whether the channels stand ``first`` or ``last``, where their shape
                 doesn't tell.
             classes: floating-point targets are the classes 0 and 1, as for a binary cross-entropy.
+            raw_targets: floating-point targets go to the loss as they are, for one that gives them a meaning (counts,
+                0 and 1).
             columns: of a table, in the order of their positions: names and types. One-hot ones aren't standardised;
                 means, deviations and codes are filled in here.
 
@@ -217,7 +221,8 @@ class Dataset:
         if columns:
             x, x_test, columns = declared(columns, raw, (x, x_test), where)
         if task == "regression":
-            y, y_test = standardise(y, y_test)
+            y, y_test, said = real_targets(y, y_test, raw=raw_targets)
+            summary = f"{summary}; {said}"
         return cls(
             name=name,
             summary=summary,
@@ -405,6 +410,14 @@ def _as_targets(array: Array, where: str, classes: bool = False) -> Tensor:
     return y
 
 
+def real_targets(train: Tensor, test: Tensor, *, raw: bool = False) -> tuple[Tensor, Tensor, str]:
+    """Return float64 targets (n, 1) of both splits as float32, standardised by ``train`` or as they are; and which."""
+    if raw:
+        return train.float(), test.float(), "targets as given"
+    said = f"targets standardised (mean {float(train.mean()):.4g}, deviation {float(train.std(correction=0)):.4g})"
+    return *standardise(train, test), said
+
+
 def hold_out(targets: Tensor, where: str) -> Tensor:
     """Mark one example in five of every class (of all, for regression) for the test split; at least one."""
     if len(targets) < 2:
@@ -485,6 +498,14 @@ def _check_targets(where: str, task: Task, y: Tensor, num_classes: int | None) -
         raise BadInput(f"{where}: class target {int(y.max())} is not in 0..{num_classes - 1}; check the labels")
 
 
+def _colours(item: Any) -> Any:
+    """Return an image of Pillow's whose numbers are no colours (a palette's, inks) with such; all else as it is."""
+    mode = getattr(item, "mode", None)
+    if mode in ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV"):
+        return item.convert("RGB")
+    return item.convert("L") if mode == "1" else item
+
+
 def _stack_pairs(dataset: MapStyle, limit: int | None) -> tuple[Tensor, Tensor]:
     count = len(dataset) if limit is None else min(limit, len(dataset))
     inputs: list[Tensor] = []
@@ -501,7 +522,7 @@ def _stack_pairs(dataset: MapStyle, limit: int | None) -> tuple[Tensor, Tensor]:
             raise BadInput(f"item {i} of the torch data set is not an (input, target) pair; wrap it so that it is")
         if isinstance(item[0], tuple | list | Mapping):
             raise BadInput(f"item {i} of the torch data set has a {type(item[0]).__name__} of inputs; {ONE_INPUT}")
-        x = item[0] if isinstance(item[0], Tensor) else torch.from_numpy(np.array(item[0]))
+        x = item[0] if isinstance(item[0], Tensor) else torch.from_numpy(np.array(_colours(item[0])))
         if inputs and x.shape != inputs[0].shape:
             shapes = f"{tuple(x.shape)}, not {tuple(inputs[0].shape)}"
             raise BadInput(f"item {i} of the torch data set has shape {shapes}; add a resizing transform")

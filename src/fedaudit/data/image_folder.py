@@ -8,8 +8,13 @@ import torch
 
 from fedaudit.data.catalogue import Layout, Reader, Request, add_dataset
 from fedaudit.data.dataset import Dataset, balanced, check_names
-from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, image_dataset, read_image, resize
+from fedaudit.data.files import reading
+from fedaudit.data.images import IMAGE_SUFFIXES, MAX_BYTES, image_dataset, resize
+from fedaudit.utils.bounds import PICTURE, read_bytes
 from fedaudit.utils.errors import BadInput
+from fedaudit.utils.image_bytes import decode_unit
+
+_DARK = 0.25  # of white: images of many bits that stay below use a part of their depth only
 
 
 def _reader(default_size: int | None, source: str) -> Reader:
@@ -22,14 +27,14 @@ def _reader(default_size: int | None, source: str) -> Reader:
         check_names(names, str(paths[0]))
         if len(names) < 2:
             raise BadInput(f"{paths[0]} has {len(names)} class folders; put one folder per class there, at least 2")
-        splits = [_read_split(path, names, size, request.limit) for path in paths]
+        splits = [_read_split(path, names, size, request) for path in paths]
         return image_dataset(request, *splits, class_names=names, num_classes=len(names), source=source)
 
     return read
 
 
 def _read_split(
-    folder: Path, names: list[str], size: int | None, limit: int | None
+    folder: Path, names: list[str], size: int | None, request: Request
 ) -> tuple[torch.Tensor, torch.Tensor]:
     files: list[Path] = []
     labels: list[int] = []
@@ -44,29 +49,42 @@ def _read_split(
             f"{folder} has no image files ({', '.join(IMAGE_SUFFIXES)}) in its class folders; put some there"
         )
     targets = torch.tensor(labels)
-    rows = balanced(targets, limit)
-    first = _square(files[int(rows[0])], size)
+    rows = balanced(targets, request.limit)
+    first, _ = _square(files[int(rows[0])], size, request.white)
     if first.numel() * len(rows) > MAX_BYTES:
         many = f"{len(rows)} images of {tuple(first.shape)}"
         raise BadInput(f"{folder}: {many} don't fit into memory; give a limit on the examples or a smaller image_size")
     images = torch.empty((len(rows), *first.shape))
+    deepest: float | None = None
     for i, row in enumerate(rows.tolist()):
-        image = _square(files[row], size)
+        image, most = _square(files[row], size, request.white)
+        deepest = deepest or most
         if image.shape != first.shape:
             raise BadInput(f"{files[row]} differs in size from {files[int(rows[0])]}; give an image_size")
         images[i] = image
+    if deepest is not None and request.white is None and float(images.max()) < _DARK:
+        raise BadInput(
+            f"{folder}: its images reach {float(images.max()) * deepest:g} of {deepest:g} and would be nearly black; "
+            "say which value is white, data.white: 4095 for 12 bits"
+        )
     return images, targets[rows]
 
 
-def _square(path: Path, size: int | None) -> torch.Tensor:
-    """Return an image (3, H, W) in [0, 1]; for a given size its central square, resized to that."""
-    pixels = torch.from_numpy(read_image(path)).permute(2, 0, 1).float().div_(255)
+def _square(path: Path, size: int | None, white: float | None) -> tuple[torch.Tensor, float | None]:
+    """Return an image (3, H, W) in [0, 1], for a given size its central square, resized to that; and what was white.
+
+    That is None for an image of 8 bits a value.
+    """
+    with reading(path):
+        data = read_bytes(path, PICTURE)
+    values, most = decode_unit(data, str(path), white)
+    pixels = torch.from_numpy(values).permute(2, 0, 1).contiguous()
     if size is None:
-        return pixels
+        return pixels, most
     height, width = pixels.shape[1:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
-    return resize(pixels[None, :, top : top + side, left : left + side], size)[0]
+    return resize(pixels[None, :, top : top + side, left : left + side], size)[0], most
 
 
 add_dataset(

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from fedaudit.data.dataset import ONE_INPUT, Dataset, Split, hold_out
+from fedaudit.data.dataset import ONE_INPUT, Dataset, Split, hold_out, real_targets
 from fedaudit.modalities.columns import MOST_COLUMNS, ColumnKind, encode
-from fedaudit.modalities.table import standardise
 from fedaudit.utils.errors import BadInput
 
 MISSING = "?"  # the category of a cell that is empty
@@ -30,18 +29,19 @@ _FORMS = (
 )
 
 
-def dataset_of(data: Any, *, classes: bool = False) -> Dataset:
+def dataset_of(data: Any, *, classes: bool = False, raw_targets: bool = False) -> Dataset:
     """Return a user's own data as a data set.
 
     Args:
         data: a Dataset, (inputs, targets), (frame, name of the target's column), a map-style torch Dataset, or a
             DataLoader, whose data set is taken.
         classes: floating-point targets are the classes 0 and 1, not real values.
+        raw_targets: those that are real values aren't standardised.
 
     Raises:
         BadInput: it is none of these, or can be read only once; the message says what to do.
     """
-    options: dict[str, Any] = {"classes": True} if classes else {}
+    options: dict[str, Any] = {"classes": classes, "raw_targets": raw_targets}
     if isinstance(data, DataLoader):
         data = data.dataset
         options["summary"] = "given as a DataLoader: its data set was taken, without its batches, order and sampler"
@@ -58,7 +58,7 @@ def dataset_of(data: Any, *, classes: bool = False) -> Dataset:
         raise BadInput(f"data is a tuple of {len(data)}; give (inputs, targets): {ONE_INPUT}")
     if isinstance(data, tuple | list) and len(data) == 2:
         if _is_frame(data[0]) and isinstance(data[1], str):
-            return from_frame(*data)
+            return from_frame(*data, raw_targets=raw_targets)
         if _parts(data[0]):
             raise BadInput(f"the inputs are a {type(data[0]).__name__} of several; {ONE_INPUT}")
         return Dataset.from_tensors(*data, **options)
@@ -83,6 +83,7 @@ def from_frame(
     test: Any = None,
     types: Mapping[str, ColumnKind] | None = None,
     drop: Sequence[str] = (),
+    raw_targets: bool = False,
     name: str = "custom",
     summary: str = "given by the caller",
     source: str = "given by the caller",
@@ -96,6 +97,7 @@ def from_frame(
         test: the same for the test split. Without it one example in five of every class is held out.
         types: by name, ``numeric`` or ``categorical``, where a column isn't what its type says.
         drop: columns to leave out.
+        raw_targets: the targets of a regression aren't standardised, for a loss that gives them a meaning (counts).
         name, summary, source: words for the report.
 
     Raises:
@@ -119,7 +121,8 @@ def from_frame(
         del part[target]
     x, x_test, columns = encode(parts[0], parts[1], where)
     if names is None:
-        targets = list(standardise(targets[0][:, None], targets[1][:, None]))
+        *targets, said = real_targets(targets[0][:, None], targets[1][:, None], raw=raw_targets)
+        summary = f"{summary}; {said}"
     return Dataset(
         name=name,
         summary=summary,

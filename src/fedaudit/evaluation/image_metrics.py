@@ -71,10 +71,10 @@ def lpips_missing() -> str | None:
 def lpips(a: Tensor, b: Tensor) -> Tensor | None:
     """Return the (n,) LPIPS distances (Zhang et al. 2018, AlexNet) of (n, C, H, W) images; None where missing.
 
-    Grey images are compared as colour images with equal channels; sides below 64 pixels are enlarged to 64, because
-    AlexNet's pooling needs it.
+    Of other bands than grey or colours there is none. Grey images are compared as colour images with equal channels;
+    sides below 64 pixels are enlarged to 64, because AlexNet's pooling needs it.
     """
-    if lpips_missing() is not None:
+    if lpips_missing() is not None or a.shape[1] not in (1, 3):
         return None
     a, b = (_for_alexnet(x) for x in (a, b))
     with torch.no_grad():

@@ -171,15 +171,32 @@ def _channelwise(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 def save_png(pixels: Tensor, path: Path) -> None:
-    """Write (1 or 3, H, W) pixels in [0, 1] as an 8-bit PNG.
+    """Write pixels (C, H, W) in [0, 1] as an 8-bit PNG: grey, colours, or other numbers of bands as :func:`in_bands`.
 
     Raises:
         OSError: the file can't be written.
     """
     from PIL import Image  # here: whoever only reads data shouldn't wait for it
 
-    array = eight_bit(pixels).permute(1, 2, 0).numpy()
+    array = eight_bit(in_bands(pixels)).permute(1, 2, 0).numpy()
     Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(path)
+
+
+def in_bands(pixels: Tensor) -> Tensor:
+    """Return pixels (C, H, W) as they can be drawn: of other than 1 or 3 bands each in grey, four a row.
+
+    A file format would take the second or fourth for opacity.
+    """
+    bands, height, width = pixels.shape
+    if bands in (1, 3):
+        return pixels
+    columns = min(bands, BANDS_IN_A_ROW)
+    rows = -(-bands // columns)
+    sheet = pixels.new_full((1, rows * (height + 1) - 1, columns * (width + 1) - 1), 0.5)
+    for band, picture in enumerate(pixels):
+        top, left = band // columns * (height + 1), band % columns * (width + 1)
+        sheet[0, top : top + height, left : left + width] = picture
+    return sheet
 
 
 def eight_bit(pixels: Tensor) -> Tensor:
@@ -187,6 +204,7 @@ def eight_bit(pixels: Tensor) -> Tensor:
     return (pixels.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
 
 
+BANDS_IN_A_ROW = 4
 EXAMPLE_KINDS: Registry[ExampleKind] = Registry("kind of examples")
 
 Kind = TypeVar("Kind", bound=ExampleKind)

@@ -36,8 +36,9 @@ class Image(ExampleKind):
     def arrange(self, array: Tensor, where: str, channels: str | None = None) -> Tensor:
         """Return (n, H, W, C) as (n, C, H, W), and the others as they are.
 
-        Channels are 1, 3 or 4. Where the second and the last axis both have such a length the other two decide, if one
-        order alone makes a square of them.
+        Channels are 1, 3 or 4, or another number of bands. Where the second and the last axis both have such a length,
+        or neither has, the other two decide, if one order alone makes a square of them; of bands else the axis that is
+        shorter than both others.
 
         Raises:
             BadInput: both orders are possible.
@@ -48,11 +49,12 @@ class Image(ExampleKind):
         last = c in _CHANNELS
         if channels is None and last and (a in _CHANNELS or b == c) and max(a, b, c) > 1:
             if (a == b) == (b == c):
-                raise BadInput(
-                    f"{where}: the channels of images {tuple(array.shape)} may stand first or last; say which: "
-                    "Dataset.from_tensors(…, channels='first') or 'last'"
-                )
+                raise BadInput(_which(array, where))
             last = a == b
+        elif channels is None and not last and a not in _CHANNELS:  # bands
+            last = a == b if (a == b) != (b == c) else c < min(a, b)
+            if (a == b == c) or ((a == b) == (b == c) and (c < min(a, b)) == (a < min(b, c))):
+                raise BadInput(_which(array, where))
         return array.permute(0, 3, 1, 2) if last or channels == "last" else array
 
     def read(self, array: Tensor, where: str) -> Tensor:
@@ -85,6 +87,13 @@ class Image(ExampleKind):
         gap = examples.new_full((*examples.shape[1:3], 1), 0.5)
         parts = [part for image in examples for part in (image, gap)]
         return torch.cat(parts[:-1], dim=2)
+
+
+def _which(array: Tensor, where: str) -> str:
+    return (
+        f"{where}: the channels of images {tuple(array.shape)} may stand first or last; say which: "
+        "Dataset.from_tensors(…, channels='first') or 'last'"
+    )
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -13,6 +13,7 @@ from fedaudit.models.checkpoint import load_checkpoint, read_state, save_checkpo
 from fedaudit.models.families import ANY, MODELS, ModelBuilder
 from fedaudit.models.initialise import BATCH_NORM, INITIALISATIONS, initialise
 from fedaudit.models.layers import Layer, layer_groups
+from fedaudit.models.own import keep_modes, keeps_evaluation_mode, own_copy, unwrapped
 from fedaudit.models.vertical import Features, Top, VerticalModel, parts_of, server_network, share_shape
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.validation import check_memory
@@ -28,11 +29,14 @@ __all__ = [
     "build_vertical",
     "has_batch_norm",
     "initialise",
+    "keep_modes",
     "layer_groups",
     "load_checkpoint",
+    "own_copy",
     "read_state",
     "save_checkpoint",
     "set_training_mode",
+    "unwrapped",
 ]
 
 
@@ -152,7 +156,8 @@ def set_training_mode(model: nn.Module, batch_norm: Literal["eval", "train"], *,
 
     Args:
         model: changed in place.
-        batch_norm: with ``eval`` its BatchNorm layers keep to their running statistics.
+        batch_norm: with ``eval`` its BatchNorm layers keep to their running statistics; with ``train`` those alone of
+            which :func:`keep_modes` said so.
         dropout: False puts everything but BatchNorm in evaluation mode, so that functional dropout, attention and
             recurrent layers draw no masks either.
 
@@ -164,4 +169,4 @@ def set_training_mode(model: nn.Module, batch_norm: Literal["eval", "train"], *,
     model.train(dropout)
     for module in model.modules():
         if isinstance(module, BATCH_NORM):
-            module.train(batch_norm == "train")
+            module.train(batch_norm == "train" and not keeps_evaluation_mode(module))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedaudit.attacks import Attack, Finding
+from fedaudit.attacks.base import own_failures
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import type_of
 from fedaudit.evaluation.images import visible
@@ -202,7 +203,8 @@ def _trials(
                 return why_none
             seen = observe(case.recording.transcript, scenario.threat).split(attack.scope())
             for observation in seen:
-                attack.check(observation)
+                with own_failures(attack.name, observation):
+                    attack.check(observation)
         except (NotApplicable, BadInput) as error:
             reason = f"it can't be run on one example: {error}"
             continue

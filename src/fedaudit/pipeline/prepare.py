@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +20,11 @@ from fedaudit.models import (
     build_model,
     has_batch_norm,
     initialise,
+    keep_modes,
     layer_groups,
     load_checkpoint,
+    own_copy,
+    unwrapped,
 )
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.pipeline.choice import choose
@@ -30,10 +32,11 @@ from fedaudit.pipeline.pretraining import pretrain
 from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import ModelSpec, Scenario
 from fedaudit.simulation.client import Federation
-from fedaudit.simulation.local_training import draws_at_random
+from fedaudit.simulation.local_training import FAILURES, draws_at_random
 from fedaudit.simulation.record_draw import draw_records
 from fedaudit.simulation.simulator import check, partition_clients
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.losses import LossOptions, as_called, recognise
 from fedaudit.task.training import BCE, Loss, loss_function
 from fedaudit.transcript.vertical import vertical_module
 from fedaudit.utils.bounds import shown
@@ -88,6 +91,8 @@ def resolve(
             user's own is missing.
     """
     module = None if model is None else _copied(model)
+    model = None if model is None else unwrapped(model)
+    kept = keep_modes(module) if module is not None and scenario.model.batch_norm is None else 0
     scenario, dataset = spell_out(scenario, data_dir=data_dir, dataset=dataset, model=module)
     if dataset is None:
         if scenario.data.name == "custom":
@@ -104,11 +109,13 @@ def resolve(
         if loss_name == "custom":
             raise BadInput("the scenario trains with a user's own loss; run it from Python: fedaudit.audit(…, loss=…)")
         loss = loss_function(loss_name)
+    read = _recognised(loss, dataset, spec.spare_outputs) if loss_name == "custom" else None
+    options = read or LossOptions(loss_name)
     task_info = TaskInfo(
         model=spec.name,
         width=spec.width,
         batch_norm=spec.batch_norm,
-        loss=loss_name,
+        loss=options.name,
         kind=dataset.kind,
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
@@ -118,7 +125,11 @@ def resolve(
         extra_classes=spec.spare_outputs,
         columns=dataset.columns,
         tokens=dataset.tokens,
+        label_smoothing=options.label_smoothing,
+        class_weights=options.class_weights,
+        summed=options.summed,
     )
+    loss = as_called(loss, task_info) if read is None else loss_function(*read)
     _check_causal(scenario, task_info)
     if module is not None and scenario.federations[0].vertical is not None:
         raise BadInput("a vertical federation is made of fedaudit's models, a party's network each; name one of them")
@@ -168,7 +179,7 @@ def resolve(
         batch_norm=batch_norm,
         trained=trained,
         dropout=dropout,
-        mode=_mode_in_words(batch_norm, dropout, model),
+        mode=_mode_in_words(batch_norm, dropout, model, kept),
     )
     return ResolvedScenario(scenario, data_record, model_record, federations)
 
@@ -206,7 +217,14 @@ def check_files(scenario: Scenario) -> None:
 
 def _loaded(scenario: Scenario, data_dir: Path | None) -> Dataset:
     spec = scenario.data
-    return load_dataset(spec.name, image_size=spec.image_size, data_dir=data_dir, limit=spec.limit, seed=scenario.seed)
+    return load_dataset(
+        spec.name,
+        image_size=spec.image_size,
+        data_dir=data_dir,
+        limit=spec.limit,
+        seed=scenario.seed,
+        white=spec.white,
+    )
 
 
 def _check(scenario: Scenario) -> None:
@@ -288,6 +306,15 @@ def _federations(
     return federations
 
 
+def _recognised(loss: Loss, dataset: Dataset, spare: int) -> LossOptions | None:
+    """Return which registered loss a user's own one is; None: none, or of a form that tasks don't have."""
+    if dataset.tokens is not None and dataset.tokens.causal:
+        return None
+    outputs = 1 if dataset.num_classes is None else dataset.num_classes + spare
+    read = recognise(loss, outputs, dataset.num_classes)
+    return None if read is not None and spare and read.class_weights is not None else read
+
+
 def _check_causal(scenario: Scenario, task_info: TaskInfo) -> None:
     """Refuse what has no meaning where the targets are the examples themselves."""
     for key, value in (("knows_labels", scenario.threat.knows_labels), ("records", scenario.threat.records)):
@@ -301,7 +328,7 @@ def _copied(model: Any) -> nn.Module:
         raise BadInput(
             f"model is {got}; give a torch.nn.Module that is made, or name one of fedaudit's own in the scenario"
         )
-    return copy.deepcopy(model)
+    return own_copy(model)
 
 
 def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own: bool) -> None:
@@ -328,10 +355,21 @@ def _check_outputs(model: nn.Module, task_info: TaskInfo, dataset: Dataset, own:
             )
         if own and isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > expected[1]:
             more = _fewer_classes(dataset, outputs.shape[1])
+        if own and isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] == expected[1] - 1 > 1:
+            least, most = int(dataset.train.targets.min()), int(dataset.train.targets.max())
+            more = f"; labels run from {least} to {most}, and classes count from 0: give labels - 1" if least else ""
         raise BadInput(
             f"the model must return a tensor of shape {expected} for {len(sample)} examples, not {got}{more}"
         )
-    layer_groups(model, sample)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise BadInput("the model has no trainable parameter; nothing would travel in this federation")
+    try:
+        layer_groups(model, sample)
+    except FAILURES as error:
+        raise BadInput(
+            f"the model can't be looked into ({type(error).__name__}: {str(error)[:200]}); give the module as it is "
+            "written in Python"
+        ) from error
 
 
 def _why_not(model: nn.Module, sample: Tensor, error: Exception) -> str:
@@ -352,7 +390,7 @@ def _why_not(model: nn.Module, sample: Tensor, error: Exception) -> str:
 def _fewer_classes(dataset: Dataset, outputs: int) -> str:
     """Return why a user's own data may have fewer classes than the model, and what to do."""
     if dataset.num_classes is None:
-        return ""
+        return "; the targets are floats, which are taken for a regression of one number: give classes as whole numbers"
     return (
         f"; '{dataset.name}' has {dataset.num_classes} classes, by default its largest label + 1: where its examples "
         f"don't show every class, say how many there are, Dataset.from_tensors(…, num_classes={outputs})"
@@ -365,29 +403,22 @@ def _fewer_classes(dataset: Dataset, outputs: int) -> str:
 def _with_modes(spec: ModelSpec, module: nn.Module | None) -> ModelSpec:
     """Return ``spec`` with BatchNorm's mode and dropout spelled out: as it says, else as the module is, else on.
 
-    Raises:
-        BadInput: some of the module's BatchNorm layers are in another mode than the others, and nobody says which
-            counts.
+    Of a module whose BatchNorm layers are in both modes each keeps its own (:func:`fedaudit.models.keep_modes`).
     """
     batch_norm, dropout = spec.batch_norm, spec.dropout
     if batch_norm is None:
-        batch_norm = "eval" if module is None else _batch_norm_mode(module)
-        if batch_norm is None:
-            raise BadInput(
-                "some of the model's BatchNorm layers are in train mode and some in eval mode; "
-                "say which it shall be: batch_norm='train' or 'eval'"
-            )
+        batch_norm = "eval" if module is None else _batch_norm_mode(module) or "train"  # the others keep theirs
     if dropout is None:
         dropout = module is None or _dropout_mode(module) != "eval"
     return spec.model_copy(update={"batch_norm": batch_norm, "dropout": dropout})
 
 
-def _mode_in_words(batch_norm: str, dropout: str, module: nn.Module | None) -> str | None:
+def _mode_in_words(batch_norm: str, dropout: str, module: nn.Module | None, kept: int = 0) -> str | None:
     """Return in which mode clients train and whether the module was given so; None where there is no choice."""
     parts = []
     if batch_norm != "none":
-        used = f"BatchNorm in {batch_norm} mode"
-        parts.append((used, module is None or _batch_norm_mode(module) == batch_norm))
+        used = f"BatchNorm in {batch_norm} mode" + f", {kept} of its layers in eval mode," * (kept > 0)
+        parts.append((used, module is None or kept > 0 or _batch_norm_mode(module) == batch_norm))
     if dropout != "none":
         mode = "train" if dropout == "on" else "eval"
         parts.append((f"dropout {dropout}", module is None or _dropout_mode(module) == mode))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attacks import ATTACKS, Attack, Finding
+from fedaudit.attacks.base import own_failures
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import FINDING_TYPES, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation import Limits as Limits
@@ -266,7 +267,8 @@ def plan(
             try:
                 if scope != "federation":
                     observation.need_messages()
-                attack.check(observation)
+                with own_failures(attack.name, observation):
+                    attack.check(observation)
             except NotApplicable as found:
                 reason = found
             trials.append(Trial(attack, observation, seed, device, reason))

@@ -37,6 +37,11 @@ class DataSpec(Spec):
     name: str = Field(default="photos", description="which data set; `fedaudit list datasets` has their names")
     image_size: Count | None = Field(default=None, description="side in pixels; the data set's own if null")
     limit: Count | None = Field(default=None, description="at most so many examples per split are loaded")
+    white: Positive | None = Field(
+        default=None,
+        description="of folders of images, the value that is white in files of more than 8 bits a value, 4095 for 12; "
+        "the largest of their depth if null",
+    )
     split: Literal["train", "test"] = Field(default="test", description="the split that the clients hold")
 
 

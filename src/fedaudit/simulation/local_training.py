@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # What a user's own model or loss raises on examples that it can't take.
-_FAILURES = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError)
+FAILURES = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def draws_at_random(model: nn.Module, inputs: Tensor) -> bool:
             try:
                 with local_randomness(seed):
                     seen.append(tried(inputs))
-            except _FAILURES:
+            except FAILURES:
                 return False
     return all(isinstance(outputs, Tensor) for outputs in seen) and not torch.equal(*seen)
 
@@ -186,7 +186,7 @@ def batch_loss(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]) -> Te
     inputs, targets = batch
     try:
         value = loss(model(inputs), targets)
-    except _FAILURES as error:
+    except FAILURES as error:
         if "Expected more than 1 value per channel" not in str(error):
             given = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"
             raise BadInput(f"the model or the loss can't take {given}: {type(error).__name__}: {error}") from error
@@ -197,4 +197,8 @@ def batch_loss(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor]) -> Te
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise BadInput(f"the loss must return one number, the mean over the batch, not {got}")
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise BadInput(
+            "no gradient reaches the model's trainable parameters: look for detach(), no_grad() or numpy in it"
+        )
     return value

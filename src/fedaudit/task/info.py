@@ -70,6 +70,7 @@ class TaskInfo:
         mean, std: of the preprocessing, per channel; x_normalised = (x − mean) / std, unless the kind says otherwise.
         dropout: whether clients train with the model's dropout on, if it has any.
         label_smoothing, class_weights: of cross-entropy, as in ``torch.nn.functional.cross_entropy``.
+        summed: the loss is the sum over the batch, not the mean.
         extra_classes: outputs of the model beyond one a class, for labels that no example of the data set has.
         columns: of a table, their names, types and categories; none where they aren't known.
         tokens: of text, its vocabulary and task; None for other examples.
@@ -97,6 +98,7 @@ class TaskInfo:
     columns: tuple[Column, ...] = ()
     tokens: TokenInfo | None = None
     inserted: InsertedModule | None = None
+    summed: bool = False
 
     def __post_init__(self) -> None:
         self._check_loss_options()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict
@@ -19,12 +19,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 BCE = "bce-with-logits"  # of a model with one logit, for two classes
 
 
-def bce_with_logits(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean binary cross-entropy of logits (n, 1) for the classes 0 and 1, int64 (n,)."""
-    return nn.functional.binary_cross_entropy_with_logits(outputs, targets.view(-1, 1).to(outputs.dtype))
+def bce_with_logits(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the binary cross-entropy of logits (n, 1) for the classes 0 and 1, int64 (n,)."""
+    wanted = targets.view(-1, 1).to(outputs.dtype)
+    return nn.functional.binary_cross_entropy_with_logits(outputs, wanted, reduction=reduction)
 
 
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, Callable[..., Tensor]] = {
     "cross-entropy": nn.functional.cross_entropy,
     BCE: bce_with_logits,
     "mse": nn.functional.mse_loss,
@@ -61,20 +62,33 @@ def class_logits(outputs: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if outputs.shape[1] == 1 else outputs
 
 
-def loss_function(name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return the loss (mean over the batch) that ``name`` stands for, with the options of cross-entropy.
+def loss_function(
+    name: str,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+    summed: bool = False,
+) -> Loss:
+    """Return the loss that ``name`` stands for: the mean over the batch, or with ``summed`` the sum.
+
+    Args:
+        name: one of ``LOSSES``.
+        label_smoothing, class_weights: of cross-entropy.
+        summed: as torch's ``reduction='sum'``.
 
     Raises:
         BadInput: no such loss.
     """
     if name not in LOSSES:
         raise BadInput(unknown_name("loss", name, LOSSES))
-    if label_smoothing == 0 and class_weights is None:
+    if label_smoothing == 0 and class_weights is None and not summed:
         return LOSSES[name]
+    options: dict[str, Any] = {"reduction": "sum" if summed else "mean"}
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if name != "cross-entropy":
+            return LOSSES[name](outputs, targets, **options)
         weight = None if class_weights is None else outputs.new_tensor(class_weights)
-        return nn.functional.cross_entropy(outputs, targets, weight=weight, label_smoothing=label_smoothing)
+        return nn.functional.cross_entropy(outputs, targets, weight, label_smoothing=label_smoothing, **options)
 
     return loss
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedaudit.modalities import TokenInfo, example_kind
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.losses import as_called, recognise
 from fedaudit.task.training import BCE, Loss, loss_function
 from fedaudit.transcript.files import MessageEntry, ObservedTask, RoundEntry, SentEntry, round_file
 from fedaudit.transcript.rounds import Files, Round, expected, labels_of, read_file
@@ -24,7 +25,12 @@ from fedaudit.utils.errors import BadInput, CorruptTranscript
 from fedaudit.utils.finite import all_finite
 from fedaudit.utils.validation import explain
 
-_PREFIXES = ("module.", "_orig_mod.", "model.")  # of wrappers: data parallelism, torch.compile, Lightning
+_PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "_module.",
+    "model.",
+)  # of wrappers: parallelism, torch.compile, Opacus, Lightning
 
 
 class Reader:
@@ -162,7 +168,12 @@ class Reader:
 
 
 def complete_task(
-    observed: ObservedTask, given: Mapping[str, Any], module: nn.Module, loss: Loss | None, notes: list[str]
+    observed: ObservedTask,
+    given: Mapping[str, Any],
+    module: nn.Module,
+    loss: Loss | None,
+    notes: list[str],
+    lost: str = "no local training was captured",
 ) -> tuple[TaskInfo, Loss]:
     """Return what everybody knows, and the loss.
 
@@ -172,6 +183,7 @@ def complete_task(
         module: that clients trained.
         loss: theirs, where it isn't one of fedaudit's.
         notes: take what was assumed.
+        lost: why no example was recorded, where none was.
 
     Raises:
         BadInput: something is needed that was neither observed nor given; the message says how to give it.
@@ -183,8 +195,7 @@ def complete_task(
         raise BadInput(f"the task that was given: {explain(error, ObservedTask)}") from None
     if task.input_shape is None:
         raise BadInput(
-            "the recording doesn't say what an input looks like (no local training was captured); give --input-shape, "
-            "for example 3,32,32"
+            f"the recording doesn't say what an input looks like ({lost}); give --input-shape, for example 3,32,32"
         )
     shape = tuple(task.input_shape)
     kind = "tokens" if task.tokens else task.kind
@@ -200,16 +211,23 @@ def complete_task(
         raise BadInput(f"only tables have columns; these examples are of the kind '{kind}'")
     if task.tokens and task.kind not in (None, "tokens"):
         raise BadInput(f"a vocabulary belongs to tokens; these examples are of the kind '{task.kind}'")
-    name = task.loss
+    outputs = task.outputs or outputs_of(module, shape, task.tokens)
+    name, options = task.loss, (task.label_smoothing, task.class_weights)
+    summed = False
     if loss is not None:
-        name = "custom"
+        read = recognise(loss, outputs, None if outputs == 1 else outputs)
+        name, options = (read.name, read[1:3]) if read is not None else ("custom", (0.0, None))
+        if read is not None:
+            summed = read.summed and read.name != task.loss  # what was seen as a sum has it in its passes' weights
+            loss = None
     elif name is None:
         name = "cross-entropy"
         notes.append("the loss was not recorded: it is taken for cross-entropy")
     elif name == "custom":
         raise BadInput("clients minimise a user's own loss; give it: --loss package.module:function, or loss=…")
-    outputs = task.outputs or outputs_of(module, shape, task.tokens)
     classes = None if name == "mse" or (name == "custom" and outputs == 1) else 2 if name == BCE else max(outputs, 2)
+    if name == "mse" and outputs > 1:
+        raise BadInput(f"the model predicts {outputs} real values an example; attacks are on regressions of one")
     classes = task.tokens.vocabulary if task.tokens and task.tokens.causal else classes
     channels = example_kind(kind).channels(shape)
     mean, std = task.mean, task.std
@@ -226,12 +244,15 @@ def complete_task(
         mean=tuple(mean),
         std=tuple(std),
         dropout=True if task.dropout is None else task.dropout,
-        label_smoothing=task.label_smoothing if name == "cross-entropy" else 0.0,
-        class_weights=task.class_weights if name == "cross-entropy" else None,
+        label_smoothing=options[0] if name == "cross-entropy" else 0.0,
+        class_weights=options[1] if name == "cross-entropy" else None,
         columns=task.columns or (),
         tokens=task.tokens,
+        summed=summed,
     )
-    return info, loss or loss_function(name, info.label_smoothing, info.class_weights)
+    if loss is not None:
+        return info, as_called(loss, info)
+    return info, loss_function(name, info.label_smoothing, info.class_weights, summed)
 
 
 _Channels = tuple[float, ...]  # a value for each

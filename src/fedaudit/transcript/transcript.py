@@ -14,9 +14,10 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from fedaudit.epsilon.canaries import Canaries
-from fedaudit.models import build_model
+from fedaudit.models import build_model, keep_modes, own_copy
 from fedaudit.models.inserted_module import with_inserted_module
 from fedaudit.task.info import TaskInfo
+from fedaudit.task.losses import LossOptions, recognise
 from fedaudit.task.training import Loss, loss_function
 from fedaudit.transcript.files import (
     INDEX,
@@ -302,11 +303,15 @@ class Transcript:
                 f"the transcript in '{folder}' is of a user's own model; name it: --model package.module:factory, or "
                 "module=… from Python"
             )
+        if module is not None:
+            module = own_copy(module)
+            keep_modes(module)
         if header.task is not None:
             module, loss = _architecture(folder, header.task, module, loss, vertical)
         assert module is not None
         if header.task is None:
-            task_info, loss = complete_task(header.observed, task or {}, module, loss, notes)
+            said = [note for entry in entries for m in entry.messages for note in m.notes if "isn't recorded" in note]
+            task_info, loss = complete_task(header.observed, task or {}, module, loss, notes, *said[:1])
         else:
             task_info = header.task
         assert loss is not None
@@ -349,7 +354,14 @@ def _architecture(
             f"the transcript in '{folder}' is of a user's own loss; give it: --loss package.module:function, or loss=…"
         )
     try:
-        loss = loss or loss_function(task_info.loss, task_info.label_smoothing, task_info.class_weights)
+        if task_info.loss != "custom":
+            options = LossOptions(task_info.loss, task_info.label_smoothing, task_info.class_weights, task_info.summed)
+            outputs, classes = task_info.outputs, task_info.num_classes
+            if loss is not None and not task_info.causal and recognise(loss, outputs, classes) != options:
+                raise BadInput(
+                    f"clients of this transcript minimise {task_info.loss}; leave out the loss that was given"
+                )
+            loss = loss_function(*options)
         if module is None and vertical is not None:
             module = vertical_module(vertical.spec, vertical.parties, task_info)
         if module is None:
@@ -360,6 +372,7 @@ def _architecture(
                 width=task_info.width,
                 tokens=task_info.tokens,
             )
+        assert loss is not None
         return with_inserted_module(module, task_info), loss
     except BadInput as error:
         raise CorruptTranscript(f"{folder / INDEX}: {error}") from None

@@ -75,6 +75,11 @@ class Update:
     seconds: float | None = None
     members: tuple[int, ...] = ()
 
+    @property
+    def batch_size(self) -> float:
+        """Examples of a batch, on average; all of them where nothing is known of the training."""
+        return self.num_examples / (self.training.local_steps if self.training else 1)
+
     def __repr__(self) -> str:
         elements = sum(tensor.numel() for tensor in self.tensors.values())
         size = f"{elements:,} elements in {len(self.tensors)} tensors"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Taken = TypeVar("Taken")
 
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")  # what data sets hold, as Pillow calls it
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # Pillow's modes of 16 and 32 bits
 MAX_PIXELS = PICTURE.items or 0  # of one image, checked before it is decoded: 8192 x 8192
 
 
@@ -33,13 +34,50 @@ def decode(
         formats: Pillow's names of those that are read.
 
     Raises:
-        BadInput: no image of these formats, a damaged one, or one of more than MAX_PIXELS.
+        BadInput: no image of these formats, a damaged one, one of more than MAX_PIXELS, or of more than 8 bits a value.
     """
 
     def pixels(image: Image) -> np.ndarray[Any, Any]:
+        if image.mode in _DEEP:
+            raise BadInput(
+                f"{where}: an image of more than 8 bits a value, which this data set doesn't have; convert it"
+            )
         return np.array(image.convert(mode or ("L" if image.mode in {"1", "L"} else "RGB")))
 
     return _read(data, where, formats, pixels)
+
+
+def decode_unit(data: bytes, where: str, white: float | None = None) -> tuple[np.ndarray[Any, Any], float | None]:
+    """Return the pixels of an image file's bytes, as colours in [0, 1], and the value that was white.
+
+    Args:
+        data: of the file.
+        where: it was found.
+        white: the value that becomes 1 in grey images of more than 8 bits a value (whole numbers or floats); None: the
+            largest that whole numbers of that depth can be, and of floats 1.
+
+    Returns:
+        float32 (H, W, 3), and the largest possible value; None for an image of 8 bits a value.
+
+    Raises:
+        BadInput: as :func:`decode`; or a value is no number, below 0 or beyond white.
+    """
+
+    def pixels(image: Image) -> tuple[np.ndarray[Any, Any], float | None]:
+        if image.mode not in _DEEP:
+            return np.array(image.convert("RGB")).astype(np.float32) / np.float32(255), None
+        values = np.array(image).astype(np.float64)
+        most = white or (1.0 if image.mode == "F" else 65535.0)
+        if not np.isfinite(values).all() or values.min() < 0 or values.max() > most:
+            seen = f"{np.nanmin(values):g} to {np.nanmax(values):g}"
+            raise BadInput(
+                f"{where}: values from {seen}, which aren't numbers between 0 and {most:g}; say which value is white "
+                "(data.white), or shift them first"
+            )
+        grey = (values / most).astype(np.float32)
+        return np.repeat(grey[:, :, None], 3, axis=2), most
+
+    return _read(data, where, FORMATS, pixels)
 
 
 def dimensions(data: bytes, where: str, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
@@ -76,6 +114,8 @@ def _read(data: bytes, where: str, formats: tuple[str, ...], take: Callable[[Ima
         why = f"more than {MAX_PIXELS:,} pixels"
     except UnidentifiedImageError:
         why = f"none of the formats {', '.join(formats)}, or damaged"
+    except BadInput:
+        raise
     except Exception as error:  # of a damaged file Pillow raises whatever comes
         raise BadInput(f"{where}: not a readable image ({error}); get the file again") from error
     raise BadInput(f"{where}: not a readable image ({why}); get the file again, or make it smaller")

@@ -15,6 +15,7 @@ from fedaudit.attacks.analytic.first_layer import (
     first_layer,
     layer_product,
     own_labels,
+    own_targets,
 )
 from fedaudit.attacks.analytic.patches import CERTIFIED, LEFT_OVER, attended, attends, patch_embedding, patches_of
 from fedaudit.attacks.analytic.r_gap import as_trained
@@ -35,6 +36,7 @@ class ExactLinear(ClosedForm):
     - One example (Phong et al. 2018; Geiping et al. 2020, Proposition 3.1): ∂L/∂W_i = ∂L/∂b_i · x, so x is the ratio of
       the two in any row; here of all rows, by least squares. For any model that begins with such a layer, whatever
       follows it.
+      Rows of a regression, too: the target follows from the derivative of the squared error.
     - A batch with labels that all differ, fewer than there are classes, in a one-layer model with cross-entropy: the
       rows are Σ_i (p_ic − y_ic)·x_i / b, class by class. Where p is small, the row of a class is its example's; here p
       is solved for, too: the inputs give the probabilities p, and these the inputs, by least squares, until both agree.
@@ -131,7 +133,8 @@ def recover(module: nn.Module, observation: Observation, attack: str) -> Recover
         free = max(1, rest.numel() - rest.shape[1] - rest.shape[0])
         error = rest.norm() / free**0.5 / column.norm() * (1 + row.square().mean()).sqrt() * torch.ones(1)
         inputs = row[None, :-1]
-        labels, distance = own_labels(module, observation, layer, inputs, column[None])
+        own = own_labels if observation.task_info.num_classes is not None else own_targets
+        labels, distance = own(module, observation, layer, inputs, column[None])
         sure = (error * scale <= CERTIFIED) & torch.tensor(left_over <= LEFT_OVER and len(product) > 1)
         training = observation.single().update.training
         if comparable(module, observation) and (training is None or training.local_steps == 1):
@@ -197,7 +200,14 @@ class ExactLinearRows(ExactLinear):
     finds = RowFinding
     recovers = "rows of a table"
     needs = (
-        "rows and a classifier",
+        "rows",
         "one example in an update and a model that begins with a fully connected layer with a bias; or a batch of "
-        "different labels and a model of one layer",
+        "different labels and a classifier of one layer",
     )
+    needs_classes = False
+
+    @classmethod
+    def fits(cls, case: Case) -> bool:
+        return super().fits(case) or (
+            case.searchable and case.kind in cls.examples and case.examples == 1 < case.neurons
+        )

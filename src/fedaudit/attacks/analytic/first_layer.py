@@ -256,6 +256,30 @@ def own_labels(
     return least.indices, least.values
 
 
+def own_targets(
+    module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return, as :func:`own_labels`, the targets (r, 1) of a regression, and how unlike the columns are.
+
+    ∂L/∂z is ∂L/∂f·∂f/∂z, whose first factor, a number, the column gives; of the squared error it is 2(f − y). Of
+    another loss the prediction f stands for the target.
+    """
+    examples = torch.zeros_like(inputs)
+    examples[:, layer.places] = inputs
+    kept: list[Tensor] = []
+    handle = layer.module.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
+    try:
+        with local_randomness(0), torch.enable_grad():
+            outputs = module(examples.view(-1, *observation.task_info.input_shape))
+            (flow,) = torch.autograd.grad(outputs.sum(), kept[0])
+    finally:
+        handle.remove()
+    factor = (flow * columns).sum(dim=1, keepdim=True) / flow.square().sum(dim=1, keepdim=True).clamp(min=1e-300)
+    unlike = (factor * flow - columns).norm(dim=1) / columns.norm(dim=1).clamp(min=1e-300)
+    error = factor / 2 if observation.loss is nn.functional.mse_loss else 0 * factor
+    return (outputs.detach() - error).float(), unlike
+
+
 def own_gradients(module: nn.Module, observation: Observation, layer: FirstLayer, inputs: Tensor) -> Tensor:
     """Return (classes, r, outputs) ∂ℓ/∂z at each example with each label, of length one; see :func:`own_labels`."""
     examples = torch.zeros_like(inputs)

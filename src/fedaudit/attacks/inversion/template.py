@@ -509,7 +509,9 @@ def prepare(
         labels, source = update.labels[:wanted].to(device), "given"
     else:
         assert task_info.num_classes is not None  # check() saw to it
-        evidence = evidence_of(victim, layers, gradient, task_info, signs=is_adaptive(update))
+        evidence = evidence_of(
+            victim, layers, gradient, task_info, signs=is_adaptive(update), batch_size=update.batch_size
+        )
         labels, source = infer_labels(label_inference, evidence, wanted)
     return Prepared(
         task_info=task_info,

@@ -90,7 +90,15 @@ class Labels(Attack):
         public = None
         if records is not None and len(records.public_inputs):
             public = task_info.normalise(records.public_inputs), records.public_labels
-        evidence = evidence_of(victim, layers, gradient, task_info, signs=is_adaptive(message.update), public=public)
+        evidence = evidence_of(
+            victim,
+            layers,
+            gradient,
+            task_info,
+            signs=is_adaptive(message.update),
+            batch_size=message.update.batch_size,
+            public=public,
+        )
         notes = [WITHOUT_DROPOUT] if victim.dropout else []
         labels, method = infer_labels(self.method, evidence, message.update.num_examples)
         return LabelFinding(

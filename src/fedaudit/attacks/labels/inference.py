@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from fedaudit.utils.registry import Registry
 _NOTHING = 1e-6  # of the largest entry: below it an entry's sign is rounding error
 _MISLED = 0.02  # of all labels
 _NOT_BY_SIZE = ("idlg", "yin", "signs")  # inferences that go by signs and order alone
+_ROUNDS_OF_WEIGHTS = 10
 _PROBES = 64  # dummy images for what the model expects on average
 
 
@@ -36,6 +38,8 @@ class Evidence:
         probe: returns (n, classes) probabilities and (n, features) features h of the global model on n dummy images.
         signs: whether of the gradients only the signs are known, as after Adam's steps.
         label_smoothing, class_weights: of the loss, as in ``torch.nn.functional.cross_entropy``.
+        summed: with class weights, rows and bias are the sum of the weighted terms over the number of examples, not
+            over their weights' sum.
         public: returns probabilities and features as ``probe``, of public examples, and their (n,) labels; None where
             the adversary holds none.
     """
@@ -48,6 +52,7 @@ class Evidence:
     class_weights: tuple[float, ...] | None = None
     weight: Tensor | None = None
     offset: Tensor | None = None
+    summed: bool = False
     public: Callable[[], tuple[Tensor, Tensor, Tensor]] | None = None
 
 
@@ -78,8 +83,9 @@ def idlg(evidence: Evidence, num_examples: int) -> Tensor:
 
     The gradient's row of class i is (p_i − y_i)·h: with three classes or more the true one is the only class whose
     row points against all others. The row with the least sum of inner products is taken, which needs no sign of the
-    features h. With two classes the rows are opposite to each other, and the more negative one is taken: right where
-    the features aren't negative on average (after a ReLU or a sigmoid).
+    features h. With two classes the rows are opposite to each other, and the bias' gradient p − y tells: it is negative
+    for the true one alone. Without a bias the more negative row is taken: right where the features aren't negative on
+    average (after a ReLU or a sigmoid).
 
     Raises:
         NotApplicable: there are several examples.
@@ -89,6 +95,8 @@ def idlg(evidence: Evidence, num_examples: int) -> Tensor:
             f"label inference 'idlg' works for one example, the update has {num_examples}; use label_inference=yin"
         )
     rows = evidence.rows.double()
+    if len(rows) == 2 and evidence.bias is not None and bool(evidence.bias.any()):
+        return evidence.bias.argmin().view(1)
     if len(rows) == 2:
         return rows.sum(dim=1).argmin().view(1)
     products = rows @ rows.T
@@ -243,6 +251,7 @@ def evidence_of(
     task_info: TaskInfo,
     *,
     signs: bool = False,
+    batch_size: float = 1.0,
     public: tuple[Tensor, Tensor] | None = None,
 ) -> Evidence:
     """Return the evidence that ``gradient`` gives of the classifier of ``task_info``, with its loss's options.
@@ -252,6 +261,7 @@ def evidence_of(
         gradient: by parameter name; for a FedAvg update −ΔW in units of the gradient.
         task_info: of a classifier; a layer with the one row of class 1 against class 0 stands for two classes.
         signs: whether only the signs of the gradient are known.
+        batch_size: by which the gradient of a loss that is a sum is divided; of a mean it doesn't count.
         public: normalised public examples (n, C, H, W) and their (n,) labels, if the adversary holds any.
 
     Raises:
@@ -261,6 +271,8 @@ def evidence_of(
     num_classes, vocabulary = task_info.num_classes, task_info.tokens.vocabulary if task_info.tokens else None
     assert num_classes is not None
     outputs = 1 if victim.loss is bce_with_logits else num_classes
+    if task_info.summed:
+        gradient = {name: value / batch_size for name, value in gradient.items()}
     for layer in reversed(layers):
         names = [n for n in layer.parameters if layer.kind == "linear" and n in gradient and gradient[n].ndim == 2]
         if names and len(gradient[names[0]]) == outputs:
@@ -283,6 +295,7 @@ def evidence_of(
                 task_info.class_weights,
                 weight=weight,
                 offset=offset,
+                summed=task_info.summed,
                 public=None if public is None else partial(_public, victim, classifier, *public),
             )
         if names:
@@ -349,7 +362,15 @@ def infer_labels(method: str, evidence: Evidence, num_examples: int) -> tuple[Te
     inference = LABEL_INFERENCES[name].value
     if not torch.any(evidence.rows):
         raise NotApplicable("labels can't be inferred: the last layer's gradient is zero")
-    return inference(evidence, num_examples), name
+    if not evidence.summed or evidence.class_weights is None:
+        return inference(evidence, num_examples), name
+    weights = evidence.rows.new_tensor(evidence.class_weights)
+    mean = weights.mean()
+    for _ in range(_ROUNDS_OF_WEIGHTS):  # the labels give their mean weight, and that the labels
+        bias = None if evidence.bias is None else evidence.bias / mean
+        labels = inference(dataclasses.replace(evidence, rows=evidence.rows / mean, bias=bias), num_examples)
+        mean = weights[labels].mean().clamp_min(1e-30)
+    return labels, name
 
 
 _SMALL = 1e-12  # of the bias's largest entry: below it the features of a class can't be told

@@ -1,0 +1,233 @@
+"""Losses, read: which of torch's functions a call is, and which registered loss a user's own one computes."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fedaudit.modalities import NOTHING
+from fedaudit.task.info import TaskInfo
+from fedaudit.task.training import BCE, Loss, loss_function
+
+_F = nn.functional
+_KNOWN: dict[Callable[..., Any], str] = {
+    _F.cross_entropy: "cross-entropy",
+    _F.nll_loss: "cross-entropy",  # of logarithms of probabilities, on which both are the same
+    _F.binary_cross_entropy_with_logits: BCE,
+    _F.mse_loss: "mse",
+}
+_OTHERS: tuple[Callable[..., Any], ...] = (
+    _F.binary_cross_entropy,
+    _F.l1_loss,
+    _F.smooth_l1_loss,
+    _F.huber_loss,
+    _F.poisson_nll_loss,
+    _F.kl_div,
+    _F.soft_margin_loss,
+    _F.multilabel_margin_loss,
+    _F.multilabel_soft_margin_loss,
+    _F.multi_margin_loss,
+    _F.hinge_embedding_loss,
+)
+SIGNATURES: dict[Callable[..., Any], list[str]] = {f: [*inspect.signature(f).parameters] for f in (*_KNOWN, *_OTHERS)}
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """One call of a loss function.
+
+    Attributes:
+        name: registered name, or ``custom``.
+        targets: on the CPU; of binary cross-entropy int64 (n,) where they are whole.
+        label_smoothing, class_weights: of cross-entropy.
+        terms: that its sum has: the sum is ``terms`` times the mean. 1 where the call returned the mean.
+        mismatch: why it isn't the registered loss, in words; empty where it is.
+    """
+
+    name: str
+    targets: Tensor
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    terms: float = 1.0
+    mismatch: str = ""
+
+
+def read_loss(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall:
+    """Return what a call of one of ``SIGNATURES`` computes."""
+    bound = dict(zip(SIGNATURES[function], args, strict=False)) | kwargs
+    outputs, targets = bound["input"], bound["target"].detach().to("cpu", copy=True)
+    name = _KNOWN.get(function, "custom")
+    if name == "custom":
+        return LossCall(name, targets, mismatch=f"the loss is {function.__name__}")
+    smoothing, weight = float(bound.get("label_smoothing", 0.0)), bound.get("weight")
+    weights = None if weight is None else weight.detach().cpu()
+    terms, mismatch = 1.0, ""
+    if name == "cross-entropy":
+        classes = not targets.is_floating_point()
+        asked = targets != bound.get("ignore_index", NOTHING)
+        if classes and targets.ndim == 2:  # of sequences, of which a causal task leaves out what nothing follows
+            targets = targets.where(asked, NOTHING)
+        elif classes and not bool(asked.all()):
+            mismatch = "the loss leaves out some targets (ignore_index)"
+        if not mismatch and function is _F.nll_loss and not _normalised(outputs):
+            mismatch = "the loss is nll_loss of something else than logarithms of probabilities"
+        elif _reduction(bound) != "mean":
+            terms = float(asked.sum() if classes else outputs.numel() // outputs.shape[1])
+            if weights is not None and classes:
+                terms = float(weights[targets[asked]].sum())
+    else:
+        if weights is not None or bound.get("pos_weight") is not None:
+            mismatch = "the loss weighs examples or classes (weight, pos_weight)"
+        if outputs.shape != targets.shape and name != BCE:
+            shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
+            mismatch = mismatch or f"the loss is of outputs and targets of different shapes, {shapes}, which broadcast"
+        terms = float(outputs.numel()) if _reduction(bound) != "mean" else 1.0
+        if name == BCE:
+            mismatch = mismatch or "the loss has several logits an example" * (outputs.numel() != len(outputs))
+            whole = targets.long()
+            targets = whole.reshape(-1) if not mismatch and bool((whole == targets).all()) else targets
+        weights = None
+    told = None if weights is None else tuple(weights.tolist())
+    return LossCall(name, targets, smoothing, told, terms, mismatch)
+
+
+def _reduction(bound: dict[str, Any]) -> str:
+    average, reduce = bound.get("size_average"), bound.get("reduce")
+    if average is None and reduce is None:
+        return str(bound.get("reduction", "mean"))
+    return "none" if reduce is False else "sum" if average is False else "mean"
+
+
+def _normalised(outputs: Tensor) -> bool:
+    return bool((outputs.detach().float().logsumexp(1).abs() < 1e-2).all())
+
+
+class LossOptions(NamedTuple):
+    """A registered loss with its options, as of :func:`~fedaudit.task.training.loss_function`."""
+
+    name: str
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    summed: bool = False
+
+
+class _Calls(TorchFunctionMode):
+    """Notes calls of the functions of ``SIGNATURES``, outermost only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[LossCall] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in SIGNATURES:
+            self.seen.append(read_loss(func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+_TRIED = (1, 2, 5)  # examples of the batches on which a loss is compared with what it was read as, beside all classes
+_MOST = 1000
+_TOLERANCE = 1e-5
+
+
+def recognise(loss: Loss, outputs: int, classes: int | None) -> LossOptions | None:
+    """Return which registered loss a user's own one computes, a function, a module or a lambda; None: none of them.
+
+    The functions of torch that it calls on a small batch say which it may be; it is that where both give the same
+    values on batches of different sizes.
+
+    Args:
+        loss: of outputs (n, ``outputs``) and targets, (n,) for ``classes``, or real values (n, 1) or (n,).
+        outputs: of the model.
+        classes: how many; None for regression.
+    """
+    batches = _batches(outputs, classes)
+    flat = [(made, wanted.flatten()) for made, wanted in batches]
+    return _recognised(loss, batches, batches) or (_recognised(loss, flat, batches) if classes is None else None)
+
+
+@contextmanager
+def _trying() -> Iterator[None]:
+    """What a loss draws or warns of meanwhile is nobody's."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+_Batches = list[tuple[Tensor, Tensor]]
+
+
+def _batches(outputs: int, classes: int | None) -> _Batches:
+    source = torch.Generator().manual_seed(0)
+    found = []
+    for count in (*_TRIED, min(max(classes or 0, _TRIED[-1]), _MOST)):
+        made, wanted = torch.randn(count, outputs, generator=source), torch.rand(count, 1, generator=source)
+        found.append((made, wanted if classes is None else torch.arange(count) % classes))
+    return found
+
+
+def _recognised(loss: Loss, batches: _Batches, standard: _Batches) -> LossOptions | None:
+    """Return what ``loss`` computes of ``batches``: the same as a registered one of the ``standard`` ones."""
+    with _trying():
+        try:
+            with _Calls() as calls:
+                loss(*batches[-1])
+            if len(calls.seen) != 1 or calls.seen[0].mismatch:
+                return None
+            (call,) = calls.seen
+            for summed in (False, True):
+                found = LossOptions(call.name, call.label_smoothing, call.class_weights, summed)
+                known = loss_function(*found)
+                if all(_equal(loss(*one), known(*two)) for one, two in zip(batches, standard, strict=True)):
+                    return found
+        except Exception:  # a user's own: it may raise anything, and says so where it is trained with
+            return None
+    return None
+
+
+@dataclass(frozen=True)
+class _OfFlatTargets:
+    """A loss that is given real-valued targets as (n,)."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(outputs, targets.flatten())
+
+
+def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
+    """Return a user's own loss as it is called with the task's targets: those of a regression are (n, 1) here.
+
+    One that takes the column out of the outputs (``squeeze(1)``) wants (n,): beside (n, 1) it would broadcast each
+    target over all outputs, without an error. It is such a one where its value on a batch is the mean, or the sum, of
+    its values on single examples for (n,), and isn't for (n, 1).
+    """
+    if task_info.num_classes is not None:
+        return loss
+    if _adds_up(loss):
+        return loss
+    flat = _OfFlatTargets(loss)
+    return flat if _adds_up(flat) else loss
+
+
+def _adds_up(loss: Loss) -> bool:
+    outputs, targets = _batches(1, None)[-1]
+    outputs = outputs.sigmoid()  # some losses take probabilities alone
+    with _trying():
+        try:
+            whole = loss(outputs, targets)
+            each = torch.stack([loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
+        except Exception:
+            return False
+    return whole.ndim == 0 and (_equal(whole, each.mean()) or _equal(whole, each.sum()))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)

@@ -1,0 +1,117 @@
+"""Image files of more than 8 bits a value, images of any number of bands: nothing is clipped or taken for opacity."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import fedaudit
+from fedaudit import BadInput
+from fedaudit.modalities import save_png
+
+RAMP = np.linspace(0, 1, 16 * 16).reshape(16, 16)
+
+
+def folder(path: Path, values: np.ndarray, suffix: str = "png") -> Path:
+    for split in ("train", "test"):
+        for label in ("a", "b"):
+            (path / split / label).mkdir(parents=True)
+            Image.fromarray(values).save(path / split / label / f"0.{suffix}")
+    return path
+
+
+def loaded(path: Path, white: float | None = None) -> np.ndarray:
+    inputs = fedaudit.load_dataset("image-folder", data_dir=path, white=white).train.inputs
+    assert inputs.shape == (2, 3, 16, 16)
+    return np.asarray(inputs[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("values", "suffix", "white"),
+    [
+        ((RAMP * 65535).round().astype(np.uint16), "png", None),
+        ((RAMP * 65535).round().astype(np.uint16), "tiff", None),
+        ((RAMP * 4095).round().astype(np.uint16), "png", 4095.0),
+        (RAMP.astype(np.float32), "tiff", None),
+        ((RAMP * 1000).astype(np.float32), "tiff", 1000.0),
+        ((RAMP * 4095).astype(np.int32), "tiff", 4095.0),
+        ((RAMP * 255).round().astype(np.uint8), "png", None),
+    ],
+)
+def test_a_file_s_depth_or_what_is_said_to_be_white_scales_it(values, suffix, white, tmp_path):
+    np.testing.assert_allclose(loaded(folder(tmp_path, values, suffix), white), RAMP, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "white", "words"),
+    [
+        ((RAMP * 4095).astype(np.uint16), None, "nearly black; say which value is white, data.white: 4095"),
+        ((RAMP * 4095).astype(np.uint16), 2000.0, "between 0 and 2000"),
+        ((RAMP * 300).astype(np.float32), None, "between 0 and 1"),
+        ((RAMP - 0.5).astype(np.float32), None, "between 0 and 1"),
+        (np.full((16, 16), np.nan, dtype=np.float32), None, "between 0 and 1"),
+    ],
+)
+def test_what_would_be_clipped_is_refused(values, white, words, tmp_path):
+    with pytest.raises(BadInput, match=words):
+        loaded(folder(tmp_path, values, "tiff" if values.dtype == np.float32 else "png"), white)
+
+
+def test_a_scenario_says_which_value_is_white(tmp_path):
+    folder(tmp_path, (RAMP * 4095).astype(np.uint16))
+    scenario = {
+        "data": {"name": "image-folder", "white": 4095},
+        "model": {"name": "mlp"},
+        "federations": [{"name": "f", "clients": 1, "examples": 1, "batch_size": 1}],
+        "attacks": ["labels"],
+    }
+    recording = fedaudit.simulate(scenario, data_dir=tmp_path, progress=False)
+    assert float(recording.truth.inputs[0, 0].max()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_palette_s_numbers_are_no_grey_values():
+    colours = Image.fromarray((RAMP[:, :, None] * np.array([255, 0, 100])).astype(np.uint8)).quantize(64)
+    pairs = [(colours, i % 2) for i in range(6)]
+    inputs = fedaudit.Dataset.from_torch(pairs).train.inputs
+    np.testing.assert_allclose(inputs[0].permute(1, 2, 0), np.array(colours.convert("RGB")) / 255, atol=1e-6)
+
+
+@pytest.mark.parametrize(("bands", "size"), [(2, (17, 8)), (4, (35, 8)), (6, (35, 17)), (13, (35, 35))])
+def test_a_picture_shows_every_band_in_grey(bands, size, tmp_path):
+    pixels = torch.rand(bands, 8, 8, generator=torch.Generator().manual_seed(0))
+    save_png(pixels, tmp_path / "p.png")
+    with Image.open(tmp_path / "p.png") as picture:
+        assert (picture.mode, picture.size) == ("L", size)
+        shown = np.asarray(picture)
+    for band in range(bands):
+        top, left = band // 4 * 9, band % 4 * 9
+        np.testing.assert_allclose(shown[top : top + 8, left : left + 8] / 255, pixels[band], atol=0.5 / 255 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [((9, 9, 13), (13, 9, 9)), ((13, 9, 9), (13, 9, 9)), ((6, 20, 30), (6, 20, 30)), ((20, 30, 6), (6, 20, 30))],
+)
+def test_bands_stand_first_or_last(shape, found):
+    made = fedaudit.Dataset.from_tensors(torch.rand(10, *shape), torch.arange(10) % 2)
+    assert made.input_shape == found
+
+
+def test_bands_that_could_stand_anywhere_are_asked_for():
+    with pytest.raises(BadInput, match="channels='first'"):
+        fedaudit.Dataset.from_tensors(torch.rand(10, 7, 7, 7), torch.arange(10) % 2)
+
+
+def test_a_report_says_which_bands_its_pictures_show(tmp_path):
+    fedaudit.audit(
+        model=nn.Sequential(nn.Conv2d(2, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(72, 3)),
+        data=(torch.rand(20, 2, 8, 8), torch.arange(20) % 3),
+        attacks=[{"name": "invg", "iterations": 2}],
+        federations=[{"name": "f", "clients": 1, "examples": 1, "batch_size": 1}],
+        out=tmp_path / "out",
+        progress=False,
+    )
+    assert "shows all 2 bands" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
