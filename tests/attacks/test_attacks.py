@@ -439,6 +439,12 @@ def test_a_coarse_learning_rate_is_noted():
     assert "advises against" in run("agic", observation(federations=[{**FEDAVG, "learning_rate": 0.05}])).notes[-1]
 
 
+def test_agic_takes_adam_as_its_paper_does_and_agic_plus_as_it_was_tuned():
+    own, epochs, plus = (make_attack(name).settings() for name in ("agic", "agic-epochs", "agic-plus"))
+    assert (own["signed"], own["schedule"]) == (epochs["signed"], epochs["schedule"]) == (False, "constant")
+    assert (plus["signed"], plus["schedule"]) == (True, "linear")
+
+
 def test_parameters_that_the_loss_does_not_use_are_left_alone():
     class Spare(nn.Module):
         def __init__(self) -> None:

@@ -239,7 +239,7 @@ def test_every_epoch_counts_by_its_own_gamma():
         other = torch.cat([message.update.tensors[name].flatten() for name, _ in model.named_parameters()])
         distances.append(1 - float(torch.nn.functional.cosine_similarity(own, other, dim=0)))
     first, later = distances
-    assert abs(first - later) > 0.01  # so that it matters which is which
+    assert abs(first - later) > 0.005  # so that it matters which is which
     assert found.objective == pytest.approx(0.5 * first + 2.0 * later, rel=1e-3)
 
 

@@ -130,6 +130,16 @@ def test_rounds_can_be_limited():
     assert (reconstructed(found) - optimum).norm() <= 1e-6 * optimum.norm()
 
 
+@pytest.mark.parametrize("rounds", [3, 5, 6, 7, 9])
+def test_the_model_is_found_from_the_round_on_in_which_the_equations_are_enough(rounds):
+    """Observations 1 and 2: d + 1 rounds determine the model, and d don't."""
+    x, y, own = problem(6, 30, 0)
+    found = run_attack("local-model", seen(x, y, 20, 3), mapping="linear", rounds=rounds)
+    distance = float((reconstructed(found) - own).norm() / own.norm())
+    assert found.rounds_used == rounds
+    assert distance < 1e-3 if rounds >= 7 else distance > 0.01
+
+
 def few_rounds() -> Observation:
     x, y, _ = problem(6, 30, 0)
     return seen(x, y, 6, 1)

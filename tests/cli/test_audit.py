@@ -87,6 +87,9 @@ def test_audit_writes_everything(audited):
             assert (audited / image["reconstruction"]).is_file()
     page = (audited / "report.html").read_text()
     assert "<html" in page
+    drawn = "examples: drawn by the seed, of every class (if there are classes) in turn"
+    assert all(drawn in federation["description"] for federation in found["federations"])
+    assert page.count(drawn) == 2
     assert not re.search(r'(src|href)="https?://', page)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import html
 import itertools
 from typing import Any
 
@@ -104,6 +105,9 @@ def test_results_are_written_in_every_form(tmp_path):
     assert table[0].startswith("attack,iterations,psnr,median,low,high,n")
     assert len(table) == 3
     assert "</svg>holds</span>" in (tmp_path / "result.html").read_text()
+    drawn = "Clients' examples: drawn by the seed, of every class (if there are classes) in turn."
+    assert drawn in (tmp_path / "result.md").read_text()
+    assert drawn in html.unescape((tmp_path / "result.html").read_text())
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -55,6 +55,22 @@ def test_the_first_ones_can_be_asked_for() -> None:
     assert set(held(PHOTOS, 4, 0)) != first
 
 
+def test_drawn_without_regard_to_classes_a_client_has_several_of_some_and_none_of_others() -> None:
+    options = {"name": "f", "clients": 1, "examples": 10, "draw": "uniform"}
+    counts = torch.zeros(10)
+    several = 0
+    for seed in range(100):
+        (data,) = partition_clients(DIGITS, "train", FederationSpec.model_validate(options), seed=seed)
+        own = torch.bincount(data.targets, minlength=10)
+        counts += own
+        several += bool(own.max() > 1)
+    # Ten draws of ten classes are all different with a chance of 10!/10^10, 0.04 %.
+    assert several >= 98
+    expected = 1000 * torch.bincount(DIGITS.train.targets, minlength=10) / len(DIGITS.train)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 27.9  # chi-squared, nine degrees, 0.1 %
+    assert len({x for seed in range(16) for x in held(PHOTOS, 1, seed, draw="uniform")}) == min(16, len(PHOTOS.test))
+
+
 @cache
 def loaded(name: str, image_size: int | None, limit: int | None, seed: int) -> Dataset:
     return load_dataset(name, image_size=image_size, limit=limit, seed=seed)

@@ -113,7 +113,7 @@ def federation_record(transcript: Transcript, history: History | None, scenario:
         updates_rejected=sum(len(r.rejected) for r in transcript.rounds),
         fallbacks=sum(r.fallback is not None for r in transcript.rounds),
         description=f"{rounds}, {who}; {what}"
-        + ("" if recording else f" (learning rate {spec.learning_rate:g})")
+        + ("" if recording else f" (learning rate {spec.learning_rate:g}); examples: {spec.drawn}")
         + sums
         + (f"; {defences}" if defences else ""),
         aggregator=placed.aggregator.name,
@@ -220,7 +220,7 @@ def _vertical_federation(transcript: Transcript, history: History | None, spec: 
         f"{_many(rounds, 'round')}, {record.parties} parties who hold "
         f"{_SPLITS[vertical.features]} of the same {record.examples} examples; {size} of them in a batch; "
         f"{_PROTOCOLS[vertical.protocol]}; the server {_TOPS[vertical.top]} and holds the labels "
-        f"(learning rate {record.learning_rate:g})"
+        f"(learning rate {record.learning_rate:g}); examples: {spec.drawn}"
     )
     return FederationRecord(
         name=transcript.name,

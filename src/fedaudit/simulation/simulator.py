@@ -322,7 +322,7 @@ def partition_clients(dataset: Dataset, split: str, spec: FederationSpec, *, see
     """
     pool = dataset.train if split == "train" else dataset.test
     try:
-        held = pool[_held_examples(pool, spec.examples, None if spec.draw == "first" else seed)]
+        held = pool[_held_examples(pool, spec, seed)]
         if spec.vertical is not None:
             return [held]
         if len(held) < spec.clients:
@@ -468,27 +468,29 @@ def _layers(federation: Federation) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def _held_examples(pool: Split, examples: int | None, seed: int | None) -> Tensor:
-    """Return the rows of ``pool`` that clients hold: all, or some of every class in turn.
+def _held_examples(pool: Split, spec: FederationSpec, seed: int) -> Tensor:
+    """Return the rows of ``pool`` that clients hold: all, or some of every class in turn, or of any class.
 
-    With a seed each class is gone through in shuffled order, pass after pass, and seed s takes the s-th portion: seeds
-    that follow each other have different examples as long as there are any. All federations of a scenario have the
-    same. Without a seed they are the first of each class.
+    Each class (or all examples) is gone through in shuffled order, pass after pass, and seed s takes the s-th portion:
+    seeds that follow each other have different examples as long as there are any. All federations of a scenario have
+    the same. Where the first are wanted, they are the first of each class.
     """
+    examples, shuffle = spec.examples, spec.draw != "first"
     if examples is None:
         return torch.arange(len(pool))
     if examples > len(pool):
         raise BadInput(f"{examples} examples are asked for, but the split has {len(pool)}; lower 'examples'")
-    labels = pool.targets if pool.targets.ndim == 1 else torch.zeros(len(pool), dtype=torch.int64)
+    any_class = spec.draw == "uniform" or pool.targets.ndim != 1
+    labels = torch.zeros(len(pool), dtype=torch.int64) if any_class else pool.targets
     classes = [torch.nonzero(labels == label)[:, 0] for label in labels.unique()]
-    turn = 0 if seed is None else seed * examples
-    if seed is not None:
+    turn = seed * examples if shuffle else 0
+    if shuffle:
         classes = [classes[i] for i in torch.randperm(len(classes), generator=generator(0, "classes")).tolist()]
 
     @cache
     def shuffled(place: int, again: int) -> list[int]:
         rows = classes[place]
-        if seed is not None:
+        if shuffle:
             rows = rows[torch.randperm(len(rows), generator=generator(again, "examples", place))]
         return rows.tolist()
 

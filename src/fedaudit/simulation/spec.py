@@ -111,10 +111,11 @@ class FederationSpec(Spec):
     clients_per_round: Count | None = Field(default=None, description="how many take part in a round; all if null")
     rounds: Count = Field(default=1, description="how often the server sends the model and merges what comes back")
     examples: Count | None = Field(default=None, description="examples that all clients hold together; all if null")
-    draw: Literal["random", "first"] = Field(
+    draw: Literal["random", "first", "uniform"] = Field(
         default="random",
-        description="which examples these are, of every class in turn: drawn by the scenario's seed (seeds that follow "
-        "each other draw different ones), or the data set's first",
+        description="which examples these are: drawn by the scenario's seed (seeds that follow each other draw "
+        "different ones), of every class in turn (random) or without regard to classes (uniform); or the data set's "
+        "first of every class in turn (first)",
     )
     batch_size: Count = Field(default=1, description="examples in a client's gradient, or in a local step")
     local_steps: Count | None = Field(default=None, description="FedAvg: mini-batches a round")
@@ -160,6 +161,17 @@ class FederationSpec(Spec):
         if isinstance(values, dict) and values.get("algorithm") == "vertical" and values.get("vertical") is None:
             return {**values, "vertical": {}}
         return values
+
+    @property
+    def drawn(self) -> str:
+        """Which examples clients hold, in words."""
+        if self.examples is None:
+            return "all of the split"
+        return {
+            "random": "drawn by the seed, of every class (if there are classes) in turn",
+            "uniform": "drawn by the seed, without regard to classes",
+            "first": "the split's first, of every class (if there are classes) in turn",
+        }[self.draw]
 
     @property
     def plan(self) -> LocalPlan:

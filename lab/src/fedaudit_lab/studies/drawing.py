@@ -20,7 +20,7 @@ from fedaudit import BadInput
 from fedaudit.evaluation import Interval
 from fedaudit.report import LEAST_DB, limits, render
 from fedaudit_lab.studies.analysis import Analysis, Cell, Claim, Outcome
-from fedaudit_lab.studies.spec import IMAGE_METRICS, builtin_studies, measure
+from fedaudit_lab.studies.spec import IMAGE_METRICS, builtin_studies, expand, measure
 
 _UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS"} | {
     "psnr_registered": "PSNR after shift and flip, dB",
@@ -148,7 +148,7 @@ def markdown(analysis: Analysis) -> str:
         f"# {_words(study.title)}",
         "",
         f"{_words(study.paper)}. Study `{study.name.replace('`', '')}`, scale `{analysis.scale}`: "
-        f"{_words(_states(analysis))} "
+        f"{_words(_states(analysis))} {_draws(analysis)} "
         f"{analysis.done} trials done, {analysis.failed} failed, {analysis.pending} to do.",
         "",
         f"{unit_of(study.metric)}: mean over updates [95 % interval], n updates and what they are made of (a seed is a "
@@ -367,7 +367,7 @@ def page(
         a=analysis,
         severity=_LEVEL,
         outcomes=[(outcome, outcomes[outcome]) for outcome in _LEVEL if outcomes[outcome]],
-        states=_states(analysis),
+        states=f"{_states(analysis)} {_draws(analysis)}",
         unit=unit_of(study.metric),
         down=down,
         across=[level or unit_of(study.metric) for level in across],
@@ -384,6 +384,15 @@ def _states(analysis: Analysis) -> str:
     """Return what the scale changes, and what ``--set`` changed after it: the scale's words don't know of that."""
     states = next((s.states for name, s in analysis.study.scales.items() if name == analysis.scale), "")
     return f"{states} Changed by --set: {', '.join(analysis.overrides)}." if analysis.overrides else states
+
+
+def _draws(analysis: Analysis) -> str:
+    """Return how the examples of the scale's trials are drawn, in a sentence."""
+    study, scale = analysis.study, analysis.scale
+    once = {name: s.model_copy(update={"repetitions": 1}) for name, s in study.scales.items() if name == scale}
+    trials = expand(study.model_copy(update={"scales": once}), scale, overrides=list(analysis.overrides))
+    ways = {federation.drawn: None for trial in trials for federation in trial.scenario.federations}
+    return f"Clients' examples: {'; or '.join(ways)}."
 
 
 def grid(analysis: Analysis) -> tuple[list[str], list[str], list[_Row]]:

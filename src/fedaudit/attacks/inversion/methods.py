@@ -234,11 +234,8 @@ class Geng(_ByLBFGS):
 class AGIC(InvG):
     """AGIC (Xu et al. 2022): layer-weighted cosine (Eq. 6-8) and, for FedAvg, the one-batch approximation (Eq. 4).
 
-    Departures: in the paper Adam works on the gradient's values (Section V-A). Here it gets their signs, with InvG's
-    schedule and clamping, so that ``agic`` and ``invg`` differ in the layer weights and the one batch alone; in
-    hundreds of iterations this choice moves results by decibels, more than β does. At 10,000 it makes no difference
-    that shows of single images, and in batches of four the paper's (``signed: false``, ``schedule: constant``) gains
-    3.5 dB (docs/results/agic-table-4-signs-of-four). ΔW is divided by the number of local
+    Adam works on the gradient's values at a constant rate (Section V-A names no schedule); ``signed: true`` and
+    ``schedule: steps`` are InvG's. Departures: pixels are clamped, as in InvG. ΔW is divided by the number of local
     steps, which Eq. 4 leaves out and a cosine doesn't notice. Biases and normalisations, which the paper doesn't
     mention, weigh what the layer before them does. β is 50 for untrained networks; the paper takes 2 for trained ones,
     with total_variation 1e-2 for a trained ResNet20-4 (1e-3 and 1e-1 for ResNet50, untrained and trained). Several
@@ -251,6 +248,8 @@ class AGIC(InvG):
     needs = (_IMAGES, _LABELS)
     fedavg = "one-batch"
 
+    signed: bool = False
+    schedule: Schedule = "constant"
     beta: Positive = 50.0
     relu_modifier: bool = True
 
@@ -329,6 +328,7 @@ class AGICPlus(AGIC):
     summary = "AGIC with the subspaces that gradients give away, raced starts, shifts and flips"
     paper = "this project, after Xu et al. 2022 (AGIC)"
 
+    signed: bool = True
     schedule: Schedule = "linear"
     moving: Fraction = 0.75
     starts: Count = 4

@@ -168,8 +168,12 @@ class Exchanged:
         return {n: v.view(s).float() for n, v, s in zip(self.names, pieces, self.shapes, strict=True)}
 
 
-def exchanged(observation: Observation) -> Exchanged:
+def exchanged(observation: Observation, rounds: int | None = None) -> Exchanged:
     """Return the messages of ``observation`` as vectors: of the rounds in which the client sent every parameter.
+
+    Args:
+        observation: of one client.
+        rounds: only the first so many of these rounds; all if None.
 
     Raises:
         NotApplicable: there is none, they are of several clients, or a number in them is not finite.
@@ -185,6 +189,7 @@ def exchanged(observation: Observation) -> Exchanged:
             "the client never sends all of its parameters (a defence holds some back), and a local model is "
             "reconstructed from whole updates"
         )
+    messages = messages[:rounds]
     sent = torch.stack([torch.cat([m.weights[n].flatten().double() for n in names]) for m in messages])
     moved = torch.stack([torch.cat([m.update.tensors[n].flatten().double() for n in names]) for m in messages])
     if not (torch.isfinite(sent).all() and torch.isfinite(moved).all()):
@@ -376,6 +381,7 @@ class LocalModel(_LocalModelAttack):
 
     Args:
         mapping: ``network`` or ``linear``.
+        rounds: use only the first so many of the client's rounds; all if None.
         hidden: units of the network's layer.
         fit_iterations: of Adam on Eq. 6, full batch.
         fit_learning_rate: of that.
@@ -392,6 +398,7 @@ class LocalModel(_LocalModelAttack):
     uses = ("local-model",)
 
     mapping: Mapping = "network"
+    rounds: Count | None = None
     hidden: Annotated[Count, Field(le=100_000)] = 1000
     fit_iterations: Count = 2000
     fit_learning_rate: Positive = 1e-3
@@ -414,7 +421,7 @@ class LocalModel(_LocalModelAttack):
     def check(self, observation: Observation) -> None:
         """Raise unless there are several rounds of the client, in which it moved the model."""
         super().check(observation)
-        seen = exchanged(observation)
+        seen = exchanged(observation, self.rounds)
         if len(seen.sent) < 3:
             raise NotApplicable(
                 f"{self.name} needs at least 3 rounds of a client and has {len(seen.sent)}; observe more rounds"
@@ -425,7 +432,7 @@ class LocalModel(_LocalModelAttack):
     def _run(
         self, observation: Observation, generator: torch.Generator, device: str, progress: Progress
     ) -> LocalModelFinding:
-        seen = exchanged(observation)
+        seen = exchanged(observation, self.rounds)
         n = len(seen.sent)
         if self.mapping == "linear":
             zero = zero_of_affine_map(seen.sent, seen.moved, noise=seen.noise)
