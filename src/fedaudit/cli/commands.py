@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import entry_points
 
 import typer
@@ -22,13 +21,15 @@ def add_commands(app: typer.Typer) -> None:
     """Add to ``app`` the groups of commands of installed packages; a missing one's say how to get it."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     for name, point in sorted(found.items()):
-        app.add_typer(point.load(), name=name)
+        try:
+            group = point.load()
+        except Exception as error:  # one package's fault mustn't end every command, nor end it with a limit's code
+            why = f"the commands 'fedaudit {name} …' can't be loaded: {type(error).__name__}: {error}"
+            _add_refusal(app, name, "Can't be loaded.", why)
+        else:
+            app.add_typer(group, name=name)
     for name in sorted(_COMMANDS.keys() - found.keys()):
-        app.command(
-            name,
-            help=f"{_COMMANDS[name]} Needs {_LAB}.",
-            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        )(_missing(name))
+        _add_refusal(app, name, f"{_COMMANDS[name]} Needs {_LAB}.", f"the commands 'fedaudit {name} …' {_MISSING}")
 
 
 def check_listed(kind: str) -> None:
@@ -41,8 +42,7 @@ def check_listed(kind: str) -> None:
         raise BadInput(f"{kind} {_MISSING}")
 
 
-def _missing(name: str) -> Callable[[], None]:
+def _add_refusal(app: typer.Typer, name: str, summary: str, why: str) -> None:
+    @app.command(name, help=summary, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
     def refuse() -> None:
-        raise BadInput(f"the commands 'fedaudit {name} …' {_MISSING}")
-
-    return refuse
+        raise BadInput(why)
