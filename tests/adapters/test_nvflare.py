@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 pytestmark = pytest.mark.peers
-pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'fedaudit[nvflare]'")
+pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'PATH_OF_THE_CLONE[nvflare]'")
 
 from nvflare.apis.dxo import DXO, DataKind  # noqa: E402
 from nvflare.apis.filter import ContentBlockedException, FilterChainType, FilterContextKey  # noqa: E402

@@ -14,7 +14,7 @@ LISTED = "fedaudit.catalogue"  # and kinds of things to what is listed: a functi
 _LAB = "fedaudit-lab"  # a package that may not be installed, which has these commands and lists these kinds
 _COMMANDS = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
 _KINDS = ("studies",)
-_MISSING = f"come with the package {_LAB}, which isn't installed: pip install {_LAB}"
+_MISSING = f"come with the package {_LAB}, which isn't installed: pip install PATH_OF_THE_CLONE/lab"
 
 
 def add_commands(app: typer.Typer) -> None:

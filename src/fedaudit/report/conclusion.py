@@ -86,6 +86,8 @@ def headline(result: AuditResult) -> Headline:
     if verdict == "inconclusive":
         text = f"{_sentences(chief.advice)} {text}".strip()
     text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
+    if result.not_tried:
+        text = f"Not tried: {'; '.join(result.not_tried)}. {text}".strip()
     if verdict not in LEAKS:
         text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
     cautions = tuple(dict.fromkeys(c for s in ran if _key(s) == _key(chief) for c in s.cautions))

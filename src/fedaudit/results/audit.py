@@ -286,6 +286,9 @@ class AuditResult(Record):
     comparisons: list[Comparison] = Field(description="of attacks with each other")
     controls: list[ControlResult] = Field(default=[], description="positive controls; summaries name theirs")
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
+    not_tried: list[str] = Field(
+        default=[], description="which of the first questions this audit didn't try, and why; what limits left out"
+    )
     not_tested: list[str] = Field(description="what this audit says nothing about")
     lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
     repeat: str = Field(default="fedaudit audit scenario.yaml --out DIR", description="the command that repeats it")
