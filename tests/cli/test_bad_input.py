@@ -475,6 +475,13 @@ def test_what_nobody_foresaw_is_one_line(command: Command, monkeypatch: pytest.M
     assert "Traceback (most recent call last)" in shown.err
 
 
+def test_the_help_shows_what_everyday_work_needs_first(command: Command) -> None:
+    shown = command("--help").out
+    first, rest = shown.index("Commands for every day"), shown.index("Parts of an audit")
+    assert first < rest < shown.index("What there is")
+    assert all(first < shown.index(f" {name} ") < rest for name in ("init", "audit", "attack", "compare", "explain"))
+
+
 class Unprintable(BaseException):
     """What a native library's panic may be: no ``Exception``, and without a text."""
 

@@ -63,10 +63,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, audit, simulate, attack, convert, compare, verify, explain):
-    app.command()(command)
-app.command("train-generator")(train_generator)
-app.command("check-model")(check_model)
+_FIRST, _MORE, _ABOUT = "Commands for every day", "Parts of an audit, and what surrounds it", "What there is"
+for panel, commands in ((_FIRST, (init, audit, attack, compare, explain)), (_MORE, (simulate, convert, verify))):
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.command("train-generator", rich_help_panel=_MORE)(train_generator)
+app.command("check-model", rich_help_panel=_MORE)(check_model)
 
 
 class Kind(StrEnum):
@@ -80,7 +82,7 @@ class Kind(StrEnum):
     studies = "studies"
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=_ABOUT)
 def list_command(
     kind: Annotated[Kind | None, typer.Argument(help="List only this kind.")] = None,
     long: Annotated[bool, typer.Option("--long", help="Also say what each one is, and what an attack needs.")] = False,
@@ -103,7 +105,7 @@ def list_command(
         print("'fedaudit list KIND' describes each in a line, --long in detail")
 
 
-@app.command()
+@app.command(rich_help_panel=_MORE)
 def rank(
     scenario: Annotated[
         str | None, typer.Argument(help="YAML file, or the name of a model; default: the built-in scenario.")
@@ -124,7 +126,7 @@ def rank(
         show(analysis)
 
 
-@app.command()
+@app.command(rich_help_panel=_ABOUT)
 def doctor(
     data_dir: DataDir = None,
     build: Annotated[

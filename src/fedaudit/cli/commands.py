@@ -14,6 +14,7 @@ LISTED = "fedaudit.catalogue"  # and kinds of things to what is listed: a functi
 _LAB = "fedaudit-lab"  # a package that may not be installed, which has these commands and lists these kinds
 _COMMANDS = {"study": "Run grids of audits; get tables and figures.", "bench": "Measure how fast fedaudit is here."}
 _KINDS = ("studies",)
+_PANEL = "Of other packages"
 _MISSING = f"come with the package {_LAB}, which isn't installed: pip install PATH_OF_THE_CLONE/lab"
 
 
@@ -27,7 +28,7 @@ def add_commands(app: typer.Typer) -> None:
             why = f"the commands 'fedaudit {name} …' can't be loaded: {type(error).__name__}: {error}"
             _add_refusal(app, name, "Can't be loaded.", why)
         else:
-            app.add_typer(group, name=name)
+            app.add_typer(group, name=name, rich_help_panel=_PANEL)
     for name in sorted(_COMMANDS.keys() - found.keys()):
         _add_refusal(app, name, f"{_COMMANDS[name]} Needs {_LAB}.", f"the commands 'fedaudit {name} …' {_MISSING}")
 
@@ -43,6 +44,11 @@ def check_listed(kind: str) -> None:
 
 
 def _add_refusal(app: typer.Typer, name: str, summary: str, why: str) -> None:
-    @app.command(name, help=summary, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    @app.command(
+        name,
+        help=summary,
+        rich_help_panel=_PANEL,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
     def refuse() -> None:
         raise BadInput(why)

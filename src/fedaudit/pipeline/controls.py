@@ -312,8 +312,10 @@ def judged_by_control(
     open_question = f"This audit can't tell whether {_inside(who)} can {question}."
     if error is not None:
         advice = (
-            f"correct what is recorded of the local training (learning rate, momentum, steps, BatchNorm): repeated on "
-            f"the true examples it gives other updates than those that travelled (relative error {error:.2g})"
+            f"repeated on the true examples, the recorded training gives other updates than those that travelled "
+            f"(relative error {error:.2g}): either clients clip updates or add noise (LocalDpMod, Opacus), or what is "
+            "recorded of their training (learning rate, momentum, steps, BatchNorm) is wrong. Record once without "
+            "noise: where that is reproduced, it was the noise"
         )
         return _inconclusive(summary, open_question, advice)
     if summary.verdict == "inconclusive":

@@ -315,7 +315,8 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
 def _flags(found: Findings) -> list[str]:
     """Return the flags that make the same of the transcript again."""
     names, adversary = [attack.name for attack in found.attacks], found.threat
-    flags = [f"--attack {name}" for name in names]
+    own = found.transcript.task_info.model == "custom"
+    flags = ["--model MODULE:NAME"] * own + [f"--attack {name}" for name in names]
     flags += [
         f"--set {shlex.quote(f'attacks.{name}.{key}={json.dumps(value, default=str)}')}"
         for name, settings in zip(names, found.given, strict=True)

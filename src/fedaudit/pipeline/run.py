@@ -83,7 +83,9 @@ class Audit:
 
     def held_to(self, limits: Limits) -> Audit:
         """Return the same audit with what became of each of ``limits``."""
-        thresholds = check_limits(limits, self.result.findings, self.result.summaries)
+        used = set(self.result.in_use())
+        findings = [f for f in self.result.findings if f.federation in used]
+        thresholds = check_limits(limits, findings, [s for s in self.result.summaries if s.federation in used])
         return dataclasses.replace(self, result=self.result.model_copy(update={"thresholds": thresholds}))
 
     def save(self, folder: Path | str, *, write: Sequence[str] = (), scenario: str = "scenario.yaml") -> Path:

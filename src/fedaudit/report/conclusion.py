@@ -57,7 +57,8 @@ def headline(result: AuditResult) -> Headline:
 
     The worst leak, if there is any; else what is still open; else what was not demonstrated.
     """
-    ran = [s for s in result.summaries if s.verdict != "not applicable"]
+    used = result.in_use()  # a defence that is only tried gives no answer, and fails nobody
+    ran = [s for s in result.summaries if s.verdict != "not applicable" and s.federation in used]
     if not ran:
         detail = (
             "Every attack was refused before it began; the reasons are listed under “What was not tested”."

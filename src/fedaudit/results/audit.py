@@ -297,6 +297,12 @@ class AuditResult(Record):
     digests: Digests | None = optional("null in results of earlier versions")
     timing: Timing = Field(description="of the whole audit")
 
+    def in_use(self) -> list[str]:
+        """Return the names of the federations that the answer is about: without defences that are only tried."""
+        if not self.scenario.get("evaluation", {}).get("what_if"):
+            return [f.name for f in self.federations]
+        return [f.name for f in self.federations if f.aggregator in ("mean", "fedavg") and f.sanitiser == "none"]
+
     def save(self, path: Path) -> None:
         """Write ``results.json`` to ``path``."""
         path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
