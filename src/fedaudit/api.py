@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -179,6 +181,8 @@ def attack(
     loss: Loss | None = None,
     task: dict[str, Any] | None = None,
     rounds: Sequence[int] | None = None,
+    clients: int | None = None,
+    max_minutes: float | None = None,
     out: Path | str | None = None,
     workers: int = 1,
     overwrite: bool = False,
@@ -198,6 +202,8 @@ def attack(
         task: of a recording: what wasn't recorded, or counts in its place: ``mean``, ``std``, ``input_shape``,
             ``loss`` (its name), ``batch_norm``, ``dropout``, a table's ``columns``, ``tokens`` of text.
         rounds: of a recording: only these.
+        clients: attack the updates of the first so many clients only; default: of all.
+        max_minutes: begin no attack after so long, and stop those that run; what wasn't run says so.
         out: folder for what was recovered; an interrupted attack goes on from there.
         workers, overwrite, progress: as of :func:`audit`.
 
@@ -219,8 +225,9 @@ def attack(
             loss=loss,
             task=task,
             rounds=rounds,
+            clients=clients,
             out=out,
-            means=Means(workers, display=display),
+            means=Means(workers, display=display, deadline=deadline_of(max_minutes)),
             overwrite=overwrite,
         )
     if out:
@@ -275,6 +282,8 @@ def audit_transcript(
     loss: Loss | None = None,
     task: dict[str, Any] | None = None,
     rounds: Sequence[int] | None = None,
+    clients: int | None = None,
+    max_minutes: float | None = None,
     out: Path | str | None = None,
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
@@ -286,7 +295,9 @@ def audit_transcript(
     """Attack a transcript and evaluate what was found: :func:`attack`, then :func:`evaluate`.
 
     Args:
-        transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds: as of :func:`attack`.
+        transcript, attacks, threat, seed, device, truth, module, model, loss, task, rounds, clients: as of
+            :func:`attack`.
+        max_minutes: begin no attack or control after so long, and stop those that run; the report says what is missing.
         out: folder for the report; an interrupted audit goes on from there.
         controls: run a positive control beside every attack that found nothing.
         workers, fail_above, fail_on, overwrite, progress: as of :func:`audit`.
@@ -295,7 +306,9 @@ def audit_transcript(
         BadInput: there is no ground truth beside the transcript, or something can't be used.
     """
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
+    deadline = deadline_of(max_minutes)
     with live_display(progress) as display:
+        means = Means(workers, display=display, deadline=deadline)
         found = _attack(
             transcript,
             attacks,
@@ -307,13 +320,27 @@ def audit_transcript(
             loss=loss,
             task=task,
             rounds=rounds,
+            clients=clients,
             out=out,
-            means=Means(workers, display=display),
+            means=means,
             overwrite=overwrite,
             without_truth=NO_LIMITS_WITHOUT_TRUTH if limits else NO_TRUTH,
         )
-        finished = evaluate_findings(found, means=Means(workers, display=display), controls=controls)
+        finished = evaluate_findings(found, means=means, controls=controls)
     return _written(finished.held_to(limits), found, out)
+
+
+def deadline_of(max_minutes: float | None) -> float | None:
+    """Return when so many minutes are over, in seconds since 1970; None: never.
+
+    Raises:
+        BadInput: it is no time.
+    """
+    if max_minutes is None:
+        return None
+    if isinstance(max_minutes, bool) or not (0 < max_minutes < math.inf):
+        raise BadInput(f"max_minutes is {max_minutes!r}; give minutes above 0")
+    return time.time() + 60 * max_minutes
 
 
 def _attack(

@@ -32,7 +32,7 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch, command, tmp_
     assert {"AuditStrategy", "Guard", "audit_flower"} <= set(dir(flower))
     done = command("audit", "--flower", tmp_path)
     assert done.code == 2
-    assert done.error == "fedaudit: error: Flower isn't installed: pip install 'fedaudit[flower]'\n"
+    assert done.error == "fedaudit: error: Flower isn't installed: pip install 'PATH_OF_THE_CLONE[flower]'\n"
 
 
 @pytest.mark.parametrize(("given", "mean"), [((), None), (("--mean", "0.5", "--std", "0.25"), (0.5,))])

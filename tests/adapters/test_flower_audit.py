@@ -82,7 +82,9 @@ def test_what_is_there_is_kept(tmp_path):
 
 
 def test_a_failing_client_is_left_out(tmp_path, capsys):
-    audit_flower(write_app(tmp_path / "app"), nodes=3, config={"trouble": "1:1"}, out=tmp_path / "out", **QUICK)
+    audit_flower(
+        write_app(tmp_path / "app"), nodes=3, config={"trouble": "1:1"}, attacked=[0], out=tmp_path / "out", **QUICK
+    )
     assert len(errors(tmp_path / "out")) == 2
     assert "client 1001 failed in round 1: RuntimeError: the disk is full" in capsys.readouterr().err
 
@@ -101,7 +103,7 @@ def test_an_app_written_for_the_older_api(tmp_path):
 @pytest.mark.parametrize("task", [ADAMW, DROPOUT], ids=["adamw", "dropout"])
 def test_other_training_is_replayed_too(tmp_path, task):
     audit_flower(write_app(tmp_path / "app", task=task), nodes=2, out=tmp_path / "out", **QUICK)
-    assert errors(tmp_path / "out") == pytest.approx({(0, 0): 0.0, (0, 1): 0.0}, abs=1e-6)
+    assert errors(tmp_path / "out") == pytest.approx({(1, 0): 0.0, (1, 1): 0.0}, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +154,44 @@ def test_sampled_clients_and_the_recording_at_the_server_agree(tmp_path, monkeyp
             assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in ours.tensors)
 
 
+def test_a_trained_round_is_attacked_and_bounds_are_kept(tmp_path):
+    app = write_app(tmp_path / "app")
+    found = audit_flower(app, nodes=3, clients=2, out=tmp_path / "a", **QUICK).result
+    assert {f.round for f in found.findings} == {1}  # the last of two
+    assert [f.status for f in found.findings] == ["done", "done", "not applicable"]
+    assert "beyond the first 2 clients" in (found.findings[2].reason or "")
+    assert any(line.startswith("1 of 3 runs of attacks: it is beyond") for line in found.not_tried)
+    audit_flower(app, nodes=2, attacked=[0], out=tmp_path / "b", **QUICK)
+    assert len(list((tmp_path / "b/recording").glob("round-*.json"))) == 1  # the app wasn't run on
+
+
+def test_an_app_is_stopped_when_half_of_the_time_is_over(tmp_path):
+    slow = replaced(CLIENT, "    x, y = data(me)\n", "    x, y = data(me)\n    import time; time.sleep(0.3)\n")
+    app = write_app(tmp_path / "app", client=slow)
+    found = audit_flower(app, nodes=5, max_minutes=0.01, out=tmp_path / "out", **QUICK).result
+    assert 1 <= len(found.findings) < 5
+    assert (tmp_path / "out/report.html").is_file()
+    assert found.federations[0].rounds == 1
+
+
+def test_a_mistyped_attack_is_noticed_before_the_app_runs(tmp_path):
+    with pytest.raises(BadInput, match="did you mean 'invg'"):
+        audit_flower(write_app(tmp_path / "app"), nodes=2, attacks=["invgg"], out=tmp_path / "out")
+    assert not (tmp_path / "out" / "recording").exists()
+
+
+@pytest.mark.slow
+def test_a_script_in_the_app_s_folder_audits_it(tmp_path):
+    app = write_app(tmp_path / "app")
+    (app / "script.py").write_text(
+        "from fedaudit.adapters.flower import audit_flower\n"
+        "audit_flower('.', nodes=2, attacks=['labels'], controls=False, progress=False)\n"
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=app, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (app / "audit/report.html").is_file()
+
+
 def test_from_the_command_line(tmp_path, command):
     app = write_app(tmp_path / "app")
     done = command("audit", "--flower", app, "--nodes", "2", "--run-config", "rounds=1 nested.rate=0.25",
@@ -167,6 +207,8 @@ def test_from_the_command_line(tmp_path, command):
         (["--flower", tmp_path], "no pyproject.toml"),
         (["--flower", app, "--what-if"], "--what-if: not with --flower"),
         (["--nodes", "3"], "--nodes needs --flower"),
+        (["--max-minutes", "3"], "--max-minutes needs --flower"),
+        (["--flower", app, "--max-minutes", "-1"], "give minutes above 0"),
     ):
         done = command("audit", *wrong, "--out", tmp_path / "out3")
         assert done.code == 2

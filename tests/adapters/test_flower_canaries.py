@@ -76,6 +76,14 @@ def test_flowers_own_privacy_is_audited(tmp_path: Path, noise: float) -> None:
         assert float(readings.std()) == pytest.approx(NOISE, rel=0.1)
 
 
+def test_a_canary_sends_the_metrics_that_clients_send() -> None:
+    mod = CanaryMod(CanaryClients(Net(), 3, clip=1.0), examples=7, metrics=["train_loss"])
+    content = RecordDict({"arrays": ArrayRecord(Net().state_dict())})
+    message = Message(content, dst_node_id=4, message_type="train")
+    reply = mod(message, Context(1, 4, {"canary": 2}, RecordDict(), {}), lambda message, _: message)
+    assert dict(reply.content["metrics"]) == {"train_loss": 0.0, "num-examples": 7}
+
+
 def test_a_canary_answers_training_alone() -> None:
     mod = CanaryMod(CanaryClients(Net(), 3, clip=1.0))
     message = Message(RecordDict({"arrays": ArrayRecord(Net().state_dict())}), dst_node_id=4, message_type="evaluate")

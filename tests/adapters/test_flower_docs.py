@@ -42,7 +42,7 @@ def test_flower_on_the_desk_and_in_deployment(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     example(tmp_path / "my-app")
     install, audit, attack = blocks("flower.md", "sh")
-    assert install.startswith("pip install 'fedaudit[flower]'")
+    assert install.startswith("pip install 'PATH_OF_THE_CLONE[flower]'")
     done = command(*shlex.split(audit)[1:])
     assert done.code in (0, None), done
     assert (tmp_path / "audit/report.html").is_file()

@@ -23,7 +23,7 @@ from fedaudit.adapters.flower.guard import STATE  # noqa: E402
 from fedaudit.adapters.flower.in_process import loaded, run_app  # noqa: E402
 from fedaudit.adapters.guard import REFUSED  # noqa: E402
 
-LABELS: Any = {"attacks": ["labels"], "mean": (0.5,), "std": (0.5,)}
+LABELS: Any = {"attacks": ["labels"], "fail_on": "inferred", "mean": (0.5,), "std": (0.5,)}
 STRICT: Any = {**LABELS, "fail_on": None, "fail_above": {"label_accuracy": 0.01}}
 
 
@@ -75,7 +75,7 @@ def test_what_passes_leaves_byte_for_byte(tmp_path, logged):
         assert guarded[key].content.object_id == reply.content.object_id
     assert equal(final, same)
     assert set(Path(tempfile.gettempdir()).glob("fedaudit-guard-*")) == before
-    assert sum("labels: " in line for line in logged) == 6
+    assert sum("labels: inconclusive" in line for line in logged) == 6
     assert sum("within the limits" in line for line in logged) == 6
     for context in contexts.values():
         assert dict(context.state[STATE]) == {"messages": 2}
@@ -123,6 +123,12 @@ def test_its_bounds_on_cost(tmp_path, logged, settings, audited):
     assert sum("within the limits" in line for line in logged) == audited
 
 
+def test_who_refuses_lets_no_update_leave_that_is_too_large_to_audit(tmp_path, logged):
+    replies, *_ = run(tmp_path / "a", Guard(**LABELS, on_fail="refuse", largest=1), config={"rounds": 1})
+    assert all(reply.has_error() for reply in replies.values())
+    assert sum("over 2 examples, and largest is 1" in line for line in logged) == len(replies)
+
+
 @pytest.mark.parametrize("told", [{"lr": 0.1}, {"server-round": 2}], ids=["nothing", "always-2"])
 def test_it_counts_by_itself_whatever_the_server_says(tmp_path, logged, told):
     from flwr.app import ConfigRecord
@@ -163,8 +169,9 @@ def test_what_it_cant_audit_leaves_and_is_said(tmp_path, logged, old, new, says)
 
     kept = flwr.serverapp.strategy.FedAvg.aggregate_train
     try:
-        replies, *_ = run(tmp_path / "a", Guard(**STRICT, on_fail="refuse"), client=client, server=keep)
-        stopped, *_ = run(tmp_path / "b", Guard(**STRICT, unaudited="refuse"), client=client, server=keep)
+        passing = Guard(**STRICT, on_fail="refuse", unaudited="pass")
+        replies, *_ = run(tmp_path / "a", passing, client=client, server=keep)
+        stopped, *_ = run(tmp_path / "b", Guard(**STRICT, on_fail="refuse"), client=client, server=keep)
     finally:
         flwr.serverapp.strategy.FedAvg.aggregate_train = kept
     assert not any(reply.has_error() for reply in replies.values())
@@ -188,7 +195,7 @@ def test_clients_written_for_the_older_api_are_guarded_too(tmp_path, logged):
 
 def test_tables_are_guarded_too(tmp_path, logged):
     task = replaced(TASK, "torch.rand(2, 1, 8, 8, generator=g) * 2 - 1", "torch.randn(2, 64, generator=g)")
-    run(tmp_path / "a", Guard(attacks=["labels"]), task=task)
+    run(tmp_path / "a", Guard(attacks=["labels"], fail_on="inferred"), task=task)
     assert sum("within the limits" in line for line in logged) == 6, logged
 
 
@@ -212,6 +219,17 @@ def test_a_received_model_that_looks_manipulated_is_told_of_or_not_trained_on(tm
     told = [line for line in logged if "suspicious: silent outputs" in line]
     assert len(told) == (0 if policy == "ignore" else 2)
     assert all(f"node {NODES[1]}, round" in line for line in told)
+
+
+@pytest.mark.parametrize("policy", ["warn", "refuse"])
+def test_a_received_model_that_cant_be_checked_is_refused_by_who_refuses(tmp_path, logged, policy, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("torn")
+
+    monkeypatch.setattr("fedaudit.adapters.guard.check_received", broken)
+    replies, *_ = run(tmp_path / "a", Guard(**LABELS, on_received=policy))
+    assert all(reply.has_error() == (policy == "refuse") for reply in replies.values())
+    assert any("what came in can't be checked: KeyError: 'torn'" in line for line in logged)
 
 
 def test_wrong_settings_are_refused(tmp_path):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 pytestmark = pytest.mark.peers
-pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'fedaudit[nvflare]'")
+pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'PATH_OF_THE_CLONE[nvflare]'")
 
 from nvflare.apis.dxo import DXO, DataKind  # noqa: E402
 from nvflare.apis.filter import ContentBlockedException, FilterChainType, FilterContextKey  # noqa: E402
@@ -412,7 +412,22 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     received.process(shareable(before), context())
     goes = shareable(after)
     assert leaving.process(goes, context()) is goes
-    assert "not audited: 4 examples, largest is 3" in caplog.text
+    assert "not audited, and leaves: the update is over 4 examples, and largest is 3" in caplog.text
+    received, closed = pair(kind=GuardFilter, largest=3, on_fail="refuse")
+    trained(4)
+    received.process(shareable(before), context())
+    with pytest.raises(ContentBlockedException):  # who refuses lets nothing leave that wasn't looked into
+        closed.process(goes, context())
+    received, unmeasured = pair(kind=GuardFilter, on_fail="refuse", attacks=["labels"])
+    start, end = trained(1)
+    received.process(shareable(start), context())
+    with pytest.raises(ContentBlockedException):
+        unmeasured.process(shareable(end), context())
+    assert "no attack that ran measures psnr, which has a limit" in caplog.text
+    received, leaving = pair(kind=GuardFilter, largest=3)
+    trained(4)
+    received.process(shareable(before), context())
+    assert leaving.process(goes, context()) is goes
     received.process(shareable(before), context())
     assert leaving.process(goes, context()) is goes  # the training that was watched is another round's
     assert "not audited, and leaves: no training was seen" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.peers
-pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'fedaudit[nvflare]'")
+pytest.importorskip("nvflare", reason="NVFlare isn't installed: pip install 'PATH_OF_THE_CLONE[nvflare]'")
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable  # noqa: E402
 from nvflare.apis.dxo_filter import DXOFilter  # noqa: E402

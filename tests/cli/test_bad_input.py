@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 import fedaudit
+from fedaudit.cli.commands import add_commands
 from fedaudit.utils.errors import BadInput
 from tests.conftest import SCENARIO, Command, Outcome, refused
 
@@ -471,6 +473,56 @@ def test_what_nobody_foresaw_is_one_line(command: Command, monkeypatch: pytest.M
     shown = command("list")
     assert shown.code == 2
     assert "Traceback (most recent call last)" in shown.err
+
+
+def test_the_help_shows_what_everyday_work_needs_first(command: Command) -> None:
+    shown = command("--help").out
+    first, rest = shown.index("Commands for every day"), shown.index("Parts of an audit")
+    assert first < rest < shown.index("What there is")
+    assert all(first < shown.index(f" {name} ") < rest for name in ("init", "audit", "attack", "compare", "explain"))
+
+
+class Unprintable(BaseException):
+    """What a native library's panic may be: no ``Exception``, and without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (Unprintable(), "unforeseen Unprintable; FEDAUDIT_DEBUG=1 shows where"),
+        (OSError(5, "broken", 7), "unforeseen"),  # a file by its number
+        (RecursionError("deep"), "unforeseen RecursionError: deep"),
+        (SystemExit(0), "a program that was loaded for this ended itself (sys.exit, code 0); nothing was tested"),
+        (SystemExit("bye"), "ended itself (sys.exit, code 'bye')"),
+    ],
+)
+def test_nothing_unforeseen_ends_like_a_limit_or_like_a_success(
+    raised: BaseException, says: str, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr("fedaudit.pipeline.transcripts.check_single", fail)
+    refused(command("attack", tmp_path), says)
+
+
+def test_a_package_whose_commands_cant_be_loaded_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        name = "broken"
+
+        def load(self) -> None:
+            raise ImportError("no such thing")
+
+    monkeypatch.setattr("fedaudit.cli.commands.entry_points", lambda **_: [Broken()])
+    app = typer.Typer()
+    app.command("fine")(lambda: None)
+    add_commands(app)
+    assert app(["fine"], standalone_mode=False) is None
+    with pytest.raises(BadInput, match="'fedaudit broken …' can't be loaded: ImportError: no such thing"):
+        app(["broken"], standalone_mode=False)
 
 
 def test_a_setting_that_is_too_deep(command: Command) -> None:

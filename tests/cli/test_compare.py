@@ -209,6 +209,35 @@ def test_the_command_tells_and_exits(command: Command, tmp_path: Path):
     refused(command("compare", old, new), "truncated or not JSON")
 
 
+def test_what_cant_be_compared_is_no_all_clear(command: Command, tmp_path: Path):
+    def saved(name: str, *attacks: tuple[str, float, Verdict]) -> Path:
+        folder = tmp_path / name
+        parts = [images_of(folder, a, [[20.0 + x], [22.0 + x], [25.0 + x]], verdict) for a, x, verdict in attacks]
+        result(folder, parts).save(folder / "results.json")
+        return folder
+
+    both = saved("both", ("invg", 0, "recovered"), ("dlg", 0, "not demonstrated"))
+    without = saved("without", ("invg", 0, "recovered"))
+    other = saved("other", ("geng", 0, "recovered"))
+    opened = saved("opened", ("invg", 0, "recovered"), ("dlg", 0, "not applicable"))
+    worse = saved("worse", ("invg", 9, "recovered"))
+    more = saved("more", ("invg", 0, "recovered"), ("dlg", 0, "inconclusive"))
+    leaking = saved("leaking", ("invg", 0, "recovered"), ("dlg", 0, "recovered"))
+    for old, new, code in [
+        (both, both, 0),
+        (both, without, 3),  # an attack is gone
+        (without, other, 3),  # nothing compares
+        (without, more, 0),  # what was never tested before was added, and found nothing
+        (without, leaking, 3),  # the same, and it leaks
+        (both, opened, 3),
+        (both, worse, 1),
+    ]:
+        told = command("compare", old, new)
+        assert told.code == code, told.out
+        assert told.out.startswith({0: "no regression", 1: "regression", 3: "not tested: no"}[code])
+        assert json.loads(command("compare", old, new, "--json").out)["tested"] is (code == 0)
+
+
 def test_compare_imports_no_torch(tmp_path):
     audit(tmp_path, [[30.0]]).save(tmp_path / "results.json")
     code = (

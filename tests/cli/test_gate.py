@@ -113,6 +113,7 @@ def test_a_team_s_policy_holds_where_nothing_is_given(run):
         ("", "expected fail_above"),
         ("[1]\n", "expected fail_above"),
         ("fail_above: {", "policy"),
+        ("fail_above:", "sets no limit"),
     ],
 )
 def test_bad_policies_are_one_line(run, text, fragment):

@@ -79,7 +79,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingData) as error:
         load_dataset("gtsrb", data_dir=tmp_path)
-    one_line(error, "pip install 'fedaudit[parquet]'")
+    one_line(error, "pip install 'PATH_OF_THE_CLONE[parquet]'")
 
 
 def cifar_batch(path: Path, **content: Any) -> None:

@@ -25,9 +25,9 @@ _HEAD = f"""\
 | exit code | what it means |
 | --- | --- |
 | 0 | done; every limit that you set is kept |
-| 1 | a limit is exceeded; or `compare` found more leakage than before |
-| 2 | something can't be used, and one line says what to do; or `verify` found a difference |
-| 3 | a limit could not be tested |
+| 1 | a limit is exceeded; `compare` found more leakage than before; or `check-model` an alarm |
+| 2 | something can't be used, and one line says what to do; `verify` found a difference; or anything unforeseen |
+| 3 | a limit could not be tested; or `compare` can't compare what the old audit tested |
 | 130 | interrupted; the same command goes on from there |
 
 ## Shell completion

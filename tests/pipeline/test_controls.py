@@ -12,15 +12,17 @@ import torch
 from torch import nn
 
 import fedaudit
-from fedaudit.attacks import ATTACKS
+from fedaudit.attacks import ATTACKS, make_attack
 from fedaudit.evaluation import FINDING_TYPES, evaluate, summarise
 from fedaudit.pipeline.control_cases import memorised, one_example, reference
+from fedaudit.pipeline.controls import Conditions, Controls, _winner, judged_by_control
 from fedaudit.pipeline.recordings import replay_error
 from fedaudit.pipeline.run import run_audit
 from fedaudit.pipeline.trials import Trial
-from fedaudit.results import AttackSummary, AuditResult
+from fedaudit.results import AttackSummary, AuditResult, ControlResult, Evidence
 from fedaudit.scenario.scenario import scenario_from
 from fedaudit.simulation.simulator import Recording
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.utils.fingerprint import tensor_digest
 
 FEDSGD = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
@@ -86,6 +88,96 @@ def test_noise_that_hides_the_images_is_told_from_too_little_effort():
     (control,) = result.controls
     assert (control.model, control.won, summary.control) == ("same", True, 0)
     assert control.images[0].psnr > 20
+
+
+@pytest.mark.parametrize(
+    "harder",
+    [
+        {"batch_size": 2},
+        {"algorithm": "fedavg", "local_steps": 2, "examples": 4, "learning_rate": 0.05},
+    ],
+)
+def test_an_easier_control_shows_that_the_attack_runs_and_no_more(harder):
+    summary = only(audited(invg(), defences=NOISE, federations=[{**FEDSGD, "clients": 1, **harder}]))
+    assert summary.verdict == "inconclusive"
+    here = "batches of 2" if "batch_size" in harder else "single examples, 2 local steps an update"
+    assert f"one known example, undefended, one step; here: {here}" in summary.advice[-1]
+    assert "this shows that the attack runs, not that it had a chance here" in summary.advice[-1]
+
+
+def named(federation: str, verdict: Any, attack: str = "invg", kind: str = "images") -> AttackSummary:
+    return AttackSummary(
+        attack=attack, federation=federation, update_kind="gradient", updates=1, images=1, kind=kind, verdict=verdict,
+        verdict_text="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict", "undefended", "serves"),
+    [
+        ({}, "recovered", True, True),
+        ({"name": "whatever"}, "recovered", True, True),
+        ({}, "recovered", False, False),
+        ({}, "identifiable", True, False),  # only what comes out visibly shows that it had a chance
+        ({"batch_size": 2}, "recovered", True, False),
+        ({"batch_norm": "train"}, "recovered", True, False),
+        ({"rounds": 3}, "recovered", True, False),
+    ],
+)
+def test_only_the_same_federation_without_its_defences_is_a_control(other, verdict, undefended, serves):
+    spec = FederationSpec(**FEDSGD)
+    runs = {"a-noise": (spec, False), "b": (FederationSpec(**{**FEDSGD, **other}), undefended)}
+    lost, beside = named("a-noise", "not demonstrated"), named("b", verdict)
+    assert _winner(lost, [lost, beside], runs) is (beside if serves else None)
+    worst = named("b", "inferred", kind="membership")  # membership can't be worse
+    kind = named("a-noise", "not demonstrated", kind="membership")
+    assert (_winner(kind, [kind, worst], runs) is worst) == (undefended and not other.keys() - {"name"})
+
+
+def test_scores_that_tell_members_the_wrong_way_round_are_no_all_clear():
+    evidence = {"what": "membership_auc", "value": 0.4, "n": 200, "of": "records", "by_guessing": 0.5, "method": "m"}
+    spec = {**vars(named("a", "not demonstrated", "loss-threshold", "membership"))}
+    won = ControlResult(attack="loss-threshold", model="same", federation=None, case="easy", won=True, text="won")
+    for p, verdict in ((0.9995, "inconclusive"), (0.98, "not demonstrated")):
+        told = AttackSummary(**{**spec, "evidence": Evidence(**evidence, p_value=p)})
+        controls = Controls()
+        controls.add(won, [told])
+        judged = judged_by_control(
+            told, controls, who="A client", things="records", error=None, attack=make_attack("loss-threshold"),
+            conditions=Conditions(32, 5),
+        )  # fmt: skip
+        assert judged.verdict == verdict
+        reason = "membership_auc 0.40 is below 0.5 by more than luck (p = 0.0005)"
+        assert any(reason in line for line in judged.advice) == (verdict == "inconclusive")
+
+
+def test_advice_names_only_what_the_attack_has():
+    lost = ControlResult(attack="a", model="same", federation=None, case="easy", won=False, text="lost")
+    for name, says in (("loss-threshold", "fails: use another attack"), ("invg", "raise its effort (iterations, rest")):
+        told = named("a", "not demonstrated", name)
+        controls = Controls()
+        controls.add(lost, [told])
+        judged = judged_by_control(
+            told, controls, who="The server", things="images", error=None, attack=make_attack(name),
+            conditions=Conditions(1, 1),
+        )  # fmt: skip
+        assert says in judged.advice[-1]
+
+
+def test_a_time_that_is_over_ends_attacks_and_the_report_says_so(tmp_path: Path):
+    federation = {**FEDSGD, "clients": 3, "examples": 3}
+    made = fedaudit.simulate(scenario(invg(), federations=[federation]), progress=False)
+    attacks: list[Any] = [{"name": "invg", "iterations": 300}, "labels"]
+    limited: Any = {"max_minutes": 0.001, "clients": 2, "progress": False}
+    found = fedaudit.audit_transcript(made, attacks, out=tmp_path, **limited).result
+    reasons = [f.reason or "" for f in found.findings]
+    assert sum("--max-minutes" in reason for reason in reasons) == 4
+    assert sum("beyond the first 2 clients" in reason for reason in reasons) == 2
+    assert any(line.startswith("4 of 6 runs of attacks: the time") for line in found.not_tried)
+    assert (tmp_path / "report.html").is_file()
+    for wrong in (0, -1, float("nan"), True):
+        with pytest.raises(fedaudit.BadInput, match="give minutes above 0"):
+            fedaudit.audit_transcript(made, max_minutes=wrong)
 
 
 def test_a_leak_needs_no_control(ran):

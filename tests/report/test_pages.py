@@ -179,8 +179,8 @@ LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "narrow": ("light", 3
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    driver = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'fedaudit[pages]'")
-    pytest.importorskip("axe_playwright_python", reason="no axe: pip install 'fedaudit[pages]'")
+    driver = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'PATH_OF_THE_CLONE[pages]'")
+    pytest.importorskip("axe_playwright_python", reason="no axe: pip install 'PATH_OF_THE_CLONE[pages]'")
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("no Chromium here: make chromium (Debian's, as root)")
@@ -224,7 +224,9 @@ def test_a_page_is_accessible_hides_no_number_and_can_be_filed(kind: str, browse
 
 
 def printed(pdf: bytes) -> list[str]:
-    reader = pytest.importorskip("pypdf", reason="no pypdf: pip install 'fedaudit[pages]'").PdfReader(io.BytesIO(pdf))
+    reader = pytest.importorskip("pypdf", reason="no pypdf: pip install 'PATH_OF_THE_CLONE[pages]'").PdfReader(
+        io.BytesIO(pdf)
+    )
     return [sheet.extract_text() for sheet in reader.pages]
 
 

@@ -94,6 +94,33 @@ def test_matched_non_members_are_of_the_other_sort_and_of_the_same_class_and_gro
     assert [groups[i] for i in made.matched.tolist()] == groups
 
 
+def of_classes(first: int, *counts: int) -> Split:
+    labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
+    numbers = first + torch.arange(len(labels), dtype=torch.float32)
+    return Split(torch.stack([numbers, -numbers], dim=1), labels)
+
+
+@given(seed=st.integers(0, 1000))
+def test_classes_of_which_nobody_s_run_out_tell_no_member(seed):
+    """Clients hold most of the rare classes: their members are fewer, and each has another of its class."""
+    made = draw(
+        80, 5, [of_classes(0, 40, 30, 12), of_classes(200, 40, 30, 12)], 2, of_classes(500, 60, 20, 2),
+        of_classes(900, 10, 4, 1), generator=generator(seed, "x"),
+    )  # fmt: skip
+    assert made.records is not None
+    labels, members = made.records.labels, made.owners != NOBODY
+    assert int(members.sum()) == 40
+    assert labels[members].bincount(minlength=3).equal(labels[~members].bincount(minlength=3))
+    assert labels[made.matched].equal(labels)
+    assert int((labels[members] == 2).sum()) <= 3
+
+
+def test_records_that_have_no_other_of_their_class_are_refused():
+    rest, held_out = of_classes(500, 60, 2), of_classes(900, 3, 0)
+    with pytest.raises(BadInput, match=r"of its class .* there are 12; set threat.records to 24 or less"):
+        draw(40, 0, [of_classes(0, 10, 40)], 1, rest, held_out, generator=generator(1, "x"))
+
+
 @pytest.mark.slow
 def test_members_stand_at_no_particular_place():
     firsts = [int(drawn(2, 0, seed).owners[0] == NOBODY) for seed in range(200)]

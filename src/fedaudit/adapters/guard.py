@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedaudit.adapters import in_words
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 from fedaudit.defences.received import check_received
+from fedaudit.results import LEAKS
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.objects import load_object
 
 if TYPE_CHECKING:
     from fedaudit.api import Verdict
+    from fedaudit.results import AuditResult
     from fedaudit.transcript.files import Form
 
 NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
@@ -40,7 +43,7 @@ class SiteGuard:
         fail_on: Verdict | None = "recovered",
         fail_above: Mapping[str, float] | None = None,
         on_fail: str = "warn",
-        unaudited: str = "pass",
+        unaudited: str | None = None,
         every: int = 1,
         largest: int = 32,
         mean: Sequence[float] | None = None,
@@ -58,9 +61,10 @@ class SiteGuard:
             fail_on: the verdict that an update must not reach, nor a worse one.
             fail_above: metric to limit, as ``fedaudit audit --fail-above``.
             on_fail: ``"warn"`` or ``"refuse"``.
-            unaudited: ``"pass"`` or ``"refuse"`` what can't be audited, for a site that wants to be sure.
+            unaudited: ``"pass"`` or ``"refuse"`` what can't be audited; default: as ``on_fail``, so that a guard that
+                refuses lets nothing leave that it didn't look into.
             every: audit only every so many updates of this site in a job, the first of them first.
-            largest: most examples of an update that is audited, over all its steps.
+            largest: most examples of an update that is audited, over all its steps; a larger one can't be audited.
             mean, std: of the preprocessing, per channel; default: estimated from the inputs' range.
             loss: registered name, where the training's own isn't recognised.
             out: folder on the site for a report on every update; default: none is kept.
@@ -77,7 +81,7 @@ class SiteGuard:
         for name, given, (*others, last) in (
             ("on_received", on_received, ("warn", "refuse", "ignore")),
             ("on_fail", on_fail, ("warn", "refuse")),
-            ("unaudited", unaudited, ("pass", "refuse")),
+            ("unaudited", "pass" if unaudited is None else unaudited, ("pass", "refuse")),
         ):
             if given not in (*others, last):
                 raise BadInput(f"{name} is {given!r}; give {', '.join(map(repr, others))} or {last!r}")
@@ -86,7 +90,8 @@ class SiteGuard:
         self.attacks = list(attacks)
         self.fail_on = fail_on
         self.fail_above = dict(self._limits if fail_above is None else fail_above)
-        self.on_fail, self.unaudited = on_fail, unaudited
+        self.on_fail = on_fail
+        self.unaudited = unaudited or ("refuse" if on_fail == "refuse" else "pass")
         self.every, self.largest = every, largest
         self.mean = None if mean is None else list(mean)  # JSON has no tuples
         self.std = None if std is None else list(std)
@@ -127,11 +132,17 @@ class SiteGuard:
             self._log.warning(text, who, check.name, check.text, done)
         return not alarms or self.on_received != "refuse"
 
-    def _too_large(self, seen: Capture, who: str) -> bool:
+    def _not_let_in(self, error: Exception, who: str) -> bool:
+        """Log that a received model can't be checked, and return whether the site must not train on it."""
+        refused = self.on_received == "refuse"
+        done = "it isn't trained on" if refused else "it is trained on nevertheless"
+        self._log.warning("fedaudit guard: %s: what came in can't be checked: %s; %s", who, in_words(error), done)
+        return refused
+
+    def _check_size(self, seen: Capture) -> None:
         examples = sum(map(len, seen.inputs))
         if examples > self.largest:
-            self._log.info("fedaudit guard: %s: not audited: %d examples, largest is %d", who, examples, self.largest)
-        return examples > self.largest
+            raise BadInput(f"the update is over {examples} examples, and largest is {self.largest}; raise largest")
 
     def _gives_away(
         self,
@@ -192,9 +203,24 @@ class SiteGuard:
             raise BadInput("none of the attacks can be run against it")
         if follows and any(f.recording is not None and f.recording.facts == "contradicted" for f in result.federations):
             raise BadInput("the update doesn't follow from the training that was watched")
+        if reason := self._nothing_measured(result):
+            raise BadInput(reason)
         untested = next((f"; {t.reason}" for t in result.thresholds if t.outcome == "not tested"), "")
         self._log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
         return False
+
+    def _nothing_measured(self, result: AuditResult) -> str:
+        """Return which of the limits no attack that ran could have exceeded; empty where there is none."""
+        unmeasured = [t.metric for t in result.thresholds if t.limit is not None and t.worst is None]
+        if unmeasured:
+            return f"no attack that ran measures {unmeasured[0]}, which has a limit"
+        from fedaudit.evaluation.finding_types import type_of  # what attacks need takes seconds to import
+
+        ran = [row for row in result.summaries if row.verdict != "not applicable"]
+        if self.fail_on and not any(type_of(row).worst in LEAKS[: LEAKS.index(self.fail_on) + 1] for row in ran):
+            names = " or ".join(a.name for a in result.attacks)
+            return f"of {names} none ran that could end in '{self.fail_on}'"
+        return ""
 
 
 def agreed_network(given: nn.Module | str | None) -> nn.Module | None:

@@ -30,8 +30,8 @@ from fedaudit.utils.machine import full_precision
 from fedaudit.utils.registry import SETTINGS, Plugin, Registry, make
 from fedaudit.utils.registry import register as register
 
-_MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
-_MOST_STEPS = 16  # that are worth simulating
+MOST_EXAMPLES = 128  # in one update; beyond, only which labels they have is asked
+MOST_STEPS = 16  # that are worth simulating
 _LONGEST = 300  # letters of another's error
 _IMAGES = ("image",)  # kinds of examples
 
@@ -121,7 +121,7 @@ class Case:
     @property
     def searchable(self) -> bool:
         """Whether it may search for the examples: it has updates alone, of not too many of them."""
-        return self.updates_alone and self.examples <= _MOST_EXAMPLES
+        return self.updates_alone and self.examples <= MOST_EXAMPLES
 
     @property
     def asks_for_members(self) -> bool:
@@ -141,7 +141,7 @@ class Case:
     @property
     def can_simulate(self) -> bool:
         """Whether it knows how an update was made, in so few steps that repeating them is worth it."""
-        return self.knows_scale and (self.steps or 1) <= _MOST_STEPS
+        return self.knows_scale and (self.steps or 1) <= MOST_STEPS
 
     def solves(self, kinds: Collection[str]) -> bool:
         """Return whether the first layer's gradient may give away examples of these kinds, one by one."""

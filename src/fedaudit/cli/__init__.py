@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
+_COMPLETION = "_FEDAUDIT_COMPLETE"  # set by a shell that asks what could follow
 HUNG_UP = 141  # what a shell reports of a program whose reader went away
 
 app = typer.Typer(
@@ -62,10 +63,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, audit, simulate, attack, convert, compare, verify, explain):
-    app.command()(command)
-app.command("train-generator")(train_generator)
-app.command("check-model")(check_model)
+_FIRST, _MORE, _ABOUT = "Commands for every day", "Parts of an audit, and what surrounds it", "What there is"
+for panel, commands in ((_FIRST, (init, audit, attack, compare, explain)), (_MORE, (simulate, convert, verify))):
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.command("train-generator", rich_help_panel=_MORE)(train_generator)
+app.command("check-model", rich_help_panel=_MORE)(check_model)
 
 
 class Kind(StrEnum):
@@ -79,7 +82,7 @@ class Kind(StrEnum):
     studies = "studies"
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=_ABOUT)
 def list_command(
     kind: Annotated[Kind | None, typer.Argument(help="List only this kind.")] = None,
     long: Annotated[bool, typer.Option("--long", help="Also say what each one is, and what an attack needs.")] = False,
@@ -102,7 +105,7 @@ def list_command(
         print("'fedaudit list KIND' describes each in a line, --long in detail")
 
 
-@app.command()
+@app.command(rich_help_panel=_MORE)
 def rank(
     scenario: Annotated[
         str | None, typer.Argument(help="YAML file, or the name of a model; default: the built-in scenario.")
@@ -123,7 +126,7 @@ def rank(
         show(analysis)
 
 
-@app.command()
+@app.command(rich_help_panel=_ABOUT)
 def doctor(
     data_dir: DataDir = None,
     build: Annotated[
@@ -150,7 +153,16 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 
 def main() -> None:
-    """Run the command line; every error of ours, or in the use of a flag, is one line and exit code 2."""
+    """Run the command line; whatever ends it, foreseen or not, is one line and exit code 2, never a limit's 1."""
+    try:
+        _run()
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        _unforeseen(error)
+
+
+def _run() -> None:
     own_process()
     if sys.argv[1:] == ["--version"]:  # at once: to make all commands takes longer
         print(__version__)
@@ -172,7 +184,9 @@ def main() -> None:
     except SystemExit as error:  # from the command-line library
         if isinstance(error.__context__, BrokenPipeError):
             _hang_up()
-        raise
+        if _COMPLETION in os.environ:
+            raise
+        _fail(f"a program that was loaded for this ended itself (sys.exit, code {error.code!r}); nothing was tested")
     except OSError as error:
         if error.filename is not None:
             _fail(f"can't use '{shown(os.fsdecode(error.filename))}': {error.strerror or error}")
@@ -184,12 +198,7 @@ def main() -> None:
             _fail(" ".join(error.format_message().replace("Value error, ", "").split()))
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
             _fail("there isn't enough memory; use a smaller model, batch_size or image_size, or fewer --workers")
-        if os.environ.get("FEDAUDIT_DEBUG"):
-            traceback.print_exc()
-        _fail(
-            f"unforeseen {type(error).__name__}: {error}; FEDAUDIT_DEBUG=1 shows where; please report it, for this is "
-            "a bug in fedaudit or in a plug-in"
-        )
+        _unforeseen(error)
     if code == INTERRUPTED:
         exec("")  # else Python, interrupted within some library's exec("..."), ends itself by the signal
         _fail("interrupted; findings that were finished are kept, and the same command goes on from there", code)
@@ -200,6 +209,20 @@ def _hang_up() -> NoReturn:
     """End quietly: the reader of our output has gone, as in ``fedaudit list | head -1``."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(HUNG_UP)
+
+
+def _unforeseen(error: BaseException) -> NoReturn:
+    """End with a line on what nobody foresaw, and how to see where it came from."""
+    if os.environ.get("FEDAUDIT_DEBUG"):
+        traceback.print_exception(error)
+    try:
+        said = f": {error}"
+    except Exception:  # an exception of somebody's that can't be printed
+        said = ""
+    _fail(
+        f"unforeseen {type(error).__name__}{said}; FEDAUDIT_DEBUG=1 shows where; please report it, for this is a bug "
+        "in fedaudit or in a plug-in"
+    )
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:

@@ -40,6 +40,9 @@ def audit(
     nodes: options.Nodes = None,
     run_config: options.RunConfig = None,
     attacks: options.AppAttacks = None,
+    rounds: options.Rounds = None,
+    clients: options.Clients = None,
+    max_minutes: options.MaxMinutes = None,
     mean: options.Mean = None,
     std: options.Std = None,
 ) -> None:
@@ -48,7 +51,16 @@ def audit(
     options.check_alone(
         flower,
         {"SCENARIO": scenario, "--what-if": what_if},
-        {"--nodes": nodes, "--run-config": run_config, "--attack": attacks, "--mean": mean, "--std": std},
+        {
+            "--nodes": nodes,
+            "--run-config": run_config,
+            "--attack": attacks,
+            "--rounds": rounds,
+            "--clients": clients,
+            "--max-minutes": max_minutes,
+            "--mean": mean,
+            "--std": std,
+        },
     )
     if flower is not None:
         from fedaudit.adapters import flower as adapter
@@ -58,6 +70,9 @@ def audit(
             flower,
             nodes=nodes,
             config=adapter.parse_config(run_config or []),
+            attacked=options.rounds_of(rounds) or "last",
+            clients=clients,
+            max_minutes=max_minutes,
             **_asked(attacks or [], {}, settings or []),
             **task,
             seed=seed or 0,
@@ -145,6 +160,8 @@ def attack(
     batch_norm: options.BatchNorm = None,
     task_file: options.Task = None,
     rounds: options.Rounds = None,
+    clients: options.Clients = None,
+    max_minutes: options.MaxMinutes = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -199,6 +216,8 @@ def attack(
     asked: dict[str, Any] = {
         **own,
         **_asked(attacks or [], threat, settings or []),
+        "clients": clients,
+        "max_minutes": max_minutes,
         "seed": seed,
         "device": device,
         "truth": truth,

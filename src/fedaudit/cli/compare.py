@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedaudit.cli.options import Json, print_json
+from fedaudit.cli.options import NOT_TESTED, Json, print_json
 
 if TYPE_CHECKING:
     from fedaudit.report.compare import AuditComparison, Row
@@ -22,7 +22,7 @@ def compare(
     new: Annotated[Path, typer.Argument(help="Folder of a later audit, or its results.json.")],
     json_output: Json = False,
 ) -> None:
-    """Compare two audits: what leaks more or less than before; exit 1 if anything leaks more."""
+    """Compare two audits: what leaks more or less; exit 1 if anything leaks more, 3 if something can't be compared."""
     from fedaudit.report.compare import compare_audits, open_audit
 
     before, after = open_audit(old), open_audit(new)
@@ -33,6 +33,8 @@ def compare(
         _show(found)
     if found.regression:
         raise typer.Exit(REGRESSION)
+    if not found.tested:
+        raise typer.Exit(NOT_TESTED)
 
 
 def _show(found: AuditComparison) -> None:
@@ -56,6 +58,9 @@ def _show(found: AuditComparison) -> None:
     counts = {outcome: sum(row.outcome == outcome for row in found.rows) for outcome in _STYLES}
     told = ", ".join(f"{n} {outcome}" for outcome, n in counts.items() if n) or "nothing to compare"
     first = "regression: something leaks more than before" if found.regression else "no regression"
+    if not found.regression and not found.tested:
+        compared = len(found.rows) - len(found.open)
+        first = "not tested: no regression in what could be compared" if compared else "not tested: nothing compares"
     console.print(f"[bold]{first}[/] ({told})", highlight=False)
     console.print()
     console.print(table, highlight=False)

@@ -17,7 +17,7 @@ from fedaudit.utils.errors import BadInput
 from fedaudit.utils.progress import wide_console
 
 _PACKAGES = ("torch", "torchmetrics", "numpy", "scipy", "scikit-learn", "scikit-image", "pydantic", "safetensors")
-_OPTIONAL = {"pyarrow": "reads parquet data sets: pip install 'fedaudit[parquet]'"}
+_OPTIONAL = {"pyarrow": "reads parquet data sets: pip install 'PATH_OF_THE_CLONE[parquet]'"}
 
 
 def examine(data_dir: Path | None) -> None:

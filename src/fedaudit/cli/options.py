@@ -112,7 +112,24 @@ Task = Annotated[
         help="For a recording: YAML file with what it doesn't say of the task, such as a table's columns, or tokens.",
     ),
 ]
-Rounds = Annotated[str | None, typer.Option(metavar="0,5-9", help="For a recording: attack only these rounds.")]
+Rounds = Annotated[
+    str | None,
+    typer.Option(
+        metavar="0,5-9",
+        help="Of a recording or an app: attack only these rounds; an app is stopped after the last of them.",
+    ),
+]
+Clients = Annotated[
+    int | None,
+    typer.Option("--clients", min=1, help="Of a recording or an app: attack only the first so many clients' updates."),
+]
+MaxMinutes = Annotated[
+    float | None,
+    typer.Option(
+        "--max-minutes",
+        help="Begin no attack after so long, stop those that run, say in the report what is missing; an app gets half.",
+    ),
+]
 
 # Of a Flower app.
 App = Annotated[
@@ -258,7 +275,7 @@ def own_parts(
     Raises:
         BadInput: one is malformed, or can't be loaded.
     """
-    parts: dict[str, Any] = {"model": None, "loss": None, "task": task, "rounds": _rounds(rounds)}
+    parts: dict[str, Any] = {"model": None, "loss": None, "task": task, "rounds": rounds_of(rounds)}
     if model:
         from fedaudit.pipeline.recordings import own_module
 
@@ -286,7 +303,7 @@ def _own_loss(text: str, known: Iterable[str]) -> Any:
     return found
 
 
-def _rounds(text: str | None) -> list[int] | None:
+def rounds_of(text: str | None) -> list[int] | None:
     """Return the rounds in ``0,5-9``."""
     if text is None:
         return None

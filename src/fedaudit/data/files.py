@@ -75,7 +75,7 @@ def read_parquet(path: Path, *columns: str) -> dict[str, list[Any]]:
         import pyarrow.parquet
         import pyarrow.types as kinds
     except ImportError as error:
-        raise MissingData(f"reading {path} needs pyarrow; pip install 'fedaudit[parquet]'") from error
+        raise MissingData(f"reading {path} needs pyarrow; pip install 'PATH_OF_THE_CLONE[parquet]'") from error
     with reading(path):
         check_file(path, PARQUET)
         with pyarrow.parquet.ParquetFile(path) as file:

@@ -68,9 +68,12 @@ def read_policy(path: Path) -> Limits:
         if key not in ("fail_above", "fail_on"):
             raise BadInput(f"the policy '{path}': {unknown_name('key', str(key), ['fail_above', 'fail_on'])}")
     try:
-        return Limits(values.get("fail_above") or {}, values.get("fail_on")).check()
+        limits = Limits(values.get("fail_above") or {}, values.get("fail_on")).check()
     except BadInput as error:
         raise BadInput(f"the policy '{path}': {error}") from None
+    if not limits:  # a gate without a limit would let everything through
+        raise BadInput(f"the policy '{path}' sets no limit; give fail_above: {{metric: number}} or fail_on: a verdict")
+    return limits
 
 
 def limitable() -> list[str]:

@@ -48,12 +48,14 @@ class Case:
         model: ``same``, the audited one, or ``reference``.
         text: the case in words.
         seconds: that it took to make.
+        size: examples that each of its updates is over, where these are of a single step; None: of another case.
     """
 
     recording: Recording
     model: Literal["same", "reference"]
     text: str
     seconds: float = 0.0
+    size: int | None = None
 
 
 def one_example(
@@ -90,7 +92,8 @@ def one_example(
         held[0, client] = inputs[rows], labels[rows]
         updates.append(_update(transcript, first.weights, client, *held[0, client], kind, known))
     text = f"{few if count == 1 else f'{count} known examples, one an update'}, undefended, one step"
-    return _recorded(recording, [Round(0, first.weights, updates)], held, text, model=model)
+    case = _recorded(recording, [Round(0, first.weights, updates)], held, text, model=model)
+    return replace(case, size=size)
 
 
 def reference(kind: UpdateKind) -> Case:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from fedaudit.attacks.base import own_failures
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import type_of
 from fedaudit.evaluation.images import visible
+from fedaudit.evaluation.statistics import SURE
 from fedaudit.pipeline.control_cases import (
     Case,
     each_by_heart,
@@ -34,6 +36,7 @@ from fedaudit.pipeline.trials import Means, Trial, run_trials
 from fedaudit.results import LEAKS, AttackSummary, ControlResult, Curve, FindingResult, Timing
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.simulation.simulator import Recording
+from fedaudit.simulation.spec import FederationSpec
 from fedaudit.transcript.observation import observe
 from fedaudit.transcript.update import UpdateKind
 from fedaudit.utils.errors import BadInput, NotApplicable
@@ -62,15 +65,19 @@ class Controls:
         results: in the order in which they were run.
         image_files: of the images in them.
         of: (federation, attack) to the position of its control in ``results``.
+        sizes: of those results whose case is a single step, how many examples an update of it is over.
     """
 
     results: list[ControlResult] = field(default_factory=list)
     image_files: dict[str, Tensor] = field(default_factory=dict)
     of: dict[tuple[str, str], int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
 
-    def add(self, result: ControlResult, owners: Sequence[AttackSummary]) -> None:
+    def add(self, result: ControlResult, owners: Sequence[AttackSummary], size: int | None = None) -> None:
         """Add a control that belongs to ``owners``, in place of any that they have."""
         self.results.append(result)
+        if size is not None:
+            self.sizes[len(self.results) - 1] = size
         for owner in owners:
             self.of[owner.federation, owner.attack] = len(self.results) - 1
 
@@ -84,10 +91,10 @@ def run_controls(
 ) -> Controls:
     """Run a control for every attack that found nothing, once for all federations.
 
-    First choice: an undefended federation of this audit from which the same attack did find something; it costs
-    nothing. Else the easiest case of the audited model, and where that is lost, of the reference network. Together they
-    take a quarter of the attacks' time at most, but one is always run. Time is counted in iterations, not by the
-    clock: on a busy machine the same controls are run.
+    First choice: the same federation without its defences, if it is in this audit and the same attack got out of it
+    the worst that it can; that costs nothing. Else the easiest case of the audited model, and where that is lost, of
+    the reference network. Together they take a quarter of the attacks' time at most, but one is always run. Time is
+    counted in iterations, not by the clock: on a busy machine the same controls are run.
 
     Args:
         summaries: of all attacks, still without controls.
@@ -97,12 +104,12 @@ def run_controls(
         means: with what trials are run.
     """
     found, attacks = Controls(), scenario.attacks
-    undefended = [name for name, _, defences in scenario.runs() if defences.undefended]
+    runs = {name: (spec, defences.undefended) for name, spec, defences in scenario.runs()}
     open_ones: dict[str, list[AttackSummary]] = {}
     for summary in summaries:
         if summary.verdict != "not demonstrated":
             continue
-        if winner := _winner(summary, summaries, undefended):
+        if winner := _winner(summary, summaries, runs):
             text = f"{summary.attack} found something from {winner.federation}, which has no defence"
             found.add(
                 ControlResult(
@@ -141,7 +148,7 @@ def run_controls(
         finished = iter(run_trials(flat, means, f"{len(trials)} positive controls"))
         for name, (case, own) in trials.items():
             result, files = _result(name, case, [next(finished) for _ in own], scenario.seed)
-            found.add(result, open_ones[name])
+            found.add(result, open_ones[name], case.size)
             found.image_files |= files
             if result.won or result.won is None:
                 open_ones.pop(name)
@@ -149,21 +156,27 @@ def run_controls(
 
 
 def _winner(
-    summary: AttackSummary, summaries: Sequence[AttackSummary], undefended: Sequence[str]
+    summary: AttackSummary, summaries: Sequence[AttackSummary], runs: Mapping[str, tuple[FederationSpec, bool]]
 ) -> AttackSummary | None:
-    """Return the same attack's leak from an undefended federation that sends the same kind of update, if any."""
-    return next(
-        (
-            other
-            for other in summaries
-            if other.attack == summary.attack
-            and other.federation in undefended
-            and other.federation != summary.federation
-            and other.update_kind == summary.update_kind
-            and other.verdict in LEAKS
-        ),
-        None,
-    )
+    """Return the same attack on the same federation without its defences, if it got out the worst that it can there.
+
+    Another federation is no control: batch size, local steps, BatchNorm or the model's state make it easier or harder.
+    """
+    for other in summaries:
+        if (other.attack, other.update_kind) != (summary.attack, summary.update_kind):
+            continue
+        if other.federation not in runs or summary.federation not in runs:
+            continue
+        (spec, undefended), (own, _) = runs[other.federation], runs[summary.federation]
+        alike = undefended and other.federation != summary.federation and _alike(spec, own)
+        if alike and other.verdict == type_of(other).worst:
+            return other
+    return None
+
+
+def _alike(one: FederationSpec, other: FederationSpec) -> bool:
+    """Return whether two federations are the same but for their name."""
+    return one.model_copy(update={"name": other.name}) == other
 
 
 def _ran(attack: Attack, finding: FindingResult) -> bool:
@@ -248,12 +261,43 @@ def _none(attack: str, reason: str) -> ControlResult:
     return ControlResult(attack=attack, model="same", federation=None, case="none", won=None, text=reason)
 
 
+class Conditions(NamedTuple):
+    """What the updates of a federation are over, at most: examples in a step, and steps."""
+
+    batch: int
+    steps: int
+
+    def __str__(self) -> str:
+        over = f"batches of {self.batch:,}" if self.batch > 1 else "single examples"
+        return f"{over}, {self.steps:,} local steps an update" if self.steps > 1 else over
+
+
+def conditions_of(recording: Recording) -> Conditions:
+    """Return what the updates of a federation are over."""
+    batch = steps = 1
+    for one in recording.transcript.rounds:
+        for update in one.updates:
+            training = update.training
+            steps = max(steps, training.local_steps if training else 1)
+            sizes = training.batch_sizes if training and training.batch_sizes else (update.num_examples,)
+            batch = max(batch, *sizes)
+    return Conditions(batch, steps)
+
+
 def judged_by_control(
-    summary: AttackSummary, controls: Controls | None, *, who: str, things: str, error: float | None
+    summary: AttackSummary,
+    controls: Controls | None,
+    *,
+    who: str,
+    things: str,
+    error: float | None,
+    attack: Attack,
+    conditions: Conditions,
 ) -> AttackSummary:
     """Return a summary with its final verdict and headline.
 
-    "Not demonstrated" stands only where a control was won; all else that found nothing is inconclusive.
+    "Not demonstrated" stands only where a control was won in conditions no easier than those that were tested; all else
+    that found nothing is inconclusive, and so are scores that tell members the wrong way round.
 
     Args:
         summary: still without controls.
@@ -261,6 +305,8 @@ def judged_by_control(
         who: the adversary, as a sentence begins with it.
         things: the examples, in the plural.
         error: with which the recorded local training reproduces the federation's updates, where it doesn't; else None.
+        attack: that found it, with its settings.
+        conditions: of the federation's updates.
     """
     if summary.verdict in LEAKS or summary.verdict == "not applicable":
         return summary
@@ -268,8 +314,10 @@ def judged_by_control(
     open_question = f"This audit can't tell whether {_inside(who)} can {question}."
     if error is not None:
         advice = (
-            f"correct what is recorded of the local training (learning rate, momentum, steps, BatchNorm): repeated on "
-            f"the true examples it gives other updates than those that travelled (relative error {error:.2g})"
+            f"repeated on the true examples, the recorded training gives other updates than those that travelled "
+            f"(relative error {error:.2g}): either clients clip updates or add noise (LocalDpMod, Opacus), or what is "
+            "recorded of their training (learning rate, momentum, steps, BatchNorm) is wrong. Record once without "
+            "noise: where that is reproduced, it was the noise"
         )
         return _inconclusive(summary, open_question, advice)
     if summary.verdict == "inconclusive":
@@ -280,7 +328,17 @@ def judged_by_control(
         return _inconclusive(summary, open_question, advice)
     control = controls.results[place]
     base = summary.model_copy(update={"control": place})
+    if reversed_by := _reversed(summary):
+        return _inconclusive(base, open_question, reversed_by)
     if control.won and control.model == "same":
+        size = controls.sizes.get(place)
+        if size is not None and (conditions.batch > size or conditions.steps > 1):
+            advice = (
+                f"{summary.attack} won an easier case ({control.case}; here: {conditions}): this shows that the attack "
+                "runs, not that it had a chance here. Audit the same federation without defences beside it, or with "
+                "smaller batches and fewer steps: what comes out there tells"
+            )
+            return _inconclusive(base, open_question, advice)
         how = (
             f"it did from {control.federation}, which has no defence"
             if control.federation
@@ -293,14 +351,29 @@ def judged_by_control(
     elif control.won:
         advice = (
             f"on this model {summary.attack} fails even in the easiest case, though it works on the reference network: "
-            "raise its effort (iterations, restarts), or use another attack"
+            f"{_more_effort(attack)}"
         )
     else:
-        advice = (
-            f"even in the easiest case {summary.attack} fails: raise its effort (iterations, restarts), or use another "
-            "attack"
-        )
+        advice = f"even in the easiest case {summary.attack} fails: {_more_effort(attack)}"
     return _inconclusive(base, open_question, advice)
+
+
+def _more_effort(attack: Attack) -> str:
+    """Return what to do about an attack that loses: raise what it has, or take another."""
+    having = [name for name in ("iterations", "restarts") if isinstance(getattr(attack, name, None), int)]
+    return f"raise its effort ({', '.join(having)}), or use another attack" if having else "use another attack"
+
+
+def _reversed(summary: AttackSummary) -> str:
+    """Return what to do where scores tell members from others the wrong way round; empty where they don't."""
+    evidence = summary.evidence
+    if summary.kind != "membership" or evidence is None or evidence.p_value is None or evidence.p_value < 1 - SURE:
+        return ""
+    return (
+        f"{evidence.what} {evidence.value:.2f} is below 0.5 by more than luck (p = {1 - evidence.p_value:.2g}): the "
+        "scores do tell what was used for training, the wrong way round. Find out why (the records of the two sorts "
+        "may differ in more than membership; noise may turn scores round), and use another attack"
+    )
 
 
 def cautions(attack: Attack, findings: Sequence[FindingResult]) -> list[str]:

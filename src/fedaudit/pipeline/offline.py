@@ -137,6 +137,7 @@ def attack_transcript(
     loss: Loss | None = None,
     task: Mapping[str, Any] | None = None,
     rounds: Collection[int] | None = None,
+    clients: int | None = None,
     out: Path | None = None,
     overwrite: bool = False,
     without_truth: str | None = None,
@@ -148,7 +149,7 @@ def attack_transcript(
         specs: of each attack its ``name`` and settings; None: those that fit.
         threat: fields of a ThreatModel.
         seed: of the attacks; None takes the recorded scenario's, or 0 where there is no ground truth.
-        device, task, rounds, overwrite: as of :func:`fedaudit.attack`.
+        device, task, rounds, clients, overwrite: as of :func:`fedaudit.attack`.
         truth: the ground truth or its file; None looks for the one in the transcript's folder.
         means: with what; findings are kept in ``out`` where they have no other store.
         model, loss: a user's own, where ``source`` is a folder and was made with them.
@@ -188,6 +189,8 @@ def attack_transcript(
     if adversary.group_size > 1 and not _sums(transcript):
         seen, members = _summed(transcript, adversary.group_size)
     planned = plan([seen], attacks, adversary, seed=seed, device=device)
+    if clients is not None:
+        planned = _of_first(planned, clients)
     found = Findings(
         transcript=transcript,
         seen=seen,
@@ -206,6 +209,23 @@ def attack_transcript(
     if out:
         holds_another(out, found.request(), overwrite=overwrite)
     return replace(found, trials=run_trials(planned, means))
+
+
+def _of_first(trials: Sequence[Trial], count: int) -> list[Trial]:
+    """Return the trials, of which those on one client alone that isn't among the first ``count`` are refused.
+
+    Raises:
+        BadInput: the count isn't positive.
+    """
+    if count < 1:
+        raise BadInput(f"--clients is {count}; give 1 or more")
+    alone = [{m.client for m in trial.observation.messages} for trial in trials]
+    first = sorted({next(iter(own)) for own in alone if len(own) == 1})[:count]
+    refusal = NotApplicable(f"not run: it is beyond the first {count} clients (--clients)")
+    return [
+        trial if trial.outcome or len(own) != 1 or own <= set(first) else replace(trial, outcome=refusal)
+        for trial, own in zip(trials, alone, strict=True)
+    ]
 
 
 def evaluate_findings(
@@ -295,7 +315,8 @@ def _granted(adversary: ThreatModel, threat: dict[str, Any], transcript: Transcr
 def _flags(found: Findings) -> list[str]:
     """Return the flags that make the same of the transcript again."""
     names, adversary = [attack.name for attack in found.attacks], found.threat
-    flags = [f"--attack {name}" for name in names]
+    own = found.transcript.task_info.model == "custom"
+    flags = ["--model MODULE:NAME"] * own + [f"--attack {name}" for name in names]
     flags += [
         f"--set {shlex.quote(f'attacks.{name}.{key}={json.dumps(value, default=str)}')}"
         for name, settings in zip(names, found.given, strict=True)

@@ -16,19 +16,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attacks import ATTACKS, Attack, Finding
+from fedaudit.attacks import Attack, Finding
 from fedaudit.attacks.base import own_failures
 from fedaudit.data import DATASETS, Dataset
 from fedaudit.evaluation import FINDING_TYPES, check_limits, compare, entry, evaluate, summarise, verdict_rules
 from fedaudit.evaluation import Limits as Limits
 from fedaudit.evaluation.image_metrics import lpips_missing
 from fedaudit.modalities import example_kind, save_png
-from fedaudit.pipeline.controls import Controls, cautions, judged_by_control, run_controls
+from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged_by_control, run_controls
 from fedaudit.pipeline.describe import adversary_record, federation_record
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
 from fedaudit.pipeline.recordings import CONTRADICTED, replay_error
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
+from fedaudit.pipeline.untested import left_out, not_tried
 from fedaudit.results import (
     AttackRecord,
     AttackSummary,
@@ -83,7 +84,9 @@ class Audit:
 
     def held_to(self, limits: Limits) -> Audit:
         """Return the same audit with what became of each of ``limits``."""
-        thresholds = check_limits(limits, self.result.findings, self.result.summaries)
+        used = set(self.result.in_use())
+        findings = [f for f in self.result.findings if f.federation in used]
+        thresholds = check_limits(limits, findings, [s for s in self.result.summaries if s.federation in used])
         return dataclasses.replace(self, result=self.result.model_copy(update={"thresholds": thresholds}))
 
     def save(self, folder: Path | str, *, write: Sequence[str] = (), scenario: str = "scenario.yaml") -> Path:
@@ -314,8 +317,17 @@ def assess(
         image_files |= controls.image_files
     replayed = {r.transcript.name: replay_error(r) for r in recordings if r.history is None}
     wrong = {name: error for name, error in replayed.items() if error is not None and error > CONTRADICTED}
+    by_name, conditions = {a.name: a for a in attacks}, {r.transcript.name: conditions_of(r) for r in recordings}
     summaries = [
-        judged_by_control(s, controls, who=adversary.who, things=things, error=wrong.get(s.federation))
+        judged_by_control(
+            s,
+            controls,
+            who=adversary.who,
+            things=things,
+            error=wrong.get(s.federation),
+            attack=by_name[s.attack],
+            conditions=conditions[s.federation],
+        )
         for s in summaries
     ]
     unverified = {r.transcript.name for r in recordings if r.transcript.recording and not r.transcript.replay_errors}
@@ -346,7 +358,8 @@ def assess(
         comparisons=compare(findings, summaries),
         controls=controls.results if controls else [],
         verdict_rules=verdict_rules(findings),
-        not_tested=_not_tested(scenario, attacks),
+        not_tried=not_tried(resolved.data.kind or "image", scenario, recordings, findings),
+        not_tested=_not_tested(scenario, attacks, resolved.data.kind or "image"),
         lpips_missing=None if lpips_used else lpips_missing(),
         repeat=repeat or _how_to_repeat(scenario),
         thresholds=[],
@@ -424,13 +437,9 @@ def _with_cautions(
     )
 
 
-def _not_tested(scenario: Scenario, attacks: Sequence[Attack]) -> list[str]:
-    named = {attack.name for attack in attacks}
-    others = [name for name in ATTACKS.names() if name not in named]
+def _not_tested(scenario: Scenario, attacks: Sequence[Attack], kind: str) -> list[str]:
     threat: ThreatModel = scenario.threat
-    lines = [f"other adversaries than this one: {threat.summary}"]
-    if others:
-        lines.append(f"attacks that fedaudit has and this audit did not run: {', '.join(others)}")
+    lines = [f"other adversaries than this one: {threat.summary}", *left_out(scenario, attacks, kind)]
     altered, acts = (any(getattr(f, who) for f in scenario.federations) for who in ("server", "malicious"))
     lines += [
         f"a server that sends altered models{' in another way than here' * altered}, and clients that poison the "

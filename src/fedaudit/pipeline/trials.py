@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,12 +111,29 @@ class Means:
         store: folder where findings are kept as soon as they are made; those that are there are not made again.
         kept: returns what a trial came to; with it no attack is run, and ``store`` isn't looked into.
         display: shows progress.
+        deadline: seconds since 1970 after which no attack is begun, and those that run are stopped; None: none. What
+            was stopped is refused with the reason, and isn't kept.
     """
 
     workers: int = 1
     store: Path | None = None
     kept: Kept | None = None
     display: Display = field(default_factory=Quiet)
+    deadline: float | None = None
+
+
+TIME_IS_UP = "not run: the time that this audit was given (--max-minutes) was spent"
+
+
+def _in_time(report: Report, deadline: float | None) -> Report:
+    """Return ``report``, which ends the attack that calls it after ``deadline``."""
+
+    def timed(work: float) -> None:
+        if deadline is not None and time.time() > deadline:
+            raise NotApplicable(TIME_IS_UP)
+        report(work)
+
+    return timed
 
 
 def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str = "") -> list[Trial]:
@@ -162,7 +180,7 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
                 def advance(work: float, before: float = done) -> None:
                     report(before + work)
 
-                outcomes[i] = _run_and_keep(trials[i], paths.get(i), advance)
+                outcomes[i] = _run_and_keep(trials[i], paths.get(i), advance, means.deadline)
                 done += trials[i].work
     else:
         began, parts, died = done, dict.fromkeys(todo, 0.0), None
@@ -171,7 +189,7 @@ def run_trials(trials: Sequence[Trial], means: Means | None = None, title: str =
             parts[todo[index]] = work
             report(began + sum(parts.values()))
 
-        tasks = [(trials[i], paths.get(i)) for i in todo]
+        tasks = [(trials[i], paths.get(i), means.deadline) for i in todo]
         for index, result in run_tasks(_work, tasks, workers=means.workers, beat=beat):
             if isinstance(result, WorkerDied):
                 died = result  # told once the others are finished and kept
@@ -192,8 +210,10 @@ def _with(outcomes: Sequence[Finding | NotApplicable | None], trials: Sequence[T
     return [replace(trial, outcome=outcome) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 
-def _run_and_keep(trial: Trial, path: Path | None, report: Report) -> Finding | NotApplicable:
-    outcome = trial.run(report)
+def _run_and_keep(trial: Trial, path: Path | None, report: Report, deadline: float | None) -> Finding | NotApplicable:
+    if deadline is not None and time.time() > deadline:
+        return NotApplicable(TIME_IS_UP)
+    outcome = trial.run(_in_time(report, deadline))
     if path and isinstance(outcome, Finding):
         try:
             outcome.save(path, path.stem)
@@ -202,7 +222,8 @@ def _run_and_keep(trial: Trial, path: Path | None, report: Report) -> Finding | 
     return outcome
 
 
-def _work(task: tuple[Trial, Path | None]) -> Finding | NotApplicable:
+def _work(task: tuple[Trial, Path | None, float | None]) -> Finding | NotApplicable:
     """Run in a worker: one thread."""
     with one_thread():
-        return _run_and_keep(*task, tell)
+        trial, path, deadline = task
+        return _run_and_keep(trial, path, tell, deadline)

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedaudit.defences.spec import DefencesSpec
+from fedaudit.defences.suitable import suitable
 from fedaudit.scenario.scenario import Scenario
 from fedaudit.utils.errors import BadInput
-
-_DP = {"name": "dp", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 0.1, "epsilon": None}}
-_STRONG_DP = {"name": "dp-strong", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}
-# By what an attack recovers: what withholds or blurs single updates, or keeps malicious ones out.
-FITTING: dict[str, tuple[dict[str, Any], ...]] = {
-    "training images": (_DP, {"name": "dgc", "sanitiser": "dgc"}, {"name": "ffl", "sanitiser": "ffl"}),
-    "labels": (_DP, _STRONG_DP, {"name": "sign", "sanitiser": "sign"}),
-    "membership": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
-    "attributes": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
-    "local models": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
-    "images of a class": (
-        {"name": "inferguard", "aggregator": "inferguard"},
-        {"name": "multi-krum", "aggregator": "multi-krum"},
-        {"name": "median", "aggregator": "median"},
-    ),
-}
 
 
 def with_what_if(scenario: Scenario) -> Scenario:
@@ -39,14 +22,13 @@ def with_what_if(scenario: Scenario) -> Scenario:
         raise BadInput(
             "--what-if compares defences of updates, and a vertical federation sends none; change its protocol or top"
         )
-    after = scenario.attacks[0].recovers if scenario.attacks else ""
-    chosen = [DefencesSpec.model_validate(values) for values in FITTING.get(after, FITTING["training images"])]
+    chosen = [DefencesSpec.model_validate(v) for v in suitable(a.recovers for a in scenario.attacks)]
     every = scenario.evaluation.accuracy_every or max(f.rounds for f in scenario.federations)
     return Scenario.model_validate(
         {
             **scenario.model_dump(mode="json"),
             "defences": [scenario.defences.model_dump(), *(d.model_dump() for d in chosen)],
             "other_defences": [],
-            "evaluation": {**scenario.evaluation.model_dump(), "accuracy_every": every},
+            "evaluation": {**scenario.evaluation.model_dump(), "accuracy_every": every, "what_if": True},
         }
     )

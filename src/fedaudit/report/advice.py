@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import shlex
 from typing import Any, NamedTuple
 
+from fedaudit.attacks import ATTACKS
+from fedaudit.defences.suitable import suitable
 from fedaudit.report.conclusion import headline
 from fedaudit.report.frontier import UNDEFENDED
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
 
 _COMMAND = "fedaudit audit scenario.yaml --out DIR"
+_ATTACK = "fedaudit attack "
 _BATCH = 8
 _ENOUGH = 1000  # iterations that a first audit of small images takes
 
@@ -37,17 +42,42 @@ def advice(result: AuditResult) -> list[Advice]:
 
 
 def command(result: AuditResult, change: str) -> str:
-    """Return the command that tries a change, or the change alone where a user's own parts can't be named in one."""
-    if not result.repeat.startswith(_COMMAND) or change.startswith("fedaudit "):
+    """Return what tries a change, as it is printed: a command, or a line of Python where parts are a user's own."""
+    if change.startswith("fedaudit "):
         return change
-    return f"fedaudit audit scenario.yaml {change} --out NEW{result.repeat.removeprefix(_COMMAND)}"
+    if result.repeat.startswith(_COMMAND):
+        return f"fedaudit audit scenario.yaml {change} --out NEW{result.repeat.removeprefix(_COMMAND)}"
+    if result.repeat.startswith(_ATTACK):  # what is set later wins
+        return f"{result.repeat.removesuffix(' --out DIR').replace(' --out DIR', '')} {change} --out NEW"
+    return _in_python(result, change)
+
+
+def _in_python(result: AuditResult, change: str) -> str:
+    """Return a change as a call with the user's own model, data and loss, whose names there stand for them."""
+    words = shlex.split(change)
+    settings = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
+    scenario = result.scenario
+    parts = {"model": scenario["model"]["name"], "data": scenario["data"]["name"], "loss": scenario["model"]["loss"]}
+    given = [f"fedaudit.load_scenario('scenario.yaml', {settings!r})"]
+    given += [f"{part}={part}" for part, name in parts.items() if name == "custom"]
+    given += [f"fail_on={words[words.index('--fail-on') + 1]!r}"] if "--fail-on" in words else []
+    return f"fedaudit.audit({', '.join(given)}, out='NEW')"
+
+
+def _tried(result: AuditResult) -> str:
+    """Return the flags that compare the defences which fit: ``--what-if``, or spelt out where that can't be given."""
+    if result.repeat.startswith(_COMMAND):
+        return "--what-if"
+    recovered = [ATTACKS[a.name].value.recovers for a in result.attacks if a.name in ATTACKS.names()]
+    listed = json.dumps([{"name": "plain"}, *suitable(recovered)])
+    return f"--set {shlex.quote(f'defences={listed}')}"
 
 
 def _against(result: AuditResult) -> list[Advice]:
     leaks = [s for s in result.summaries if s.verdict in LEAKS]
     kinds = {s.kind for s in leaks}
     lines = []
-    recorded = any(f.recording for f in result.federations)
+    recorded = any(f.recording for f in result.federations) or result.repeat.startswith(_ATTACK)
     if result.adversary.adversary == "malicious-server":
         lines.append(
             Advice(
@@ -63,7 +93,7 @@ def _against(result: AuditResult) -> list[Advice]:
             Advice(
                 "Clip updates and add noise before they leave the client.",
                 "Differential privacy bounds what any attack can learn. It costs accuracy, less with more clients. Put "
-                "it in (in Flower: SanitiserMod), record again, and compare.",
+                "it in where clients don't have it yet (in Flower: SanitiserMod), record again, and compare.",
                 "fedaudit compare OLD NEW",
             )
         )
@@ -72,7 +102,7 @@ def _against(result: AuditResult) -> list[Advice]:
             Advice(
                 "Compare defences.",
                 "Runs this audit again under three defences that fit what was found; shows what each leaks and costs.",
-                "--what-if",
+                _tried(result),
             )
         )
         lines.append(
@@ -162,9 +192,12 @@ def _to_conclude(result: AuditResult) -> list[Advice]:
             listed = ", ".join([*attacks, *others])
             text = "Another attack may find what these did not."
             change = f"--set {shlex.quote(f'attacks=[{listed}]')}"
-            if any(f.recording for f in result.federations):
+            if result.repeat.startswith(_ATTACK):
                 change = " ".join(f"--attack {name}" for name in others)
             lines.append(Advice("Run other attacks, too.", text, change))
+    if not lines and headline(result).verdict != "not demonstrated":
+        text = "What is open above says why. Each attack says what it needs; one of them may decide it."
+        lines.append(Advice("Look for an attack that can decide it.", text, "fedaudit list attacks --long"))
     return lines
 
 

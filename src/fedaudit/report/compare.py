@@ -114,9 +114,25 @@ class AuditComparison:
         """Whether anything leaks more than before."""
         return any(row.outcome == "worse" for row in self.rows)
 
+    @property
+    def open(self) -> list[Row]:
+        """The rows that don't let "no regression" stand: not compared, though the old audit tested them, or they leak.
+
+        All rows, where none could be compared.
+        """
+        uncompared = [row for row in self.rows if row.outcome == "can't be compared"]
+        if len(uncompared) == len(self.rows):
+            return self.rows
+        return [r for r in uncompared if r.old_verdict not in (None, "not applicable") or r.new_verdict in LEAKS]
+
+    @property
+    def tested(self) -> bool:
+        """Whether everything that the old audit tested could be compared."""
+        return bool(self.rows) and not self.open
+
     def for_programs(self) -> dict[str, Any]:
         """Return all of it, JSON-serialisable."""
-        return {"regression": self.regression, **asdict(self)}
+        return {"regression": self.regression, "tested": self.tested, **asdict(self)}
 
 
 def open_audit(path: Path) -> tuple[AuditResult, Path]:

@@ -57,7 +57,8 @@ def headline(result: AuditResult) -> Headline:
 
     The worst leak, if there is any; else what is still open; else what was not demonstrated.
     """
-    ran = [s for s in result.summaries if s.verdict != "not applicable"]
+    used = result.in_use()  # a defence that is only tried gives no answer, and fails nobody
+    ran = [s for s in result.summaries if s.verdict != "not applicable" and s.federation in used]
     if not ran:
         detail = (
             "Every attack was refused before it began; the reasons are listed under “What was not tested”."
@@ -86,6 +87,8 @@ def headline(result: AuditResult) -> Headline:
     if verdict == "inconclusive":
         text = f"{_sentences(chief.advice)} {text}".strip()
     text = " ".join([text, *(f"{table.federation}: {table.recommendation}" for table in tables)]).strip()
+    if result.not_tried:
+        text = f"Not tried: {'; '.join(result.not_tried)}. {text}".strip()
     if verdict not in LEAKS:
         text = f"{text} This is no proof of safety: see “What was not tested”.".strip()
     cautions = tuple(dict.fromkeys(c for s in ran if _key(s) == _key(chief) for c in s.cautions))

@@ -286,6 +286,9 @@ class AuditResult(Record):
     comparisons: list[Comparison] = Field(description="of attacks with each other")
     controls: list[ControlResult] = Field(default=[], description="positive controls; summaries name theirs")
     verdict_rules: list[str] = Field(description="how verdicts are reached, in words")
+    not_tried: list[str] = Field(
+        default=[], description="which of the first questions this audit didn't try, and why; what limits left out"
+    )
     not_tested: list[str] = Field(description="what this audit says nothing about")
     lpips_missing: str | None = Field(description="why LPIPS is null, if it is")
     repeat: str = Field(default="fedaudit audit scenario.yaml --out DIR", description="the command that repeats it")
@@ -293,6 +296,12 @@ class AuditResult(Record):
     environment: dict[str, str] = Field(description="the machine and the versions")
     digests: Digests | None = optional("null in results of earlier versions")
     timing: Timing = Field(description="of the whole audit")
+
+    def in_use(self) -> list[str]:
+        """Return the names of the federations that the answer is about: without defences that are only tried."""
+        if not self.scenario.get("evaluation", {}).get("what_if"):
+            return [f.name for f in self.federations]
+        return [f.name for f in self.federations if f.aggregator in ("mean", "fedavg") and f.sanitiser == "none"]
 
     def save(self, path: Path) -> None:
         """Write ``results.json`` to ``path``."""

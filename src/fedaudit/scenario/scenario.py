@@ -121,6 +121,10 @@ class EvaluationSpec(Spec):
         "was hardly trained: whatever a malicious client drew of a class is inconclusive then, and so is that nothing "
         "was found by an attack on what a model has learnt (membership, source, attribute)",
     )
+    what_if: bool = Field(
+        default=False,
+        description="the defences but for none are tried, not used: the answer and the limits are about the others",
+    )
     accuracy_examples: Count = Field(default=1000, description="held-out examples for it, at most")
     sort_by: Literal["leakage", "accuracy", "worst client", "bytes", "time", "epsilon"] = Field(
         default="leakage", description="what the comparison of defences is sorted by, the best first"
@@ -289,11 +293,12 @@ def scenario_from(values: Any, *, where: str = "scenario") -> Scenario:
         raise BadInput(f"{where}: {explain(error, Scenario)}") from None
 
 
-def load_scenario(path: Path | None, overrides: list[str] | None = None, seed: int | None = None) -> Scenario:
+def load_scenario(path: Path | str | None, overrides: list[str] | None = None, seed: int | None = None) -> Scenario:
     """Read a scenario (the embedded default if ``path`` is None) and apply ``key=value`` overrides.
 
     Raises:
         BadInput: the file can't be read, isn't YAML, or isn't a scenario; an override doesn't fit.
     """
+    path = Path(path) if isinstance(path, str) else path
     where = f"{describe_source(path)} with --set" if overrides else describe_source(path)
     return scenario_from(read_scenario(path, overrides, seed), where=where)

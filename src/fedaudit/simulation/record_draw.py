@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -161,8 +161,9 @@ def draw(
 ) -> RecordDraw:
     """Draw the adversary's records: half from what honest clients hold, half from what nobody trains on, shuffled.
 
-    Every member has a matched non-member: of its class and of its group (whose data it is like, where the data set
-    knows) as far as there is one, so that a record isn't given away by what it is of. Equal examples are drawn once,
+    Every member has a matched non-member of its class, and of its group (whose data it is like, where the data set
+    knows) as far as there is one, so that a record isn't given away by what it is of. Where a class has more of
+    clients' examples than of nobody's, fewer of it are drawn, and more of others. Equal examples are drawn once,
     nothing that a malicious client holds is drawn, and nothing that any client holds passes for an example that nobody
     trained on. These come from ``rest`` first, which is of the clients' own split, and then from ``held_out``. Accuracy
     is measured on what is left of ``held_out``, or where that is empty, on what is left of ``rest``.
@@ -186,10 +187,10 @@ def draw(
     marks = [_digests(data) for data in client_data]
     malicious = {mark for share in marks[honest:] for mark in share}
     own = [mark for share in marks[:honest] for mark in share]
-    members = _distinct(torch.randperm(len(theirs), generator=generator).tolist(), own, malicious)[:half]
-    if len(members) < half:
+    held = _distinct(torch.randperm(len(theirs), generator=generator).tolist(), own, malicious)
+    if len(held) < half:
         raise BadInput(
-            f"threat.records asks for {half} examples of honest clients, and they hold {len(members)} that differ"
+            f"threat.records asks for {half} examples of honest clients, and they hold {len(held)} that differ"
         )
     free = _joined([rest, held_out])
     order = [
@@ -203,7 +204,15 @@ def draw(
             f"there are {max(0, len(non_members) - 1)}; lower them, or let the clients hold less "
             "(federations.*.examples)"
         )
-    others = _matched(_strata(theirs, members), non_members, _strata(free, non_members))
+    strata = _strata(free, non_members)
+    members = _with_partners(held, _strata(theirs, held), strata)[:half]
+    if len(members) < half:
+        raise BadInput(
+            f"threat.records asks for {half} examples of honest clients, each with another of its class that nobody "
+            f"trains on, and there are {len(members)}; set threat.records to {2 * len(members)} or less, or let the "
+            "clients hold less of the classes that are few (federations.*.examples)"
+        )
+    others = _matched(_strata(theirs, members), non_members, strata)
     gone = set(others)
     further = [row for row in non_members if row not in gone][:public]
     taken = {row - len(rest) for row in [*others, *further]}
@@ -228,8 +237,8 @@ def draw(
     values = _nothing()
     if hidden is not None:
         name, attribute = hidden
-        held, known = theirs.attributes[name], free.attributes[name]
-        values = torch.cat([held[members], known[others]])[shuffle]
+        mine, known = theirs.attributes[name], free.attributes[name]
+        values = torch.cat([mine[members], known[others]])[shuffle]
         columns = torch.tensor(attribute.columns, dtype=torch.int64)
         given.inputs[:, columns] = 0.0
         codes = attribute.codes if len(columns) else torch.zeros(len(attribute.values), 0)
@@ -280,10 +289,23 @@ def _strata(split: Split, rows: Sequence[int]) -> list[tuple[int, int]]:
     return [(int(split.groups[row]), int(classes[row])) for row in rows]
 
 
+def _with_partners(
+    rows: Sequence[int], kinds: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
+) -> list[int]:
+    """Return those of ``rows``, in their order, for which ``others`` have one each of the same class."""
+    left = Counter(label for _, label in others)
+    found = []
+    for row, (_, label) in zip(rows, kinds, strict=True):
+        if left[label]:
+            left[label] -= 1
+            found.append(row)
+    return found
+
+
 def _matched(wanted: Sequence[tuple[int, int]], rows: Sequence[int], kinds: Sequence[tuple[int, int]]) -> list[int]:
-    """Return for each wanted (group, class) a row of its own: of both, or else of the class, or else any."""
+    """Return for each wanted (group, class) a row of its own: of both, or else of the class, which has enough."""
     found: dict[int, int] = {}
-    for first in range(3):  # what is compared: group and class, class, nothing
+    for first in range(2):  # what is compared: group and class, class
         heap: dict[tuple[int, ...], deque[int]] = {}
         taken = set(found.values())
         for row, kind in zip(rows, kinds, strict=True):

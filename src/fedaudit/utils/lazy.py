@@ -41,7 +41,7 @@ def lazy(package: str, *, needs: str = "", of: str = "") -> tuple[Callable[[str]
         if name.startswith("__") or name not in homes():
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         if needs and importlib.util.find_spec(needs) is None:
-            raise BadInput(f"{of} isn't installed: pip install 'fedaudit[{of.lower()}]'")
+            raise BadInput(f"{of} isn't installed: pip install 'PATH_OF_THE_CLONE[{of.lower()}]'")
         module, there = homes()[name]
         return getattr(importlib.import_module(module), there)
 

@@ -57,7 +57,7 @@ def ray(address: str, *, cpus: float = 1, gpus: float = 0) -> Backend:
     try:
         engine: Any = importlib.import_module("ray")
     except ImportError as error:
-        raise BadInput(f"--ray needs Ray ({error}): pip install 'fedaudit[ray]'") from None
+        raise BadInput(f"--ray needs Ray ({error}): pip install 'PATH_OF_THE_CLONE[ray]'") from None
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     try:
         if colon:  # Ray itself tries for minutes

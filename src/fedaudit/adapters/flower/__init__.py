@@ -1,4 +1,4 @@
-"""Flower: record a deployment, guard a site, audit an app in process. ``pip install 'fedaudit[flower]'``.
+"""Flower: record a deployment, guard a site, audit an app in process. ``pip install 'PATH_OF_THE_CLONE[flower]'``.
 
 >>> from fedaudit.adapters.flower import AuditStrategy, Guard  # doctest: +SKIP
 """

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 import numpy as np
@@ -44,7 +44,9 @@ def audit_flower(
     nodes: int | None = None,
     config: Mapping[str, Any] | None = None,
     rounds: int | None = None,
-    attacked: Sequence[int] | None = (0,),
+    attacked: Sequence[int] | Literal["last"] | None = "last",
+    clients: int | None = None,
+    max_minutes: float | None = None,
     attacks: Sequence[str | dict[str, Any]] | None = None,
     threat: dict[str, Any] | None = None,
     mean: Sequence[float] | None = None,
@@ -62,8 +64,11 @@ def audit_flower(
 
     Args:
         app: its folder, the one with pyproject.toml.
-        nodes, config, rounds: as of :func:`run_app`.
-        attacked: which rounds are attacked, from 0; default: the first; None: all.
+        nodes, config, rounds: as of :func:`run_app`; where ``attacked`` names rounds, the app stops after the last.
+        attacked: which rounds are attacked, from 0; default: the last, whose model has been trained; None: all.
+        clients: of how many clients the updates are attacked, the first ones; default: of all.
+        max_minutes: the app gets half of so long, then it is stopped; attacks are stopped at the end. The report says
+            what is missing.
         attacks, threat, workers, fail_above, fail_on, controls: as of :func:`fedaudit.audit_transcript`; without
             ``attacks`` those that fit.
         mean, std: of the app's preprocessing, per channel; default: estimated from the range of the inputs.
@@ -78,8 +83,15 @@ def audit_flower(
     Raises:
         BadInput: the app can't be run, or no training was seen; the message says what to do.
     """
-    folder = Path(out)
+    folder, began = Path(out), time.time()
     check_folder(folder)
+    deadline = api.deadline_of(max_minutes)
+    for attack in attacks or []:  # before the app runs for an hour
+        spec = {"name": attack} if isinstance(attack, str) else dict(attack)
+        api.make_attack(spec.pop("name", ""), spec)
+    if attacked is not None and not isinstance(attacked, str):
+        attacked = sorted(attacked)
+        rounds = rounds or attacked[-1] + 1
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit
     with loaded(app) as found, _sent_by_value(found):
@@ -98,10 +110,19 @@ def audit_flower(
                 try:
                     with one_thread():  # as the replay, so that it can give the same bits
                         _seed(seed)
-                        run = run_app(found, nodes=nodes, config=config, rounds=rounds, watch=watcher)
+                        run = run_app(
+                            found,
+                            nodes=nodes,
+                            config=config,
+                            rounds=rounds,
+                            until=None if deadline is None else (began + deadline) / 2,
+                            watch=watcher,
+                        )
                 finally:
                     if not watcher.updates:  # nothing to keep
                         shutil.rmtree(folder / RECORDING, ignore_errors=True)
+            if run.stopped:
+                display.say(f"note: half of the time was spent: the app was stopped in round {run.rounds}")
             for note in watcher.notes:
                 display.say(f"note: {note}")
             module = _module(watcher, run, folder / RECORDING)
@@ -113,7 +134,9 @@ def audit_flower(
             "threat": threat,
             "seed": seed,
             "module": module,
-            "rounds": None if attacked is None else list(attacked),
+            "rounds": [max(watcher.rounds)] if attacked == "last" else attacked,
+            "clients": clients,
+            "max_minutes": None if deadline is None else max(1e-3, (deadline - time.time()) / 60),
             "out": folder,
             "workers": workers,
             "overwrite": overwrite,
@@ -137,6 +160,7 @@ class _Watcher:
     def __init__(self, recorder: Recorder, report: Report) -> None:
         self.module: nn.Module | None = None
         self.updates = 0
+        self.rounds: set[int] = set()  # of which there are updates
         self.notes: list[str] = []
         self._recorder, self._report = recorder, report
         self._round: int | None = None
@@ -174,6 +198,7 @@ class _Watcher:
         examples = num_examples(content)
         self._recorder.update(node, state, seen, num_examples=examples, sent=weights if another else None)
         self.updates += 1
+        self.rounds.add(index)
         for note in seen.notes if seen.inputs else [UNMODELLED["nothing-seen"]]:
             self._note(note)
 
@@ -228,7 +253,8 @@ def _seed(seed: int) -> None:
 @contextlib.contextmanager
 def _sent_by_value(app: App) -> Iterator[None]:
     """Let worker processes get the app's classes themselves: they can't import them."""
-    own = [module for module in list(sys.modules.values()) if lies_in(module, app.folder)]
+    # A script in the app's folder is sent by value anyway, and can't be registered.
+    own = [m for name, m in list(sys.modules.items()) if name != "__main__" and lies_in(m, app.folder)]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
@@ -30,14 +31,22 @@ class CanaryMod:
         number: of a context, which canary the node is, or None; default: what the node's config says under
             ``canary`` (``--node-config "canary=3"``).
         examples: that a canary says it trained on: it weighs its update, so give what the promise supposes.
+        metrics: names of the other metrics that your clients send, such as ``train_loss``: Flower's strategies refuse a
+            round whose replies have different ones. A canary says 0.
     """
 
     def __init__(
-        self, canaries: CanaryClients, number: Callable[[Context], int | None] | None = None, *, examples: int = 1
+        self,
+        canaries: CanaryClients,
+        number: Callable[[Context], int | None] | None = None,
+        *,
+        examples: int = 1,
+        metrics: Sequence[str] = (),
     ) -> None:
         if examples < 1:
             raise BadInput(f"examples is {examples}; a canary says that it trained on one at least")
-        self.canaries, self.number, self.examples = canaries, number or _configured, examples
+        self.canaries, self.number = canaries, number or _configured
+        self.metrics = MetricRecord({**dict.fromkeys(metrics, 0.0), "num-examples": examples})
 
     def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Answer as a canary, or let the node's own app answer.
@@ -54,7 +63,7 @@ class CanaryMod:
         content = RecordDict(
             {
                 key: ArrayRecord(self.canaries.update(number, torch_state(record))),
-                "metrics": MetricRecord({"num-examples": self.examples}),
+                "metrics": copy.deepcopy(self.metrics),
             }
         )
         return Message(content, reply_to=message)

@@ -24,11 +24,13 @@ class Guard(SiteGuard):
     It watches the local training, which stays as it is, and plays the attacks that a curious server could play. What
     it finds is logged on the site; nothing is added to the reply. It refuses where ``on_fail`` is ``"refuse"``: the
     reply becomes an error, and the round goes on without this client. Where an update can't be audited (no training was
-    seen, the reply holds several models, an error of the guard's own) it says so and lets it leave, unless
-    ``unaudited`` is ``"refuse"``; one over more than ``largest`` examples always leaves.
+    seen, more than ``largest`` examples, the reply holds several models, no attack that ran measures what has a limit,
+    an error of the guard's own) it says so, and does what ``unaudited`` says: by default such an update leaves where
+    ``on_fail`` is ``"warn"``, and is refused where that is ``"refuse"``.
 
     Before every training it inspects the model that came in, as ``fedaudit check-model`` does, and logs what looks
-    manipulated; where ``on_received`` is ``"refuse"`` such a model isn't trained on, and the reply is an error.
+    manipulated; where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, isn't trained on, and
+    the reply is an error.
 
     Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. Attacks and limits are checked with the first
     training message.
@@ -41,7 +43,7 @@ class Guard(SiteGuard):
         """Have the client train, and audit what it is about to send."""
         if not is_training(msg):
             return call_next(msg, context)
-        if _quietly(self._let_in, msg, context) is False:
+        if not self._let_in(msg, context):
             return refusal(NOT_LET_IN, msg)
         before = _quietly(self._count, context)
         if before is not None and before % self.every:
@@ -59,12 +61,19 @@ class Guard(SiteGuard):
         return refusal(REFUSED, msg) if refused else reply
 
     def _let_in(self, msg: Message, context: Context) -> bool:
+        who = f"node {context.node_id}, round {server_round(msg)}"
+        try:
+            return self._inspected(msg, who)
+        except Exception as error:
+            return not self._not_let_in(error, who)
+
+    def _inspected(self, msg: Message, who: str) -> bool:
         records = msg.content.array_records
         count = len(next(iter(records.values()))) if len(records) == 1 else 0
         unnamed = [str(place) for place in range(count)]  # names tell these checks nothing but the architecture
         agreed, _ = self._own
         state = state_in(msg.content, list(agreed.state_dict()) if agreed is not None else unnamed)
-        return self._lets_in(state, f"node {context.node_id}, round {server_round(msg)}")
+        return self._lets_in(state, who)
 
     def _count(self, context: Context) -> int:
         """Return how many training messages came before this one: what a server says its round is proves nothing."""
@@ -86,8 +95,7 @@ class Guard(SiteGuard):
         who = f"node {context.node_id}, round {index + 1}"
         if seen.module is None or not seen.inputs:
             raise BadInput(f"{who}: no training was seen (another thread or process?)")
-        if self._too_large(seen, who):
-            return False
+        self._check_size(seen)
         weights = state_in(sent, list(seen.module.state_dict()))
         state = state_in(reply.content, list(weights))
         check_names(state, weights)

@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 import threading
+import time
 import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -59,11 +60,13 @@ class Run:
         rounds: rounds of training.
         replies: answers to training messages that weren't errors.
         failures: one line for each client error.
+        stopped: whether the app was stopped because its time was over.
     """
 
     rounds: int = 0
     replies: int = 0
     failures: list[str] = field(default_factory=list)
+    stopped: bool = False
 
 
 @contextlib.contextmanager
@@ -105,6 +108,7 @@ def run_app(
     nodes: int | None = None,
     config: Mapping[str, Any] | None = None,
     rounds: int | None = None,
+    until: float | None = None,
     watch: Watch | None = None,
     quiet: bool = True,
 ) -> Run:
@@ -117,6 +121,7 @@ def run_app(
         nodes: how many; default: as many as its pyproject.toml says, else 10.
         config: instead of values of ``[tool.flwr.app.config]``.
         rounds: rounds of training after which the app is stopped; default: when it ends.
+        until: seconds since 1970 after which no client is asked any more, once one has answered; None: no limit.
         watch: called in place of the client for every message that it gets, with the round and the client to call.
         quiet: keep back what Flower logs.
 
@@ -128,7 +133,7 @@ def run_app(
     """
     if not isinstance(app, App):
         with loaded(app) as found:
-            return run_app(found, nodes=nodes, config=config, rounds=rounds, watch=watch, quiet=quiet)
+            return run_app(found, nodes=nodes, config=config, rounds=rounds, until=until, watch=watch, quiet=quiet)
     number = nodes or app.nodes or NODES
     if number < 1 or (rounds is not None and rounds < 1):
         raise BadInput(f"{number} nodes and {rounds} rounds: both must be 1 or more")
@@ -136,7 +141,7 @@ def run_app(
     logger = logging.getLogger("flwr")
     level = logger.level
     with _in_a_task() as run:
-        grid = _InProcessGrid(app, number, fused, run, rounds, watch)
+        grid = _InProcessGrid(app, number, fused, run, rounds, until, watch)
         if quiet:
             logger.setLevel(logging.ERROR)
         try:
@@ -208,9 +213,18 @@ def _in_a_task() -> Iterator[Any]:
 class _InProcessGrid(Grid):  # type: ignore[misc]
     """Flower's Grid, whose nodes are calls of the ClientApp."""
 
-    def __init__(self, app: App, nodes: int, config: Config, run: Any, rounds: int | None, watch: Watch | None) -> None:
+    def __init__(
+        self,
+        app: App,
+        nodes: int,
+        config: Config,
+        run: Any,
+        rounds: int | None,
+        until: float | None,
+        watch: Watch | None,
+    ) -> None:
         self.seen = Run()
-        self._app, self._run, self._rounds = app, run, rounds
+        self._app, self._run, self._rounds, self._until = app, run, rounds, until
         self._watch = watch or (lambda _index, message, context, call: call(message, context))
         self._contexts = {
             FIRST_NODE + i: Context(
@@ -254,6 +268,9 @@ class _InProcessGrid(Grid):  # type: ignore[misc]
 
     def _push(self, message: Message, key: str, batch: str) -> str:
         """Have the client answer, and keep the answer under ``key``."""
+        if self._until is not None and self.seen.replies and time.time() > self._until:
+            self.seen.stopped = True
+            raise _Enough
         sent = copy.deepcopy(message)  # nobody can change what others hold, as if it had travelled
         sent.metadata.__dict__["_message_id"] = key
         told = server_round(sent)

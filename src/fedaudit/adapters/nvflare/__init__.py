@@ -1,4 +1,4 @@
-"""NVFlare: filters that record and guard a site, and canaries. ``pip install 'fedaudit[nvflare]'``.
+"""NVFlare: filters that record and guard a site, and canaries. ``pip install 'PATH_OF_THE_CLONE[nvflare]'``.
 
 >>> from fedaudit.adapters.nvflare import GuardFilter, RecorderFilter, watch  # doctest: +SKIP
 """

@@ -43,12 +43,14 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
     result becomes a failed task (``TASK_RESULT_FILTER_ERROR``); the job goes on as long as the workflow has its least
     number of clients.
 
-    Where an update can't be audited (nothing was watched, another training was, no weights in plain sight, no attack
-    fits, an error of the guard's own) it leaves, unless ``unaudited`` is ``"refuse"``, for a site that wants to be
-    sure. Metrics and statistics always leave, and so does an update over more than ``largest`` examples.
+    Where an update can't be audited (nothing was watched, another training was, more than ``largest`` examples, no
+    weights in plain sight, no attack that ran measures what has a limit, an error of the guard's own) it does what
+    ``unaudited`` says: by default such an update leaves where ``on_fail`` is ``"warn"``, and is blocked where that is
+    ``"refuse"``. Metrics and statistics always leave.
 
     It also inspects every model that comes in, as ``fedaudit check-model`` does, and logs what looks manipulated;
-    where ``on_received`` is ``"refuse"`` such a model is blocked before anything is trained on it.
+    where ``on_received`` is ``"refuse"`` such a model, or one that can't be checked, is blocked before anything is
+    trained on it.
 
     Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. ``fail_above`` is by default psnr 20, by
     which a single image counts, too: among one candidate nothing is singled out.
@@ -95,8 +97,7 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
                 return True
             return self._lets_in(state_of(dxo), who, difference=dxo.data_kind != DataKind.WEIGHTS)
         except Exception as error:
-            log.warning("fedaudit guard: what came in isn't checked: %s", in_words(error))
-            return True
+            return not self._not_let_in(error, site_of(context))
 
     def _count(self, context: FLContext) -> int:
         """Return how many updates of the job came before this one: what a server says its round is proves nothing."""
@@ -119,8 +120,7 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
         index = round_of(shareable, context) if received is None or received.index is None else received.index
         site = site_of(context)
         who = f"{site}, round {index}"
-        if self._too_large(seen, who):
-            return False
+        self._check_size(seen)
         return self._gives_away(
             seen.start if received is None else received.state,
             state_of(dxo),

@@ -148,7 +148,10 @@ def held(observation: Observation) -> QuerySet:
         NotApplicable: it has none.
     """
     if observation.records is None:
-        raise NotApplicable("the adversary holds no records to ask about; set threat.records, to 300 for example")
+        raise NotApplicable(
+            "the adversary holds no records to ask about; they are drawn where a federation is simulated ('fedaudit "
+            "audit --set threat.records=300'), and a recording or a Flower app has none"
+        )
     return observation.records
 
 

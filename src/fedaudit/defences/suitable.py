@@ -1,0 +1,27 @@
+"""Which defences are worth trying against what an attack recovers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+_DP = {"name": "dp", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 0.1, "epsilon": None}}
+_STRONG_DP = {"name": "dp-strong", "sanitiser": {"name": "dp", "clip": 1.0, "noise": 1.0, "epsilon": None}}
+# By what an attack recovers: what withholds or blurs single updates, or keeps malicious ones out.
+FITTING: dict[str, tuple[dict[str, Any], ...]] = {
+    "training images": (_DP, {"name": "dgc", "sanitiser": "dgc"}, {"name": "ffl", "sanitiser": "ffl"}),
+    "labels": (_DP, _STRONG_DP, {"name": "sign", "sanitiser": "sign"}),
+    "membership": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
+    "attributes": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
+    "local models": (_DP, _STRONG_DP, {"name": "top-k", "sanitiser": "top-k"}),
+    "images of a class": (
+        {"name": "inferguard", "aggregator": "inferguard"},
+        {"name": "multi-krum", "aggregator": "multi-krum"},
+        {"name": "median", "aggregator": "median"},
+    ),
+}
+
+
+def suitable(recovered: Iterable[str]) -> tuple[dict[str, Any], ...]:
+    """Return three defences that fit what the first attack recovers, as a scenario names them."""
+    return FITTING.get(next(iter(recovered), ""), FITTING["training images"])
