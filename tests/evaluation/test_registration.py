@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch.nn.functional import avg_pool2d
 from fedaudit.attacks import ImageFinding
 from fedaudit.evaluation import evaluate
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Judgement
-from fedaudit.evaluation.registration import LEAST_GAIN_DB, registered
+from fedaudit.evaluation.images import verdict_of
+from fedaudit.evaluation.registration import LEAST_GAIN_DB, correlations, registered
 from fedaudit.results import FindingResult
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
@@ -129,6 +131,54 @@ def test_shifted_images_are_recovered_and_noise_is_not():
     assert all(image.rank > 1 or image.ssim < 0.5 for image in result.images)  # as they stand, none did
     noise = torch.rand(true.shape, generator=generator(0, "noise"))
     assert judged(noise, true, others)[1].verdict == "not demonstrated"
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda x: 1 - x,
+        lambda x: 0.3 * x,
+        lambda x: x.rot90(1, (-2, -1)),
+        lambda x: 0.2 + 0.5 * (1 - x).flip(-1).rot90(2, (-2, -1)),
+    ],
+    ids=["negative", "dark", "turned", "all of it"],
+)
+def test_copies_in_another_tone_are_recovered(hide):
+    true, others = pictures(4), pictures(60, seed=3)
+    result, verdict = judged(hide(true).flip(0), true, others)
+    assert verdict.verdict == "recovered"
+    assert all(image.toned.psnr > 60 and image.toned.rank == 1 for image in result.images if image.toned)
+    noise = torch.rand(true.shape, generator=generator(0, "noise"))
+    assert judged(noise, true, others)[1].verdict == "not demonstrated"
+
+
+def test_correlations_are_numpy_s():
+    image, others = pictures(1)[0], pictures(5, seed=1)
+    found = correlations(image, others)
+    for way in range(8):
+        own = np.rot90(image.numpy()[..., ::-1] if way % 2 else image.numpy(), way // 2, (-2, -1))
+        for i, other in enumerate(others.numpy()):
+            x, y = (a - a.mean(axis=(-2, -1), keepdims=True) for a in (own, other))
+            assert found[way, i].item() == pytest.approx((x * y).sum() / np.sqrt((x**2).sum() * (y**2).sum()), abs=1e-5)
+
+
+def test_a_victim_of_several_rounds_counts_once():
+    """Two victims, each shown by three rounds: two, with the chances of three tries."""
+    true, others = pictures(2), pictures(60, seed=3)
+    images = [image for _ in range(3) for image in judged(true, true, others)[0].images]
+    hidden = {"ssim": 0.1, "registered": None, "toned": None}
+    verdict = verdict_of([image.model_copy(update=hidden) for image in images])
+    assert verdict.evidence is not None
+    assert verdict.evidence.n == 2
+    assert verdict.evidence.by_guessing == pytest.approx(3 * 2 / 62)
+
+
+def test_pictures_in_the_clients_style_are_no_leak():
+    """Everybody else's pictures are darker: any pale one is nearest to a victim."""
+    true, pale, dark = pictures(8), pictures(8, seed=4), pictures(60, seed=3)
+    result, verdict = judged(0.3 + 0.6 * pale, 0.3 + 0.6 * true, 0.4 * dark)
+    assert verdict.verdict in ("inconclusive", "not demonstrated")
+    assert any("left out" in note for note in result.notes)
 
 
 def test_images_of_a_batch_are_paired_after_their_moves():

@@ -281,7 +281,7 @@ def test_the_mean_of_a_class_is_no_recovered_image():
     assert any("0 of 8" not in s.verdict_text.partition("came out visibly")[0] for s in found)
 
 
-def members_of(seed: int, shift: float, n: int = 40) -> FindingResult:
+def members_of(seed: int, shift: float, n: int = 40, client: int | None = None) -> FindingResult:
     rng = generator(seed, "members")
     member = torch.arange(2 * n) < n
     owners = torch.where(member, 0, NOBODY)
@@ -289,7 +289,7 @@ def members_of(seed: int, shift: float, n: int = 40) -> FindingResult:
     truth = Truth({}, {}, torch.zeros(1, 1, 8, 8), torch.zeros(1).long(), {}, owners=owners, matched=matched)
     scores = torch.randn(2 * n, generator=rng) + shift * member
     found = MembershipFinding(attack="m", scores=scores, members=scores > shift / 2)
-    return evaluate(found, seen(), truth, seed=0).result
+    return evaluate(found, seen(), truth, seed=0).result.model_copy(update={"client": client})
 
 
 def of_members(seed: int, shift: float, n: int = 40) -> AttackSummary:
@@ -308,7 +308,7 @@ def test_guessed_members_are_not_inferred():
 
 
 def test_a_leak_is_what_luck_does_not_explain_by_itself_or_in_several_findings_together():
-    faint = [members_of(seed, 0.5, n=30) for seed in range(8)]
+    faint = [members_of(seed, 0.5, n=30, client=seed) for seed in range(8)]
     areas, ps = ([getattr(f, name) for f in faint] for name in ("metrics", "p_value"))
     assert [f.leak for f in faint] == [m[0].value > 0.5 and p <= 0.01 for m, p in zip(areas, ps, strict=True)]
     weak = [f for f in faint if not f.leak and f.metrics[0].value > 0.5]
@@ -316,6 +316,8 @@ def test_a_leak_is_what_luck_does_not_explain_by_itself_or_in_several_findings_t
     assert {judged([f]).verdict for f in weak} <= {"not demonstrated", "inconclusive"}
     assert judged(weak).verdict == "inferred"  # though none is a leak by itself
     assert judged([members_of(seed, -0.5, n=30) for seed in range(8)]).verdict == "not demonstrated"
+    again = [f.model_copy(update={"client": 0}) for f in weak]
+    assert judged(again).verdict != "inferred"  # one client's records, attacked again, are no more of them
 
 
 def test_one_client_s_leak_is_not_undone_by_others_of_few_records():

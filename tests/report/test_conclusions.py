@@ -160,6 +160,14 @@ def test_what_an_epsilon_means_in_words(epsilon: float | None, words: str) -> No
     assert _guarantee(epsilon) == words
 
 
+def test_a_turned_negative_in_words() -> None:
+    turned = RegisteredResult(
+        psnr=30.0, ssim=0.9, flipped=False, right=0, down=0, turns=1, contrast=-1.0, rank=1, psnr_nearest_other=None,
+        psnr_mean_image=5.0,
+    )  # fmt: skip
+    assert after_move(turned) == "turned left and in negative: 30.0 dB when put back, identified"
+
+
 @pytest.mark.parametrize(
     ("flipped", "right", "down", "words"),
     [

@@ -623,22 +623,29 @@ FINDING_TYPES["images"] = FindingType(
     rules=(
         "An image came out visibly when its reconstruction is nearer (mean squared error) to it than to any other "
         f"candidate and nearer than the mean image of all candidates, and its SSIM is at least {VISIBLE_SSIM}. The "
-        "candidates are the victims and every held-out example of the data set.",
+        "candidates are the victims and every held-out example of the data set; where the victims' brightness or "
+        "contrast tells them from the others, only those count that are alike in it.",
         "A network hardly tells where in an image a thing stands, so a picture may come out in another place or "
-        "mirrored, and is a leak all the same: images are judged once more after the shift (by up to a quarter of the "
-        "side) and flip that bring them nearest, every other candidate and the mean image after their own best ones. "
-        "What an even image would gain by the shift is taken off. The second judgement counts where it is the worse "
-        "one; the chance of each image and the probability are doubled in it, because it is a second try.",
-        "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many are nearest to "
-        "their own reconstruction that naming candidates at random would do as well with a probability of at most "
-        f"{100 * SURE:g} % (one-sided exact binomial test), or one is nearer than any other candidate by {NEARER_DB:g} "
-        "dB. The share has an exact 95 % interval. Where the only candidate is the victim, its reconstruction must be "
-        f"nearer than an even image of the victim's mean colour, by {ALONE_DB:g} dB.",
-        "An attack may certify images: it vouches, without the truth, that they are the client's own up to half a grey "
-        "level. With the truth this is checked, and a certified image that is wrong is said in the verdict.",
-        "Images are 'identifiable' when none came out visibly, and the same test excludes luck. As many candidates are "
-        "named at random as images are paired with an update's true ones, each of the right class; candidates that are "
-        "equal count once.",
+        "mirrored, and is a leak all the same: images are judged once more after the shift (by up to a quarter of "
+        "the side) and flip that bring them nearest, every other candidate and the mean image after their own best "
+        "ones. What an even image would gain by the shift is taken off. A dark picture, a turned one and a negative"
+        " are leaks, too: images are judged a third time after the quarter turns, flip, contrast and brightness "
+        "that fit best. The worst judgement counts. The three share one level: images as they are have 80 % of it, "
+        "either other judgement 10 %, with the chance of each image doubled.",
+        "Victims are counted, not images: one that several rounds or updates show came out where one of its images "
+        "did, and their chances are added up.",
+        "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "
+        f"visibly that naming candidates at random would do as well with a probability of at most {100 * SURE:g} % "
+        f"(one-sided exact test, Poisson binomial); or one is nearer than any other candidate by {NEARER_DB:g} dB, "
+        f"and none is as near to somebody else's; or all of at least {SEVERAL} victims came out visibly. The share "
+        "has an exact 95 % interval. Where the only candidate is the victim, its reconstruction must be nearer than"
+        f" an even image of the victim's mean colour, by {ALONE_DB:g} dB.",
+        "An attack may certify images: it vouches, without the truth, that they are the client's own up to half a "
+        "grey level. With the truth this is checked, and a certified image that is wrong is said in the verdict.",
+        "Images are 'identifiable' when too few came out visibly, and the same test of those that are nearest to "
+        "their own reconstruction excludes luck. The text says where colours, brightness and contrast alone tell "
+        "them. As many candidates are named at random as images are paired with an update's true ones, each of the "
+        "right class; candidates that are equal count once.",
     ),
     question="reconstruct training {things}",
     control="example",

@@ -93,9 +93,13 @@ def victims_of(result: AuditResult, federation: str, images: ImageReader) -> Vic
 
 def after_move(image: RegisteredResult) -> str:
     """Return what a reconstruction that stands elsewhere scores once it is put right, in words."""
+    turns = {0: "", 1: "turned left", 2: "upside down", 3: "turned right"}[image.turns]
+    tone = "in negative" if image.contrast < 0 else f"contrast times {image.contrast:.1f}"
     ways = ((image.right, "sideways"), (image.down, "up or down"))
     shifted = " and ".join(f"{abs(pixels)} px {way}" for pixels, way in ways if pixels)
-    how = " and ".join([*["mirrored"] * image.flipped, *([f"shifted {shifted}"] if shifted else [])])
+    plain = image.contrast == 1.0
+    parts = [*["mirrored"] * image.flipped, turns, f"shifted {shifted}" if shifted else "", "" if plain else tone]
+    how = " and ".join(part for part in parts if part)
     hit = ", identified" if image.rank == 1 else ""
     return f"{how}: {number(image.psnr, 1)} dB when put back{hit}"
 
