@@ -50,7 +50,7 @@ def test_flowers_own_privacy_is_audited(tmp_path: Path, noise: float) -> None:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     model = Net()
-    canaries = CanaryClients(model, COUNT, clip=CLIP, claimed=CLAIMED, seed=5)
+    canaries = CanaryClients(model, COUNT, clip=CLIP, claimed=CLAIMED, gaussian=True, seed=5)
     app = client(CanaryClients(model, COUNT, clip=CLIP, seed=5))
     inner = FedAvg(fraction_evaluate=0.0, min_available_nodes=2)
     dp = DifferentialPrivacyServerSideFixedClipping(inner, noise, CLIP, 2 + COUNT)

@@ -69,7 +69,7 @@ def federate(folder: Path, noise: float) -> CanaryClients:
     """Two honest sites and the canaries, by NVFlare's filters, shareables and averaging."""
     torch.manual_seed(0)
     weights: dict[str, Any] = {name: tensor.numpy() for name, tensor in Net().state_dict().items()}
-    canaries = CanaryClients(Net(), COUNT, clip=CLIP, claimed=CLAIMED, where="local", seed=5)
+    canaries = CanaryClients(Net(), COUNT, clip=CLIP, claimed=CLAIMED, where="local", gaussian=True, seed=5)
     theirs = CanaryExecutor(CanaryClients(Net(), COUNT, clip=CLIP, seed=5), SITES, form="difference")  # another process
     recorder = CanaryRecorder(str(folder), canaries, SITES)
     filters = {"train" + FilterKey.DELIMITER + FilterKey.OUT: [Privacy(noise)]}

@@ -203,7 +203,7 @@ def test_dlg_finds_the_label_beside_the_image():
 
 def test_dlg_refuses_a_loss_that_takes_no_soft_labels():
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, labels)
+        return nn.functional.multi_margin_loss(outputs, labels)
 
     made = scenario(model={"name": "lenet", "loss": "custom"})
     (only,) = record(resolve(made, loss=loss))

@@ -29,7 +29,7 @@ def run(folder: Path, noise: float = SIGMA, **options: Any) -> CanaryClients:
     """A federation with a trusted server: clip, sum, Gaussian noise, mean; as somebody may write it."""
     torch.manual_seed(0)
     model, dice = Net(), torch.Generator().manual_seed(1)
-    canaries = CanaryClients(model, COUNT, clip=CLIP, claimed=CLAIMED, seed=7, **options)
+    canaries = CanaryClients(model, COUNT, clip=CLIP, claimed=CLAIMED, gaussian=True, seed=7, **options)
     with Recorder(folder, module=model, canaries=canaries) as recorder:
         for _ in range(ROUNDS):
             start = copy.deepcopy(model.state_dict())

@@ -88,7 +88,7 @@ def test_channels_last_images_are_recognised(channels, as_numpy):
         ((3, 3, 1), (1, 3, 3)),
         ((16, 4, 4), (16, 4, 4)),
         ((2, 8, 8), (2, 8, 8)),
-        ((13, 9, 7), (13, 9, 7)),
+        ((13, 9, 7), (7, 13, 9)),  # the shortest axis
         ((3, 3, 3), None),
         ((3, 9, 4), None),
         ((1, 8, 1), None),

@@ -348,7 +348,7 @@ def test_what_makes_no_sense_is_refused(change: dict[str, Any], message: str) ->
     values = {**usual, **change}
     delta = values.pop("delta")
     with pytest.raises(BadInput, match=message):
-        CanaryScores(**values).bounds(delta)
+        CanaryScores(**values).bounds(delta, gaussian=True)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_results_are_written_in_every_form(tmp_path):
     write(analysis, tmp_path, shown=b"the trials' images")
     assert base64.b64encode(b"the trials' images").decode() in (tmp_path / "result.html").read_text()
     told = (tmp_path / "result.md").read_text()
-    assert "21.0 [20.0, 22.0]; n=3 (3 images, 3 seeds); paper 30" in told
+    assert "21.0 [18.5, 23.5]; n=3 (3 images, 3 seeds); paper 30" in told
     assert "**holds**" in told
     table = (tmp_path / "result.csv").read_text().splitlines()
     assert table[0].startswith("attack,iterations,psnr,median,low,high,n")

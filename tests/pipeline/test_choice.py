@@ -62,7 +62,7 @@ def chosen(values: dict[str, Any]) -> list[str]:
         (scenario("breast-cancer", knows_labels=True), ["exact-linear-rows", "tableak"]),
         (scenario("breast-cancer", {**STEPS, "local_steps": 17}), ["labels"]),
         (scenario({"name": "breast-cancer", "split": "train"}, {"batch_size": 150, "examples": 300}), ["labels"]),
-        (scenario(TRAIN), ["tableak"]),
+        (scenario(TRAIN), ["exact-linear-rows", "tableak"]),
         (scenario(TRAIN, {**STEPS, "rounds": 3}), ["tableak", "local-model-exact", "local-model"]),
         (scenario(**RECORDS), ["loss-threshold", "gradient-norm", "source-inference"]),
         (scenario("digits-parity", **ASKED), ["property-inference"]),

@@ -419,7 +419,7 @@ def test_contradicted_facts_make_an_audit_inconclusive(wrong):
     assert record.replay_error is not None
     assert (record.replay_error > 0.05) is bool(wrong)
     assert summary.verdict == "inconclusive"
-    assert any("recorded of the local training" in text for text in summary.advice) is bool(wrong)
+    assert any("the recorded training gives other updates" in text for text in summary.advice) is bool(wrong)
     assert any("learning rate, momentum" in text for text in summary.advice) is bool(wrong)
 
 

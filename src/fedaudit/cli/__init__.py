@@ -64,8 +64,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _FIRST, _MORE, _ABOUT = "Commands for every day", "Parts of an audit, and what surrounds it", "What there is"
-for panel, commands in ((_FIRST, (init, audit, attack, compare, explain)), (_MORE, (simulate, convert, verify))):
-    for command in commands:
+for panel, group in ((_FIRST, (init, audit, attack, compare, explain)), (_MORE, (simulate, convert, verify))):
+    for command in group:
         app.command(rich_help_panel=panel)(command)
 app.command("train-generator", rich_help_panel=_MORE)(train_generator)
 app.command("check-model", rich_help_panel=_MORE)(check_model)

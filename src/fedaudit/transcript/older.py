@@ -202,13 +202,17 @@ def _first_fingerprint(transcript: Transcript) -> str:
     return digest.hexdigest()
 
 
+_NEW = {"gaussian"}  # fields that these classes have got since
+
+
 def _as_it_lay(thing: Any) -> Any:
     """Return an object of a class of the same name, in the module in which the class once lay."""
     if type(thing) not in _LAY_IN:
         return thing
     meta = type(type(type(thing)).__name__, (type,), {})  # its name is in the hash, too
     stand_in = meta(type(thing).__name__, (), {"__module__": _LAY_IN[type(thing)]})()
-    vars(stand_in).update({name: _as_it_lay(value) for name, value in vars(thing).items()})
+    own = {name: value for name, value in vars(thing).items() if name not in _NEW}
+    vars(stand_in).update({name: _as_it_lay(value) for name, value in own.items()})
     return stand_in
 
 
