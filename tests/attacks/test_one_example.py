@@ -55,6 +55,7 @@ def test_one_record_of_a_regression_is_the_weights_gradient_over_the_bias(net, l
             torch.testing.assert_close(one.labels, recording.truth.labels[key], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_audit_of_single_records_takes_the_closed_form_by_itself():
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     recording = fedaudit.simulate({"federations": FEDERATION}, model=net, data=(ROWS, VALUES), progress=False)

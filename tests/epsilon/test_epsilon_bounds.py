@@ -351,6 +351,18 @@ def test_what_makes_no_sense_is_refused(change: dict[str, Any], message: str) ->
         CanaryScores(**values).bounds(delta, gaussian=True)
 
 
+@pytest.mark.parametrize(
+    "known", [{}, {"gaussian": True}, {"independent": True, "gaussian": True}, {"one_sided": True}]
+)
+def test_what_is_refuted_is_what_the_bound_is_above(known):
+    for seed in range(4):
+        made = CanaryScores(*gaussian(2.0, 300, seed), 0.95)
+        bound = demonstrated(made.bounds(DELTA, **known))
+        assert bound is not None
+        assert made.refute(max(0.99 * bound.epsilon, 1e-3), DELTA, **known) is (bound.epsilon > 1e-3)
+        assert not made.refute(1.01 * bound.epsilon + 1e-3, DELTA, **known)
+
+
 # --- Words ------------------------------------------------------------------------------------------------------
 
 

@@ -252,6 +252,36 @@ class CanaryScores:
             made.append(self.gaussian_estimate(delta))
         return made
 
+    def refute(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        independent: bool = False,
+        gaussian: bool = False,
+        one_sided: bool = False,
+    ) -> bool:
+        """Return whether the bound that counts (:func:`demonstrated` of :meth:`bounds`) is above ``epsilon``.
+
+        That is one test at ``epsilon``, where the bound is a search for the ε that is refuted no more.
+
+        Args:
+            epsilon: ε, above 0.
+            delta, independent, gaussian, one_sided: as of :meth:`bounds`.
+
+        Raises:
+            BadInput: a setting out of its range.
+        """
+        if gaussian and independent:
+            return self.clopper_pearson_fdp(delta).epsilon > epsilon
+        _check(delta)
+        tried, _ = self._one_run(None, None, one_sided)
+        if not gaussian:
+            return any(p_value(len(self), guesses, epsilon, delta) < guesses.error for guesses in tried)
+        started = [guesses for guesses in tried if guesses.correct > 0]
+        mu = np.full((len(started), 1), gaussian_mu(epsilon, delta))
+        return bool((_margins(len(self), started, mu) > 0).any())
+
     def _one_run(
         self, fractions: Mapping[float, float] | None, thresholds: Sequence[float] | None, one_sided: bool
     ) -> tuple[list[Guesses], str]:
