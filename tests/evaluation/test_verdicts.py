@@ -191,8 +191,12 @@ def test_labels_of_several_updates_are_tested_together(right, runs, verdict):
         ([image(different_candidates=99)], "inconclusive"),
         ([image(different_candidates=1)] * 20, "inconclusive"),
         # luck may name it, but not as near as this
-        ([image(different_candidates=20, psnr_nearest_other=14.0)], "recovered"),
-        ([image(different_candidates=20, psnr_nearest_other=14.1)], "inconclusive"),
+        ([image(different_candidates=40, psnr_nearest_other=14.0)], "recovered"),
+        ([image(different_candidates=40, psnr_nearest_other=14.1)], "inconclusive"),
+        ([image(different_candidates=39, psnr_nearest_other=2.0)], "inconclusive"),  # of few one is far from the others
+        ([image(different_candidates=40, psnr_nearest_other=14.0), image(rank=2, nearer_to_other=6.0)], "inconclusive"),
+        ([image(different_candidates=8, by_luck=0.5)] * 4, "recovered"),
+        ([image(different_candidates=7, by_luck=0.5)] * 4, "inconclusive"),
         # what the chance is, by_luck knows better than the number of candidates
         ([image(by_luck=0.2)], "inconclusive"),
         ([image(by_luck=0.2)] * 3, "recovered"),

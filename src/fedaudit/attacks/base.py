@@ -49,7 +49,8 @@ def own_failures(attack: str, observation: Observation) -> Iterator[None]:
         raise
     except FAILURES as error:
         task_info = observation.task_info
-        if "custom" not in (task_info.model, task_info.loss):
+        no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+        if no_memory or "custom" not in (task_info.model, task_info.loss):
             raise
         raise NotApplicable(
             f"{attack} can't work with this model and loss: {type(error).__name__}: {str(error)[:_LONGEST]}"

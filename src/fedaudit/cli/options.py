@@ -172,11 +172,11 @@ def check_alone(app: Path | None, others: dict[str, Any], own: dict[str, Any]) -
 
     Args:
         app: the app, if one is given.
-        others: options of a scenario and their values; falsy: not given.
+        others: options of a scenario and their values; None, False or an empty list: not given.
         own: those of an app.
     """
     for name, value in (own if app is None else others).items():
-        if value:
+        if value not in (None, [], ()) and value is not False:
             without = " needs --flower" if app is None else ": not with --flower"
             raise BadInput(f"{name}{without}; see fedaudit audit --help")
 

@@ -136,6 +136,8 @@ def _detectable(canaries: Canaries, name: str, count: int, claimed: float, obser
     By drawing scores: of a Gaussian mechanism whose noise is a share of the promised one, where that is the promise;
     else of randomised response, whose scores tell as much as any mechanism's of that ε.
     """
+    if not math.isfinite(claimed) or not claimed > 0:
+        return None
     coins = torch.arange(count) % 2 == 0
 
     def power(true: float) -> float:

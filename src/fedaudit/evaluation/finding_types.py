@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
@@ -18,6 +19,7 @@ from fedaudit.evaluation.verdicts import leaks as leaks
 from fedaudit.results import AttackSummary, FindingResult, Interval, MetricResult, Timing, Verdict
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
+from fedaudit.utils.fingerprint import tensor_digest
 
 Over = Callable[..., Interval | None]  # of values, and what they are from (``least``) to (``most``)
 
@@ -193,6 +195,11 @@ def entry(attack: str, observation: Observation, **rest: Any) -> FindingResult:
         num_examples=sum(m.update.num_examples for m in messages),
         **rest,
     )
+
+
+def victims_of(*examples: Tensor) -> str:
+    """Return a name that equal victims have in whatever round or update they are found."""
+    return hashlib.sha256(b"".join(tensor_digest(part) for part in examples)).hexdigest()[:12]
 
 
 def refused(finding: Finding, observation: Observation, reason: str) -> Evaluation:

@@ -14,7 +14,16 @@ from scipy.stats import ks_2samp, poisson_binom
 from torch import Tensor
 
 from fedaudit.attacks import ImageFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Over, Scores, done, evaluate
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Over,
+    Scores,
+    done,
+    evaluate,
+    refused,
+)
 from fedaudit.evaluation.image_metrics import PSNR_CAP, lpips, mse, psnr, ssim
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.registration import STAY, correlations, overlapping, registered, turned
@@ -41,7 +50,8 @@ _RANGES: dict[str, tuple[float, ...]] = {
     "ssim_registered": (-1.0, 1.0),
 }
 ALONE_DB = 10.0  # the same above an even image, where there is no other candidate
-SEVERAL = 4  # victims that all came out visibly are no luck
+SEVERAL = 4  # victims that all came out visibly are no luck, among at least twice as many candidates
+ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
 _LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn, contrast and brightness": 0.1}
 _INCLUDED = dict(
@@ -59,6 +69,10 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     recoveries. Candidates that differ from the victims in brightness or contrast (Kolmogorov-Smirnov test) are left
     out: a picture in the clients' style would be nearer to any victim than to all of them.
     """
+    if not bool(finding.images.isfinite().all()):
+        return refused(
+            finding, observation, "some of the images that it returned are not finite: a fault of the attack"
+        )
     vertical = observation.vertical is not None
     if vertical:
         finding, observation = _by_example(finding, observation)
@@ -498,8 +512,9 @@ def _judged(
     chances = [min(1.0, twice * sum(_chance(image) for image in of)) for of in victims]
     p, p_seen = (min(1.0, _at_least(count, chances) / level) for count in (identified, seen))
     plain = any(unmistakable(w) for ways in best for w in ways) and not any(elsewhere(image) for image in images)
+    plain &= candidates == 1 or candidates >= ENOUGH
     mostly = [2 * sum(any(visible(w) for w in (i, moved(i)) if w) for i in of) >= len(of) for of in victims]
-    recovered = seen > 0 and (p_seen <= SURE or plain or (n >= SEVERAL and all(mostly) and candidates > 1))
+    recovered = seen > 0 and (p_seen <= SURE or plain or (n >= SEVERAL and all(mostly) and candidates >= 2 * n))
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
     against = "one-sided exact test (Poisson binomial) against naming candidates of the class at random"
     luck: dict[str, Any] = {} if recovered else {"by_guessing": sum(chances) / n, "p_value": p, "test": against}
@@ -636,10 +651,11 @@ FINDING_TYPES["images"] = FindingType(
         "did, and their chances are added up.",
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "
         f"visibly that naming candidates at random would do as well with a probability of at most {100 * SURE:g} % "
-        f"(one-sided exact test, Poisson binomial); or one is nearer than any other candidate by {NEARER_DB:g} dB, "
-        f"and none is as near to somebody else's; or all of at least {SEVERAL} victims came out visibly. The share "
-        "has an exact 95 % interval. Where the only candidate is the victim, its reconstruction must be nearer than"
-        f" an even image of the victim's mean colour, by {ALONE_DB:g} dB.",
+        f"(one-sided exact test, Poisson binomial); or one is nearer than any other of at least {ENOUGH} candidates "
+        f"by {NEARER_DB:g} dB, and none is as near to somebody else's; or all of at least {SEVERAL} victims came out"
+        " visibly among twice as many candidates. The share has an exact 95 % interval. Where the only candidate is"
+        " the victim, its reconstruction must be nearer than an even image of the victim's mean colour, by "
+        f"{ALONE_DB:g} dB.",
         "An attack may certify images: it vouches, without the truth, that they are the client's own up to half a "
         "grey level. With the truth this is checked, and a certified image that is wrong is said in the verdict.",
         "Images are 'identifiable' when too few came out visibly, and the same test of those that are nearest to "

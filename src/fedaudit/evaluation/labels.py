@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedaudit.attacks.labels.attack import LabelFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, victims_of
 from fedaudit.evaluation.statistics import SURE
-from fedaudit.evaluation.verdicts import by_client, by_fisher, by_test, leaks
+from fedaudit.evaluation.verdicts import by_fisher, by_test, by_victims, leaks
 from fedaudit.results import FindingResult
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
@@ -60,6 +60,7 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
             COUNTS.of(by_class[0], by_guess[0]),
             EXISTENCE.of(by_class[1], by_guess[1]),
         ],
+        victims=victims_of(true.sort().values),
         label_source=finding.method,
         label_accuracy=accuracy,
         leak=leaks(accuracy > guess, p_value),
@@ -88,6 +89,8 @@ def class_accuracies(inferred: Tensor, true: Tensor, classes: int) -> tuple[floa
 
 def _found_by_luck(fixed: Tensor, weights: Tensor, n: int, rng: torch.Generator) -> np.ndarray:
     """Return the shares of draws of n labels that have 0 to n of the ``fixed`` ones, both as multisets."""
+    if not n or not float(weights.sum()):
+        return np.array([1.0] + n * [0.0])  # none at all
     wanted = torch.bincount(fixed, minlength=len(weights))
     drawn = torch.multinomial(weights.expand(_DRAWS, -1), n, replacement=True, generator=rng)
     counts = torch.zeros((_DRAWS, len(wanted)), dtype=torch.int64).scatter_add_(1, drawn, torch.ones_like(drawn))
@@ -101,14 +104,14 @@ def _at_least(by_luck: np.ndarray, found: int) -> float:
 
 
 def _together(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
-    """Return the p-value of all labels that were found of all clients, and the one if all had been.
+    """Return the p-value of all labels that were found, and the one if all had been.
 
-    Of a client's updates, which may hold the same labels, the mean counts as one.
+    Of several updates of a client with the same labels the mean counts as one.
     """
     if not all(f.by_luck for f in findings):
         return by_fisher(findings)
     found, total, by_luck = 0, 0, []
-    for of in by_client(findings):
+    for of in by_victims(findings):
         metrics = [m for f in of for m in f.metrics if m.name == ACCURACY.name]
         found += math.floor(sum(m.value * (m.n or 0) for m in metrics) / len(of) + 1e-6)
         total += max(m.n or 0 for m in metrics)

@@ -16,6 +16,7 @@ from fedaudit.results import LEAKS, AttackSummary, FindingResult, Threshold, Ver
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
 
+TIME_IS_UP = "not run: the time that this audit was given (--max-minutes) was spent"
 POLICY_FILE = "fedaudit.yaml"
 
 
@@ -93,7 +94,13 @@ def check_limits(
     something or won its control. A low number from an attack that could find nothing proves nothing.
     """
     rows = [_above(name, limit, findings, summaries) for name, limit in limits.fail_above.items()]
-    return [*rows, _on(limits.fail_on, summaries)] if limits.fail_on else rows
+    rows = [*rows, _on(limits.fail_on, summaries)] if limits.fail_on else rows
+    late = sum(f.reason == TIME_IS_UP for f in findings)
+    reason = f"{late} of {len(findings)} runs of attacks were not done: the time that was given was spent"
+    return [
+        row.model_copy(update={"outcome": "not tested", "reason": reason}) if late and row.outcome == "pass" else row
+        for row in rows
+    ]
 
 
 def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]) -> Threshold:

@@ -11,7 +11,16 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedaudit.attacks.findings import RowFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
+from fedaudit.evaluation.finding_types import (
+    FINDING_TYPES,
+    Evaluation,
+    FindingType,
+    Metric,
+    done,
+    evaluate,
+    refused,
+    victims_of,
+)
 from fedaudit.evaluation.labels import label_accuracy
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
@@ -41,7 +50,7 @@ SUREST_CATEGORIES = Metric("surest_categorical", "the same of the cells with cat
 CERTIFIED = Metric("certified_rows", "share of the rows that the attack proved to have, and has")
 WRONGLY = Metric("wrongly_certified", "rows that the attack proved to have, and hasn't", higher_is_better=False)
 
-DRAWS = 399  # of what an adversary guesses who hasn't seen the update: the least p-value is 1 in 400
+DRAWS = 799  # of what an adversary guesses who hasn't seen the update: the least p-value is 1 in 800
 _DRAWN = 64  # rows whose cells are kept for the report
 _BINS = 10
 _RESAMPLES = 2000
@@ -172,6 +181,7 @@ def evaluate_rows(finding: RowFinding, observation: Observation, truth: Truth, *
         rows=drawn,
         label_source=finding.label_source,
         label_accuracy=label_accuracy(finding.labels, true_labels) if classes else None,
+        victims=victims_of(*(truth.inputs[m.round, m.client].unique(dim=0) for m, _ in parts)),
         leak=leaks(share > guess, p_value),
         p_value=p_value,
         p_value_at_best=best,

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedaudit.attacks.findings import SequenceFinding, TokenFinding
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, victims_of
 from fedaudit.evaluation.statistics import SURE, interval
 from fedaudit.evaluation.verdicts import Judgement, by_fisher, by_test, leaks, share_of
 from fedaudit.modalities import TokenInfo
@@ -100,6 +100,7 @@ def evaluate_sequences(finding: SequenceFinding, observation: Observation, truth
             ROUGE2.of(sum(two) / len(two), n=len(true), of="sequences"),
             EXACT.share(exact, len(true), "sequences", 0.0),
         ],
+        victims=victims_of(wholes.unique(dim=0)),
         leak=leaks(mean > guess, p_value),
         p_value=p_value,
         p_value_at_best=best,
@@ -235,6 +236,7 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
             RECALL.share(right, len(true), "words", guess),
             PRECISION.of(right / max(1, len(named))),
         ],
+        victims=victims_of(true),
         leak=leaks(recall > guess, p_value),
         p_value=p_value,
         p_value_at_best=best,

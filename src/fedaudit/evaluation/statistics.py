@@ -73,10 +73,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def difference_test(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of Student's test of the mean of paired differences; 1 of fewer than two."""
+    """Return the two-sided p-value of Student's test of the mean of paired differences; 1 of fewer than two.
+
+    Of equal differences, which tell nothing of their spread, it is the sign test's.
+    """
     data = np.asarray(differences, dtype=float)
-    if len(data) < 2 or not np.ptp(data):
-        return float(len(data) < 2 or not data[0])
+    if len(data) < 2 or not data.any():
+        return 1.0
+    if np.ptp(data) <= 1e-9 * np.abs(data).max():
+        return float(2.0 ** (1 - len(data)))
     return float(ttest_1samp(data, 0.0).pvalue)
 
 

@@ -74,21 +74,32 @@ def share_of(what: str, count: int, n: int, of: str, *, test: str = "", **rest: 
 def by_fisher(findings: Sequence[FindingResult]) -> tuple[float, float | None]:
     """Return the findings' p-values together, and those that they would have if all were right.
 
-    Of each client's findings, which show the same victims again, the least p-value counts, times their number
-    (Bonferroni); clients are independent (Fisher's method).
+    Findings on the same victims, such as those of several rounds, are one test (:func:`repeated`); others are
+    independent (Fisher's method).
     """
-    of_clients = by_client(findings)
-    found = [min(1.0, len(of) * min(1.0 if f.p_value is None else f.p_value for f in of)) for of in of_clients]
-    best = [[f.p_value_at_best for f in of if f.p_value_at_best is not None] for of in of_clients]
-    known = all(len(ps) == len(of) for ps, of in zip(best, of_clients, strict=True))
-    return combined(found), combined([min(1.0, len(ps) * min(ps)) for ps in best]) if known else None
+    groups = by_victims(findings)
+    found = [repeated([1.0 if f.p_value is None else f.p_value for f in of]) for of in groups]
+    best = [[f.p_value_at_best for f in of if f.p_value_at_best is not None] for of in groups]
+    known = all(len(ps) == len(of) for ps, of in zip(best, groups, strict=True))
+    return combined(found), combined([repeated(ps) for ps in best]) if known else None
 
 
-def by_client(findings: Sequence[FindingResult]) -> list[list[FindingResult]]:
-    """Return the findings of each client, or of each group of clients that one finding is about."""
-    groups: dict[tuple[int | None, ...], list[FindingResult]] = {}
+def repeated(p_values: Sequence[float]) -> float:
+    """Return the p-value of several tests of the same, however they depend on each other.
+
+    Twice the smaller one of two that hold: the least times their number (Bonferroni), which finds what one of them
+    shows; and twice their mean (Rüschendorf 1982), which finds what all show.
+    """
+    if len(p_values) == 1:
+        return p_values[0]
+    return min(1.0, 2 * min(len(p_values) * min(p_values), 2 * sum(p_values) / len(p_values)))
+
+
+def by_victims(findings: Sequence[FindingResult]) -> list[list[FindingResult]]:
+    """Return the findings on the same examples of the same client, or clients, together."""
+    groups: dict[tuple[object, ...], list[FindingResult]] = {}
     for finding in findings:
-        groups.setdefault((finding.client, *finding.clients), []).append(finding)
+        groups.setdefault((finding.victims, finding.client, *finding.clients), []).append(finding)
     return list(groups.values())
 
 

@@ -367,10 +367,12 @@ def _more_effort(attack: Attack) -> str:
 def _reversed(summary: AttackSummary) -> str:
     """Return what to do where scores tell members from others the wrong way round; empty where they don't."""
     evidence = summary.evidence
-    if summary.kind != "membership" or evidence is None or evidence.p_value is None or evidence.p_value < 1 - SURE:
+    if summary.kind != "membership" or evidence is None or evidence.high is None or evidence.high >= 0.5:
+        return ""
+    if evidence.p_value is None or evidence.p_value < 1 - SURE:
         return ""
     return (
-        f"{evidence.what} {evidence.value:.2f} is below 0.5 by more than luck (p = {1 - evidence.p_value:.2g}): the "
+        f"{evidence.what} {evidence.value:.2f} [{evidence.low:.2f}, {evidence.high:.2f}] is below 0.5: the "
         "scores do tell what was used for training, the wrong way round. Find out why (the records of the two sorts "
         "may differ in more than membership; noise may turn scores round), and use another attack"
     )

@@ -265,7 +265,7 @@ def evaluate_findings(
             "other_defences": [],
             "device": found.device,
             "evaluation": scenario.evaluation.model_copy(
-                update={"updates": None, "clients": None, "federations": None, "controls": controls}
+                update={"updates": None, "clients": None, "federations": None, "controls": controls, "what_if": False}
             ),
         }
     )

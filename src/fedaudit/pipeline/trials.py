@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedaudit.attacks import Attack, Finding
+from fedaudit.evaluation.limits import TIME_IS_UP
 from fedaudit.transcript.observation import Observation
 from fedaudit.utils.errors import BadInput, FedAuditError, NotApplicable
 from fedaudit.utils.fingerprint import computation, device_name, file_digest
@@ -120,9 +121,6 @@ class Means:
     kept: Kept | None = None
     display: Display = field(default_factory=Quiet)
     deadline: float | None = None
-
-
-TIME_IS_UP = "not run: the time that this audit was given (--max-minutes) was spent"
 
 
 def _in_time(report: Report, deadline: float | None) -> Report:

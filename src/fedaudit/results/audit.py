@@ -301,7 +301,8 @@ class AuditResult(Record):
         """Return the names of the federations that the answer is about: without defences that are only tried."""
         if not self.scenario.get("evaluation", {}).get("what_if"):
             return [f.name for f in self.federations]
-        return [f.name for f in self.federations if f.aggregator in ("mean", "fedavg") and f.sanitiser == "none"]
+        plain = [f.name for f in self.federations if f.aggregator in ("mean", "fedavg") and f.sanitiser == "none"]
+        return plain or [f.name for f in self.federations]
 
     def save(self, path: Path) -> None:
         """Write ``results.json`` to ``path``."""

@@ -318,6 +318,7 @@ class FindingResult(Record):
         "whether it is a leak by itself, by its kind's rule: more than without the attack, luck excluded "
         "(p_value at most 1 %, where there is one); null: images"
     )
+    victims: str = Field(default="", description="equal for equal examples, in whatever round or update they are")
     p_value: float | None = optional("probability that guessing does as well, by the test that its kind's rule names")
     p_value_at_best: float | None = optional(
         "the same if everything had been told rightly: above 1 %, there is too little to test"

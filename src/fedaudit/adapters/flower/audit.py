@@ -91,6 +91,8 @@ def audit_flower(
         api.make_attack(spec.pop("name", ""), spec)
     if attacked is not None and not isinstance(attacked, str):
         attacked = sorted(attacked)
+        if not attacked:
+            raise BadInput("attacked: give one round at least, or leave it out for the last one")
         rounds = rounds or attacked[-1] + 1
     with contextlib.suppress(Exception):
         import_torchvision()  # apps read images with it, and only here it is made to fit

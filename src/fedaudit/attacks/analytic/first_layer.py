@@ -276,7 +276,7 @@ def own_targets(
         handle.remove()
     factor = (flow * columns).sum(dim=1, keepdim=True) / flow.square().sum(dim=1, keepdim=True).clamp(min=1e-300)
     unlike = (factor * flow - columns).norm(dim=1) / columns.norm(dim=1).clamp(min=1e-300)
-    error = factor / 2 if observation.loss is nn.functional.mse_loss else 0 * factor
+    error = factor / 2 if observation.task_info.loss == "mse" else 0 * factor
     return (outputs.detach() - error).float(), unlike
 
 
