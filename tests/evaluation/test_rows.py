@@ -180,12 +180,12 @@ def people(n: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 16])
-def test_rows_of_other_people_are_no_leak_and_half_of_the_own_ones_are(size: int) -> None:
+def test_rows_of_other_people_are_no_leak_and_most_of_the_own_ones_are(size: int) -> None:
     null, planted = list[str](), list[str]()
     for seed in range(60):
         everybody, others = people(400, 1000 + seed), people(size, 5000 + seed)
         true = everybody[:size]
-        mixed = torch.cat([true[: size // 2], others[size // 2 :]])
+        mixed = torch.cat([true[: size - 2], others[size - 2 :]])
         for rows, verdicts in ((others, null), (mixed, planted)):
             verdicts.append(FINDING_TYPES["rows"].verdict([scene(rows, true, everybody, columns=KINDS)]).verdict)
     assert sum(v in ("recovered", "inferred") for v in null) <= stats.binom.ppf(0.999, 60, 0.01)

@@ -38,9 +38,9 @@ LEAKS = ("recovered", "identifiable", "inferred")
 
 
 def rows(seed: int, *, planted: bool, size: int = 16) -> str:
-    """Three quarters of ``size`` rows are the update's own, of four all, or none is."""
+    """All of ``size`` rows but two are the update's own, of four all, or none is."""
     everybody, others = people(400, 1000 + seed), people(size, 500_000 + seed)
-    own = max(4, 3 * size // 4)
+    own = max(4, size - 2)
     found = torch.cat([everybody[:own], others[own:]]) if planted else others
     return FINDING_TYPES["rows"].verdict([scene(found, everybody[:size], everybody, columns=KINDS)]).verdict
 
