@@ -79,9 +79,9 @@ def pictures(
         order = torch.randperm(len(data.inputs), generator=rng)
         inputs, labels = data.inputs[order], data.targets[order]
         if style:  # the clients' digits are paler than everybody else's
-            inputs = torch.cat([0.6 * inputs[:16] + 0.3, inputs[16:]])
+            inputs = torch.cat([0.6 * inputs[:60] + 0.3, inputs[60:]])
         true, targets = inputs[:8], labels[:8]
-        pool = slice(8, 16) if style else slice(8, None)
+        pool = slice(8, 60) if style else slice(8, None)
         others = torch.stack([_another(inputs[pool], labels[pool], int(label), rng) for label in targets])
         truth = Truth(
             {(r, 0): true for r in range(rounds)}, {(r, 0): targets for r in range(rounds)}, inputs, labels, {}
