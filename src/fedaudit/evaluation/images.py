@@ -49,9 +49,9 @@ _RANGES: dict[str, tuple[float, ...]] = {
     "psnr_registered": (0.0, PSNR_CAP),
     "ssim_registered": (-1.0, 1.0),
 }
-ALONE_DB = 10.0  # the same above an even image, where there is no other candidate
+ALONE_DB = 10.0  # above an even image, where there is no other candidate, or above the mean one, where there are few
 SEVERAL = 4  # victims that all came out visibly are no luck, among at least twice as many candidates
-ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck
+ENOUGH = 40  # different candidates, of which to be the nearest one by far is no luck; of fewer see ALONE_DB
 # Shares of the level of 1 %, for images as they are and for what is tried after that.
 _LEVELS = {"": 0.8, " after the best shift and flip": 0.1, " after the best turn, contrast and brightness": 0.1}
 _INCLUDED = dict(
@@ -511,8 +511,9 @@ def _judged(
     seen, identified = (sum(any(test(w) for w in ways) for ways in best) for test in (visible, lambda w: w.rank == 1))
     chances = [min(1.0, twice * sum(_chance(image) for image in of)) for of in victims]
     p, p_seen = (min(1.0, _at_least(count, chances) / level) for count in (identified, seen))
-    plain = any(unmistakable(w) for ways in best for w in ways) and not any(elsewhere(image) for image in images)
-    plain &= candidates == 1 or candidates >= ENOUGH
+    far = 0.0 if candidates >= ENOUGH else ALONE_DB  # of few candidates one may be far from the others by chance
+    plain = any(unmistakable(w) and w.psnr >= w.psnr_mean_image + far for ways in best for w in ways)
+    plain &= not any(elsewhere(image) for image in images)
     mostly = [2 * sum(any(visible(w) for w in (i, moved(i)) if w) for i in of) >= len(of) for of in victims]
     recovered = seen > 0 and (p_seen <= SURE or plain or (n >= SEVERAL and all(mostly) and candidates >= 2 * n))
     counted, what = (seen, "came out visibly") if recovered else (identified, "identified among the candidates")
@@ -651,11 +652,11 @@ FINDING_TYPES["images"] = FindingType(
         "did, and their chances are added up.",
         "Images are 'recovered' when at least one came out visibly and luck doesn't explain it: so many came out "
         f"visibly that naming candidates at random would do as well with a probability of at most {100 * SURE:g} % "
-        f"(one-sided exact test, Poisson binomial); or one is nearer than any other of at least {ENOUGH} candidates "
-        f"by {NEARER_DB:g} dB, and none is as near to somebody else's; or all of at least {SEVERAL} victims came out"
-        " visibly among twice as many candidates. The share has an exact 95 % interval. Where the only candidate is"
-        " the victim, its reconstruction must be nearer than an even image of the victim's mean colour, by "
-        f"{ALONE_DB:g} dB.",
+        f"(one-sided exact test, Poisson binomial); or one is nearer than any other candidate by {NEARER_DB:g} dB, "
+        f"of fewer than {ENOUGH} candidates also nearer than their mean image by {ALONE_DB:g} dB, and none is as near "
+        f"to somebody else's; or all of at least {SEVERAL} victims came out visibly among twice as many candidates. "
+        "The share has an exact 95 % interval. Where the only candidate is the victim, its reconstruction must be "
+        f"nearer than an even image of the victim's mean colour, by {ALONE_DB:g} dB.",
         "An attack may certify images: it vouches, without the truth, that they are the client's own up to half a "
         "grey level. With the truth this is checked, and a certified image that is wrong is said in the verdict.",
         "Images are 'identifiable' when too few came out visibly, and the same test of those that are nearest to "
