@@ -167,7 +167,7 @@ def play(hour: Hour, *, docs: bool) -> None:
     hour.run("a gate, on what is kept already", gate, code=1)
     again = "fedaudit audit mine.yaml --seed 1 --out mine-2 --set attacks.0.iterations=60 --set attacks.1.iterations=60"
     hour.run("the same federation, another seed", again, makes=["mine-2"])
-    hour.run("compare", "fedaudit compare mine-audit mine-2", code=(0, 1))
+    hour.run("compare", "fedaudit compare mine-audit mine-2", code=(0, 1, 3))  # 3: two seeds of two updates are too few
     hour.run("verify", "fedaudit verify mine-audit")
     listed = hour.run("what there is", "fedaudit --help && fedaudit list && fedaudit doctor")
     if re.search(r"^. explain ", listed, re.MULTILINE):
