@@ -26,6 +26,7 @@ from fedaudit.pipeline.run import record, run_audit
 from fedaudit.pipeline.transcripts import new_folder
 from fedaudit.pipeline.trials import Means
 from fedaudit.pipeline.verify import Verification, verify_audit
+from fedaudit.pipeline.what_if import with_what_if
 from fedaudit.results import AuditResult as AuditResult
 from fedaudit.results import Verdict as Verdict
 from fedaudit.scenario.scenario import Scenario, load_scenario, scenario_from
@@ -60,6 +61,7 @@ def audit(
     workers: int = 1,
     fail_above: dict[str, float] | None = None,
     fail_on: Verdict | None = None,
+    what_if: bool = False,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Audit:
@@ -89,6 +91,7 @@ def audit(
         workers: processes for the attacks.
         fail_above: metric to limit; ``Audit.exceeded`` tells, and ``Audit.result.thresholds`` what could not be tested.
         fail_on: the verdict that must not be reached, nor a worse one: recovered, identifiable or inferred.
+        what_if: repeat the audit under three defences that fit what its first attack is after, and compare them.
         overwrite: where ``out`` holds the report of another scenario, delete that and its images; otherwise refuse.
         progress: show on standard error how far the audit is: live on a terminal, elsewhere in a line every 15 seconds.
 
@@ -101,6 +104,7 @@ def audit(
     changes = {"federations": federations, "attacks": attacks, "threat": threat, "seed": seed}
     modes = {"batch_norm": batch_norm, "dropout": dropout}
     made, dataset, loss = _with_own(scenario, changes, modes, model=model, data=data, loss=loss)
+    made = with_what_if(made) if what_if else made
     limits = Limits({} if fail_above is None else fail_above, fail_on).check()
     check_files(made)
     folder, where = Path(out) if out else None, Path(data_dir) if data_dir else None

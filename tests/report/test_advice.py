@@ -12,11 +12,9 @@ from torch import nn
 
 import fedaudit
 from fedaudit.cli import app
-from fedaudit.pipeline.what_if import with_what_if
 from fedaudit.report.advice import advice, command
 from fedaudit.report.conclusion import headline
 from fedaudit.results import AuditResult
-from fedaudit.scenario.scenario import scenario_from
 
 FEDERATION = {"name": "a", "algorithm": "fedsgd", "clients": 2, "examples": 2, "batch_size": 1}
 SCENARIO: dict[str, Any] = {
@@ -66,7 +64,7 @@ def test_every_line_for_own_parts_is_python_that_runs(tmp_path, images, monkeypa
     ).result
     lines = [command(result, one.change) for one in advice(result)]
     assert lines
-    assert "defences=" in lines[0]
+    assert "what_if=True" in lines[0]
     monkeypatch.chdir(tmp_path)
     done = eval(lines[0], {"fedaudit": fedaudit, "model": model, "data": images})
     assert len(done.result.federations) == 4
@@ -77,7 +75,7 @@ def test_every_line_for_own_parts_is_python_that_runs(tmp_path, images, monkeypa
 @pytest.mark.slow
 def test_a_defence_that_is_only_tried_gives_no_answer_and_fails_nobody():
     quick = {**SCENARIO, "evaluation": {"controls": False}, "attacks": [{"name": "invg", "iterations": 30}]}
-    done = fedaudit.audit(with_what_if(scenario_from(quick)), fail_above={"psnr": 0.1}, progress=False)
+    done = fedaudit.audit(quick, what_if=True, fail_above={"psnr": 0.1}, progress=False)
     result: AuditResult = done.result
     assert len(result.federations) == 4
     (used,) = result.in_use()

@@ -16,14 +16,12 @@ from fedaudit.adapters import in_words
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 from fedaudit.defences.received import check_received
-from fedaudit.results import LEAKS
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
 from fedaudit.utils.objects import load_object
 
 if TYPE_CHECKING:
     from fedaudit.api import Verdict
-    from fedaudit.results import AuditResult
     from fedaudit.transcript.files import Form
 
 NOT_LET_IN = "the site's guard didn't let this model in"  # and not why: that would tell what it looks for
@@ -203,24 +201,13 @@ class SiteGuard:
             raise BadInput("none of the attacks can be run against it")
         if follows and any(f.recording is not None and f.recording.facts == "contradicted" for f in result.federations):
             raise BadInput("the update doesn't follow from the training that was watched")
-        if reason := self._nothing_measured(result):
-            raise BadInput(reason)
+        unable = next((t for t in result.thresholds if not t.measurable), None)
+        if unable is not None:
+            limit = f"measures {unable.metric}, which has a limit" if unable.verdict is None else "could exceed fail_on"
+            raise BadInput(f"no attack that ran {limit}")
         untested = next((f"; {t.reason}" for t in result.thresholds if t.outcome == "not tested"), "")
         self._log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
         return False
-
-    def _nothing_measured(self, result: AuditResult) -> str:
-        """Return which of the limits no attack that ran could have exceeded; empty where there is none."""
-        unmeasured = [t.metric for t in result.thresholds if t.limit is not None and t.worst is None]
-        if unmeasured:
-            return f"no attack that ran measures {unmeasured[0]}, which has a limit"
-        from fedaudit.evaluation.finding_types import type_of  # what attacks need takes seconds to import
-
-        ran = [row for row in result.summaries if row.verdict != "not applicable"]
-        if self.fail_on and not any(type_of(row).worst in LEAKS[: LEAKS.index(self.fail_on) + 1] for row in ran):
-            names = " or ".join(a.name for a in result.attacks)
-            return f"of {names} none ran that could end in '{self.fail_on}'"
-        return ""
 
 
 def agreed_network(given: nn.Module | str | None) -> nn.Module | None:

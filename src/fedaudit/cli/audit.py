@@ -91,14 +91,11 @@ def audit(
     from fedaudit.scenario.scenario import load_scenario
 
     loaded = load_scenario(scenario, [*(settings or []), *(["evaluation.controls=false"] if no_controls else [])], seed)
-    if what_if:
-        from fedaudit.pipeline.what_if import with_what_if
-
-        loaded = with_what_if(loaded)
     limits = options.limits_of(fail_above, fail_on, policy)
     options.check_data_dir(data_dir)
     processes = options.number_of_workers(workers)
-    finished = api.audit(loaded, data_dir=data_dir, out=out, workers=processes, **limits, overwrite=overwrite)
+    chosen: dict[str, Any] = {**limits, "what_if": what_if, "overwrite": overwrite}
+    finished = api.audit(loaded, data_dir=data_dir, out=out, workers=processes, **chosen)
     _conclude(finished, out, formats, scenario=_from_here(scenario))
 
 

@@ -113,6 +113,7 @@ def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries
         "worst": worst,
         "where": f"{attack} on {federation}" if worst is not None else None,
         "exceeded": False,
+        "measurable": worst is not None,
     }
     if worst is not None and worst > limit:
         return Threshold(**{**row, "exceeded": True, "outcome": "fail"})
@@ -142,6 +143,7 @@ def _on(level: Verdict, summaries: Sequence[AttackSummary]) -> Threshold:
                 where = f"{verdict}: {summary.attack} on {summary.federation}"
                 return Threshold(**{**row, "where": where, "exceeded": True, "outcome": "fail"})
     able = [s for s in summaries if s.kind is None or type_of(s).worst in failing]
+    row["measurable"] = any(s.verdict != "not applicable" for s in able)
     for federation in dict.fromkeys(s.federation for s in summaries):
         own = [s for s in able if s.federation == federation]
         kinds = dict.fromkeys(s.kind for s in own if s.verdict != "not applicable") or [None]

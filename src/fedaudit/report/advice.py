@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
 from typing import Any, NamedTuple
 
-from fedaudit.attacks import ATTACKS
-from fedaudit.defences.suitable import suitable
 from fedaudit.report.conclusion import headline
 from fedaudit.report.frontier import UNDEFENDED
 from fedaudit.results import LEAKS, AttackSummary, AuditResult
@@ -58,19 +55,11 @@ def _in_python(result: AuditResult, change: str) -> str:
     settings = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
     scenario = result.scenario
     parts = {"model": scenario["model"]["name"], "data": scenario["data"]["name"], "loss": scenario["model"]["loss"]}
-    given = [f"fedaudit.load_scenario('scenario.yaml', {settings!r})"]
+    given = [f"fedaudit.load_scenario('scenario.yaml', {settings!r})" if settings else "'scenario.yaml'"]
     given += [f"{part}={part}" for part, name in parts.items() if name == "custom"]
+    given += ["what_if=True"] if "--what-if" in words else []
     given += [f"fail_on={words[words.index('--fail-on') + 1]!r}"] if "--fail-on" in words else []
     return f"fedaudit.audit({', '.join(given)}, out='NEW')"
-
-
-def _tried(result: AuditResult) -> str:
-    """Return the flags that compare the defences which fit: ``--what-if``, or spelt out where that can't be given."""
-    if result.repeat.startswith(_COMMAND):
-        return "--what-if"
-    recovered = [ATTACKS[a.name].value.recovers for a in result.attacks if a.name in ATTACKS.names()]
-    listed = json.dumps([{"name": "plain"}, *suitable(recovered)])
-    return f"--set {shlex.quote(f'defences={listed}')}"
 
 
 def _against(result: AuditResult) -> list[Advice]:
@@ -102,7 +91,7 @@ def _against(result: AuditResult) -> list[Advice]:
             Advice(
                 "Compare defences.",
                 "Runs this audit again under three defences that fit what was found; shows what each leaks and costs.",
-                _tried(result),
+                "--what-if",
             )
         )
         lines.append(

@@ -211,6 +211,7 @@ class Threshold(Record):
     worst: float | None = optional("the highest value that was met; null: a verdict, or nothing measured it")
     where: str | None = Field(description="attack and federation of the worst value")
     exceeded: bool = Field(description="whether the limit was")
+    measurable: bool = Field(default=True, description="whether an attack that ran could have exceeded it")
     outcome: Literal["pass", "fail", "not tested"] = Field(
         default="not tested", description="not tested: nothing measured it, or what measured it is inconclusive"
     )
