@@ -16,6 +16,7 @@ from fedaudit.adapters import in_words
 from fedaudit.capture.capture import Capture
 from fedaudit.capture.recorder import Recorder
 from fedaudit.defences.received import check_received
+from fedaudit.modalities import example_kind
 from fedaudit.results import LEAKS
 from fedaudit.utils.errors import BadInput
 from fedaudit.utils.folders import temporary_folder
@@ -210,16 +211,35 @@ class SiteGuard:
         return False
 
     def _nothing_measured(self, result: AuditResult) -> str:
-        """Return which of the limits no attack that ran could have exceeded; empty where there is none."""
-        unmeasured = [t.metric for t in result.thresholds if t.limit is not None and t.worst is None]
-        if unmeasured:
-            return f"no attack that ran measures {unmeasured[0]}, which has a limit"
-        from fedaudit.evaluation.finding_types import type_of  # what attacks need takes seconds to import
+        """Return which of the limits no attack that ran could have exceeded, and what to set; empty if there is none.
 
+        A limit that nobody set, and that no attack on such examples measures, is none.
+        """
+        from fedaudit.attacks import ATTACKS  # what attacks need takes seconds to import
+        from fedaudit.evaluation.finding_types import FINDING_TYPES, type_of
+
+        kind = result.data.kind or "image"
+        suited = {e.name: FINDING_TYPES[e.value.finds.kind] for e in ATTACKS if kind in e.value.examples}
+        measured = list(
+            dict.fromkeys(name for t in suited.values() for name in (*t.limits, *(m.name for m in t.metrics)))
+        )
+        for t in result.thresholds:
+            if t.limit is not None and t.worst is None and (t.metric in measured or self.fail_above != self._limits):
+                return (
+                    f"no attack that ran measures {t.metric}, which has a limit; those on {example_kind(kind).plural} "
+                    f"({', '.join(list(suited)[:4])}) measure {', '.join(measured[:4])}: set attacks and fail_above so"
+                )
+        failing = LEAKS[: LEAKS.index(self.fail_on) + 1] if self.fail_on else ()
         ran = [row for row in result.summaries if row.verdict != "not applicable"]
-        if self.fail_on and not any(type_of(row).worst in LEAKS[: LEAKS.index(self.fail_on) + 1] for row in ran):
-            names = " or ".join(a.name for a in result.attacks)
-            return f"of {names} none ran that could end in '{self.fail_on}'"
+        if failing and not any(type_of(row).worst in failing for row in ran):
+            names, able = (
+                " or ".join(a.name for a in result.attacks),
+                [n for n, t in suited.items() if t.worst in failing],
+            )
+            return (
+                f"of {names} none ran that could end in '{self.fail_on}'; on {example_kind(kind).plural} these can: "
+                f"{', '.join(able)}: name one in attacks, or set fail_on='inferred'"
+            )
         return ""
 
 
