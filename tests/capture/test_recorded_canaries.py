@@ -29,7 +29,7 @@ def run(folder: Path, noise: float = SIGMA, **options: Any) -> CanaryClients:
     """A federation with a trusted server: clip, sum, Gaussian noise, mean; as somebody may write it."""
     torch.manual_seed(0)
     model, dice = Net(), torch.Generator().manual_seed(1)
-    canaries = CanaryClients(model, COUNT, clip=CLIP, claimed=CLAIMED, gaussian=True, seed=7, **options)
+    canaries = CanaryClients(model, COUNT, clip=CLIP, claimed=CLAIMED, seed=7, **{"gaussian": True, **options})
     with Recorder(folder, module=model, canaries=canaries) as recorder:
         for _ in range(ROUNDS):
             start = copy.deepcopy(model.state_dict())
@@ -104,6 +104,14 @@ def test_a_sound_server_keeps_its_promise(recorded: Path) -> None:
     assert result.summaries[0].verdict == "not demonstrated"
     assert 0.1 < found.demonstrated < found.claimed == CLAIMED
     assert [one.covered for one in found.observers] == [False, False, True, True]
+    assert not any("Gaussian" in note for note in result.findings[0].notes)
+
+
+def test_bounds_left_out_as_nobody_said_that_noise_is_gaussian_are_named(recorded: Path, tmp_path: Path) -> None:
+    run(tmp_path / "r", gaussian=False)
+    finding, known = audited(tmp_path / "r").findings[0], audited(recorded).findings[0]
+    assert any("isn't known that the promised noise is Gaussian" in note for note in finding.notes)
+    assert finding.epsilon.demonstrated < known.epsilon.demonstrated
 
 
 def test_a_server_that_forgets_its_noise_is_found(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_several_real_outputs_are_refused_under_their_name(tmp_path):
         (lambda z, y: functional.l1_loss(z.squeeze(1), y), functional.l1_loss),
         (lambda z, y: (z[:, 0] - y).abs().pow(1.5).mean(), lambda z, y: (z - y).abs().pow(1.5).mean()),
         (lambda z, y: (z - y).abs().pow(1.5).sum(), lambda z, y: (z - y).abs().pow(1.5).sum()),
+        (lambda z, y: functional.mse_loss(z.squeeze(1), y).sqrt(), lambda z, y: functional.mse_loss(z, y).sqrt()),
+        (lambda z, y: functional.mse_loss(z, y).sqrt(), lambda z, y: functional.mse_loss(z, y).sqrt()),
+        (
+            lambda z, y: (y.exp() * (z.squeeze() - y) ** 2).sum() / y.exp().sum(),
+            lambda z, y: (y.exp() * (z - y) ** 2).sum() / y.exp().sum(),
+        ),
     ],
 )
 def test_a_simulated_loss_gets_targets_in_the_shape_that_it_takes(own, plain):

@@ -1,9 +1,13 @@
 """Image files of more than 8 bits a value, images of any number of bands: nothing is clipped or taken for opacity."""
 
+import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile  # comes with scikit-image
 import torch
 from PIL import Image
 from torch import nn
@@ -58,6 +62,37 @@ def test_a_file_s_depth_or_what_is_said_to_be_white_scales_it(values, suffix, wh
 def test_what_would_be_clipped_is_refused(values, white, words, tmp_path):
     with pytest.raises(BadInput, match=words):
         loaded(folder(tmp_path, values, "tiff" if values.dtype == np.float32 else "png"), white)
+
+
+def colours_of_16_bits(suffix: str, bands: int) -> bytes:
+    """A ramp of 12 bits in a file of 16, written as the formats' specifications have it."""
+    values = np.repeat((RAMP * 4095).astype(np.uint16)[:, :, None], bands, axis=2)
+    if suffix == "ppm":
+        return b"P6 16 16 65535\n" + values.astype(">u2").tobytes()
+    if suffix == "tiff":
+        file = io.BytesIO()
+        tifffile.imwrite(file, values, photometric="rgb")
+        return file.getvalue()
+    kind = {2: 4, 3: 2, 4: 6}[bands]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", 16, 16, 16, kind, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "bands"), [("png", 2), ("png", 3), ("png", 4), ("tiff", 3), ("tiff", 4), ("ppm", 3)]
+)
+def test_colours_of_16_bits_are_refused_not_read_by_half(suffix, bands, tmp_path):
+    where = folder(tmp_path, (RAMP * 255).astype(np.uint8))
+    (where / f"train/a/1.{suffix}").write_bytes(colours_of_16_bits(suffix, bands))
+    with pytest.raises(BadInput, match=f"1.{suffix}: colours of more than 8 bits a value, .*; scale them to 8 bits"):
+        fedaudit.load_dataset("image-folder", data_dir=where, white=4095.0)
 
 
 def test_a_scenario_says_which_value_is_white(tmp_path):

@@ -162,6 +162,28 @@ def test_what_cannot_be_taken_is_refused_with_a_remedy(data, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (
+            torch.linspace(-3.7, 3.3, 7480).reshape(40, 1, 187),
+            r"\(40, 1, 187\) are taken for grey images, 1 x 187 pixels",
+        ),
+        (IMAGES * 2 - 1, r"taken for images of 3 channels, \d+ x \d+ pixels"),
+    ],
+)
+def test_values_of_no_picture_are_refused_with_what_they_were_taken_for(inputs, words):
+    with pytest.raises(BadInput, match=f"{words}.*not in \\[0, 1\\].*signals give as a table: inputs.flatten\\(1\\)"):
+        fedaudit.Dataset.from_tensors(inputs, torch.arange(len(inputs)) % 2)
+
+
+def test_what_a_shape_was_taken_for_stands_in_the_summary():
+    labels = torch.arange(40) % 2
+    for shape, said in (((40, 20, 6), "grey images, 20 x 6 pixels"), ((40, 8, 8, 13), "images of 13 channels, 8 x 8")):
+        assert said in fedaudit.Dataset.from_tensors(torch.rand(shape), labels).summary
+    assert "taken" not in fedaudit.Dataset.from_tensors(torch.rand(40, 3, 8, 8), labels).summary
+
+
 class Tokens(nn.Module):
     """Whose first layer looks rows up; ``cast``: of floats, too."""
 

@@ -126,8 +126,11 @@ def test_runs_without_an_interval_are_not_pooled():
     assert pooled([measured(0.5, 0.1), MetricResult(name="m", value=1.0, higher_is_better=True)]) is None
 
 
-def labels_of(true: list[int], found: list[int], classes: int, client: int = 0) -> FindingResult:
-    truth = Truth({}, {(0, client): torch.tensor(true)}, torch.zeros(classes, 1, 8, 8), torch.arange(classes), {})
+def labels_of(
+    true: list[int], found: list[int], classes: int, client: int = 0, candidates: list[int] | None = None
+) -> FindingResult:
+    labels = torch.arange(classes) if candidates is None else torch.tensor(candidates)
+    truth = Truth({}, {(0, client): torch.tensor(true)}, torch.zeros(len(labels), 1, 8, 8), labels, {})
     finding = LabelFinding(attack="labels", labels=torch.tensor(found), method="geng", num_classes=classes)
     return evaluate(finding, seen(client, len(true)), truth, seed=0).result
 
@@ -144,6 +147,16 @@ def test_labels_by_luck_are_what_enumeration_counts(true, found):
     result = labels_of(true, found, 3)
     assert result.p_value == pytest.approx(expected, abs=4 * math.sqrt(expected / 20_000) + 1e-4)
     assert result.by_luck == pytest.approx(np.bincount(draws) / len(draws), abs=0.02)
+
+
+def test_luck_at_labels_is_the_likelier_of_two_not_the_one_that_finds_more_on_average():
+    """Draws by the candidates' classes find more on average (6.7, 6.2), and never so many; the oracle enumerates."""
+    true, found = [0] * 2 + [1] + [2] * 7, [0] * 3 + [1] + [2] * 6
+    counts = [(a, b, 10 - a - b) for a in range(11) for b in range(11 - a)]
+    ways = [math.comb(10, a) * math.comb(10 - a, b) for a, b, _ in counts]
+    right = [min(a, 2) + min(b, 1) + min(c, 7) >= 9 for a, b, c in counts]
+    expected = sum(itertools.compress(ways, right)) / 3**10
+    assert labels_of(true, found, 3, candidates=[1] + 8 * [2]).p_value == pytest.approx(expected, abs=0.006)
 
 
 @pytest.mark.slow

@@ -231,6 +231,29 @@ def test_what_wraps_a_module_is_taken_off():
             assert torch.equal(wrapped.rounds[0].updates[0].tensors[name], sent)
 
 
+class Decoder(nn.Module):
+    """A weight that a hook computes, read by two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.out = weight_norm(nn.Linear(36, 8)), nn.Linear(36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(functional.linear(self.a(x.flatten(1)), self.a.weight.t()))
+        return out
+
+
+def test_tied_weights_beside_weight_norm_have_their_whole_gradient():
+    net = Decoder()
+    net(INPUTS)  # leaves a weight that is part of a graph
+    got = fedaudit.simulate({"federations": FEDERATION}, model=net, data=(INPUTS, LABELS), progress=False)
+    inputs = got.transcript.task_info.normalise(got.truth.inputs[0, 0])
+    loss = functional.cross_entropy(net(inputs), got.truth.labels[0, 0])
+    wanted = torch.autograd.grad(loss, list(net.parameters()))
+    for (name, _), gradient in zip(net.named_parameters(), wanted, strict=True):
+        torch.testing.assert_close(got.transcript.rounds[0].updates[0].tensors[name], gradient)
+
+
 def test_each_batch_norm_layer_keeps_its_mode():
     net = with_norms(1)
     recording = fedaudit.simulate({"federations": FEDERATION}, model=net, data=(INPUTS, LABELS), progress=False)

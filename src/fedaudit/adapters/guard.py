@@ -201,10 +201,11 @@ class SiteGuard:
             raise BadInput("none of the attacks can be run against it")
         if follows and any(f.recording is not None and f.recording.facts == "contradicted" for f in result.federations):
             raise BadInput("the update doesn't follow from the training that was watched")
-        unable = next((t for t in result.thresholds if not t.measurable), None)
-        if unable is not None:
-            limit = f"measures {unable.metric}, which has a limit" if unable.verdict is None else "could exceed fail_on"
-            raise BadInput(f"no attack that ran {limit}")
+        by_default = self.fail_above == self._limits and result.data.kind not in (None, "image")  # nobody set it
+        unable = [t for t in result.thresholds if not t.measurable and not (by_default and t.verdict is None)]
+        if unable:
+            limit = f"the limit on {unable[0].metric}" if unable[0].verdict is None else "fail_on"
+            raise BadInput(f"{limit} can't be exceeded by what ran: {unable[0].reason}")
         untested = next((f"; {t.reason}" for t in result.thresholds if t.outcome == "not tested"), "")
         self._log.info("fedaudit guard: %s: within the limits (%.1f s)%s", who, seconds, untested)
         return False

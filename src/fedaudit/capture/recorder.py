@@ -524,7 +524,8 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
     if inputs[0].ndim not in ((2,) if whole else (2, 4)):
         shape = tuple(inputs[0].shape)
         return (
-            f"the inputs have the shape {shape}; attacks are on images (n, C, H, W), tables (n, d), tokens (n, length)"
+            f"the inputs have the shape {shape}; attacks are on images (n, C, H, W), tables (n, d), tokens (n, "
+            f"length); give a table, inputs.flatten(1), to a model that begins with nn.Unflatten(1, {shape[1:]})"
         )
     if whole and (inputs[0].dtype == torch.bool or vocabulary_of(captured.module) is None):
         return "the inputs are whole numbers, but the model has no embedding; attacks are on images, tables and tokens"

@@ -201,6 +201,7 @@ class Dataset:
         """
         where = f"data set '{name}'"
         x_kind, x = as_inputs(inputs, where, kind, channels)
+        given = tuple(_as_tensor(inputs, where).shape[1:])
         y = _as_targets(targets, where, classes)
         if len(x) != len(y):
             raise BadInput(f"{where}: {len(x)} inputs but {len(y)} targets; give one target per input")
@@ -216,6 +217,8 @@ class Dataset:
         task: Task = "regression" if y.is_floating_point() else "classification"
         if task == "classification" and num_classes is None:
             num_classes = len(class_names) if class_names is not None else int(max(y.max(), y_test.max())) + 1
+        if kind is None and channels is None and (taken := x_kind.said(given, tuple(x.shape[1:]))):
+            summary = f"{summary}; {taken}"
         raw = x, x_test
         x, x_test, mean, std = x_kind.prepare(x, x_test)
         if columns:

@@ -26,6 +26,10 @@ EPSILON = Metric("epsilon", "demonstrated ε: a lower bound, with the confidence
 ESTIMATE = Metric("epsilon_estimate", "estimated ε: it may be too high, and counts for nothing")
 _SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the noise that is promised, or of ε in a broken one
 _TRIES, _POWER = 20, 0.9
+_NOT_GAUSSIAN = (
+    "It isn't known that the promised noise is Gaussian (recordings of versions before 0.3 never say so), so the "
+    "sharper bounds for such noise are left out; where it is, record the canaries anew with gaussian=True"
+)
 CLAIMED = Metric("epsilon_claimed", "claimed ε", higher_is_better=False)
 
 
@@ -80,7 +84,8 @@ def evaluate_epsilon(finding: EpsilonFinding, observation: Observation, truth: T
     fitted = [e.epsilon for one in seen if one.observer in counted for e in one.estimates]
     told = ((EPSILON, shown), (ESTIMATE, max(fitted, default=None)), (CLAIMED, claimed))
     metrics = [metric.of(value, n=len(coins), of="canaries") for metric, value in told if value is not None]
-    return Evaluation(done(finding, observation, metrics=metrics, leak=sure, epsilon=result))
+    unsaid = [] if claimed is None or canaries.gaussian else [_NOT_GAUSSIAN]
+    return Evaluation(done(finding, observation, unsaid, metrics=metrics, leak=sure, epsilon=result))
 
 
 def _observer(canaries: Canaries, name: str, scores: Tensor, coins: Tensor, confidence: float) -> ObserverEpsilon:

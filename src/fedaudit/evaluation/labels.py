@@ -32,10 +32,10 @@ EXISTENCE = Metric("existence_accuracy", "share of the model's classes of which 
 def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
     """Compare inferred labels with the true ones, as multisets; the baselines guess every class equally often.
 
-    Luck is excluded by a Monte Carlo test against the better one of two: 20,000 random draws of labels, every class as
-    likely, against the true ones; and the labels found against as many draws of other batches, by how often the
-    candidates have each class. So what fits any batch, as every class equally often does, is no leak. Of several
-    updates the labels found are added up, and so are those found by luck.
+    Luck is excluded by a Monte Carlo test against the better one of two, for each number of labels: 20,000 random draws
+    of labels, every class as likely, against the true ones; and the labels found against as many draws of other
+    batches, by how often the candidates have each class. So what fits any batch, as every class equally often does, is
+    no leak. Of several updates the labels found are added up, and so are those found by luck.
     """
     message = observation.messages[0]
     true = truth.labels[message.round, message.client].flatten()
@@ -46,10 +46,9 @@ def evaluate_labels(finding: LabelFinding, observation: Observation, truth: Trut
     found = round(accuracy * len(true))
     anything = torch.ones(finding.num_classes, dtype=torch.float64)
     others = torch.bincount(truth.candidate_labels.flatten(), minlength=finding.num_classes).double()
-    by_luck = max(
+    by_luck = _better(
         _found_by_luck(true, anything, len(true), generator(seed, "labels by luck")),
         _found_by_luck(finding.labels, others, len(true), generator(seed, "labels of other batches")),
-        key=lambda shares: float(shares @ np.arange(len(shares))),
     )
     p_value = _at_least(by_luck, found)
     result = done(
@@ -95,6 +94,13 @@ def _found_by_luck(fixed: Tensor, weights: Tensor, n: int, rng: torch.Generator)
     drawn = torch.multinomial(weights.expand(_DRAWS, -1), n, replacement=True, generator=rng)
     counts = torch.zeros((_DRAWS, len(wanted)), dtype=torch.int64).scatter_add_(1, drawn, torch.ones_like(drawn))
     shares: np.ndarray = torch.bincount(torch.minimum(counts, wanted).sum(dim=1), minlength=n + 1).numpy() / _DRAWS
+    return shares
+
+
+def _better(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the shares of a luck that finds so many labels or more, however many, as often as the better of two."""
+    tails = np.maximum(one[::-1].cumsum(), other[::-1].cumsum())
+    shares: np.ndarray = np.diff(tails, prepend=0.0)[::-1].clip(0.0)
     return shares
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedaudit.attacks import ATTACKS
-from fedaudit.evaluation.finding_types import FINDING_TYPES, metric, type_of
+from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, metric, type_of
 from fedaudit.evaluation.images import SCORES
 from fedaudit.evaluation.scores import grouped
+from fedaudit.modalities import example_kind
 from fedaudit.results import LEAKS, AttackSummary, FindingResult, Threshold, Verdict, overall
 from fedaudit.utils import plain_yaml
 from fedaudit.utils.errors import BadInput, unknown_name
@@ -86,15 +87,16 @@ def limitable() -> list[str]:
 
 
 def check_limits(
-    limits: Limits, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]
+    limits: Limits, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary], kind: str = "image"
 ) -> list[Threshold]:
     """Return for every limit whether it is kept.
 
     A limit passes only where it was tested on every federation that was attacked: measured, by an attack that found
-    something or won its control. A low number from an attack that could find nothing proves nothing.
+    something or won its control. A low number from an attack that could find nothing proves nothing. Where nothing that
+    was run could exceed it, the reason names attacks on examples of this ``kind`` that could.
     """
-    rows = [_above(name, limit, findings, summaries) for name, limit in limits.fail_above.items()]
-    rows = [*rows, _on(limits.fail_on, summaries)] if limits.fail_on else rows
+    rows = [_above(name, limit, findings, summaries, kind) for name, limit in limits.fail_above.items()]
+    rows = [*rows, _on(limits.fail_on, summaries, kind)] if limits.fail_on else rows
     late = sum(f.reason == TIME_IS_UP for f in findings)
     reason = f"{late} of {len(findings)} runs of attacks were not done: the time that was given was spent"
     return [
@@ -103,7 +105,9 @@ def check_limits(
     ]
 
 
-def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary]) -> Threshold:
+def _above(
+    name: str, limit: float, findings: Sequence[FindingResult], summaries: Sequence[AttackSummary], kind: str
+) -> Threshold:
     done = [f for f in findings if f.status == "done"]
     measured = _measured(name, done)
     worst, federation, attack = max(measured, default=(None, "", ""))
@@ -125,6 +129,8 @@ def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries
         reason = next((reason for reason in told if reason is not None), None)
         if reason is None:
             reason = _untested(own) or (_too_little(own) if name in SCORES else "")
+        if not attacks:
+            reason += _others(kind, lambda found: name in found.limits or name in [m.name for m in found.metrics])
         if reason:
             return Threshold(**row, reason=f"{federation}: {reason}")
     if not by_federation:
@@ -134,7 +140,7 @@ def _above(name: str, limit: float, findings: Sequence[FindingResult], summaries
     return Threshold(**row, outcome="pass", reason=note)
 
 
-def _on(level: Verdict, summaries: Sequence[AttackSummary]) -> Threshold:
+def _on(level: Verdict, summaries: Sequence[AttackSummary], kind: str) -> Threshold:
     row: dict[str, Any] = {"metric": "verdict", "verdict": level, "where": None, "exceeded": False}
     failing = LEAKS[: LEAKS.index(level) + 1]
     for verdict in failing:
@@ -144,15 +150,26 @@ def _on(level: Verdict, summaries: Sequence[AttackSummary]) -> Threshold:
                 return Threshold(**{**row, "where": where, "exceeded": True, "outcome": "fail"})
     able = [s for s in summaries if s.kind is None or type_of(s).worst in failing]
     row["measurable"] = any(s.verdict != "not applicable" for s in able)
+    if not row["measurable"]:
+        why = f" ({able[0].verdict_text})" if able else ""
+        others = _others(kind, lambda found: found.worst in failing)
+        return Threshold(**row, reason=f"no attack was run that could end in '{level}'{why}{others}")
     for federation in dict.fromkeys(s.federation for s in summaries):
         own = [s for s in able if s.federation == federation]
         kinds = dict.fromkeys(s.kind for s in own if s.verdict != "not applicable") or [None]
-        for kind in kinds:
-            if reason := _untested([s for s in own if kind in (None, s.kind)]):
+        for found in kinds:
+            if reason := _untested([s for s in own if found in (None, s.kind)]):
                 return Threshold(**row, reason=f"{federation}: {reason}")
-    if not able:
-        return Threshold(**row, reason=f"no attack was run that could end in '{level}'")
     return Threshold(**row, outcome="pass")
+
+
+def _others(kind: str, able: Callable[[FindingType], bool]) -> str:
+    """Return which attacks on examples of a kind are able to, as the end of a sentence."""
+    suited = [e for e in ATTACKS if kind in e.value.examples and able(FINDING_TYPES[e.value.finds.kind])]
+    plural = example_kind(kind).plural
+    return (
+        f"; on {plural} {', '.join(e.name for e in suited[:4])} could" if suited else f"; no attack on {plural} could"
+    )
 
 
 def _untested(summaries: Sequence[AttackSummary]) -> str:

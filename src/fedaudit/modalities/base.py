@@ -78,6 +78,10 @@ class ExampleKind:
         self.check_bounds(examples, where)
         return examples.contiguous()
 
+    def said(self, given: tuple[int, ...], read: tuple[int, ...]) -> str:  # noqa: ARG002 (images use it)
+        """Return what an example of the shape ``given``, ``read`` as this one, was taken for; "" if that is plain."""
+        return ""
+
     def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
         """Return both splits (n, ...) as a data set holds them, and mean and standard deviation for the model."""
         channels = self.channels(tuple(train.shape[1:]))

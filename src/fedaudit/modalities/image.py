@@ -11,6 +11,7 @@ from fedaudit.modalities.base import ExampleKind, eight_bit, register
 from fedaudit.utils.errors import BadInput
 
 _CHANNELS = (1, 3, 4)
+SIGNALS = "inputs.flatten(1), with a model that begins with nn.Unflatten(1, their shape)"
 _MIN_STD = 1e-3  # a channel that never varies is divided by one, not by nothing
 
 
@@ -70,9 +71,19 @@ class Image(ExampleKind):
             raise BadInput(f"{where}: images of {x.dtype} cannot be used; give uint8 in 0..255 or floats in [0, 1]")
         x = x.float()
         self.check_finite(x, where)
-        remedy = "give uint8, or scale them first: normalisation is done here, so undo any that was done before"
-        self.check_bounds(x, where, remedy)
+        remedy = (
+            "give uint8, or scale them first: normalisation is done here, so undo any that was done before. "
+            f"Series and other signals give as a table: {SIGNALS}"
+        )
+        self.check_bounds(
+            x, f"{where}: inputs {tuple(array.shape)} are taken for {_taken_for(tuple(x.shape[1:]))}", remedy
+        )
         return x.contiguous()
+
+    def said(self, given: tuple[int, ...], read: tuple[int, ...]) -> str:
+        """Return what was taken for an image, where it has no channels, or not 1, 3 or 4."""
+        plain = len(given) == len(read) and read[0] in _CHANNELS
+        return "" if plain else f"inputs of shape {given} are taken for {_taken_for(read)}"
 
     def prepare(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...], tuple[float, ...]]:
         """Return both splits as they are, with the mean and standard deviation of the train split's channels."""
@@ -94,6 +105,12 @@ def _which(array: Tensor, where: str) -> str:
         f"{where}: the channels of images {tuple(array.shape)} may stand first or last; say which: "
         "Dataset.from_tensors(…, channels='first') or 'last'"
     )
+
+
+def _taken_for(shape: tuple[int, ...]) -> str:
+    """Return in words what images of shape (C, H, W) are."""
+    channels, height, width = shape
+    return f"{'grey images' if channels == 1 else f'images of {channels} channels'}, {height} x {width} pixels"
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

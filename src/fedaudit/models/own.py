@@ -55,9 +55,8 @@ def own_copy(module: nn.Module) -> nn.Module:
         made = copy.deepcopy(module, memo)
     except Exception as error:
         raise BadInput(f"the model can't be copied ({type(error).__name__}: {str(error)[:200]})") from error
-    for part in made.modules():
-        if _renormed(part):
-            part.register_forward_hook(_forget_graph, always_call=True)
+    if any(map(_renormed, made.modules())):  # after the whole pass: tied layers read the weights of others, too
+        made.register_forward_hook(_forget_graph, always_call=True)
     return made
 
 
@@ -65,11 +64,12 @@ def _renormed(part: nn.Module) -> list[str]:
     return [hook.name for hook in part._forward_pre_hooks.values() if isinstance(hook, _RENORMED)]
 
 
-def _forget_graph(part: nn.Module, *_: Any) -> None:
-    for name in _renormed(part):
-        weight = getattr(part, name)
-        wrapped = isinstance(weight, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(weight)
-        setattr(part, name, torch.empty(0) if wrapped else weight.detach())
+def _forget_graph(module: nn.Module, *_: Any) -> None:
+    for part in module.modules():
+        for name in _renormed(part):
+            weight = getattr(part, name)
+            wrapped = isinstance(weight, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(weight)
+            setattr(part, name, torch.empty(0) if wrapped else weight.detach())
 
 
 def keep_modes(module: nn.Module) -> int:

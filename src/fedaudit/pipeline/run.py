@@ -86,7 +86,8 @@ class Audit:
         """Return the same audit with what became of each of ``limits``."""
         used = set(self.result.in_use())
         findings = [f for f in self.result.findings if f.federation in used]
-        thresholds = check_limits(limits, findings, [s for s in self.result.summaries if s.federation in used])
+        summaries = [s for s in self.result.summaries if s.federation in used]
+        thresholds = check_limits(limits, findings, summaries, self.result.data.kind or "image")
         return dataclasses.replace(self, result=self.result.model_copy(update={"thresholds": thresholds}))
 
     def save(self, folder: Path | str, *, write: Sequence[str] = (), scenario: str = "scenario.yaml") -> Path:

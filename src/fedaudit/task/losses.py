@@ -206,27 +206,23 @@ def as_called(loss: Loss, task_info: TaskInfo) -> Loss:
     """Return a user's own loss as it is called with the task's targets: those of a regression are (n, 1) here.
 
     One that takes the column out of the outputs (``squeeze(1)``) wants (n,): beside (n, 1) it would broadcast each
-    target over all outputs, without an error. It is such a one where its value on a batch is the mean, or the sum, of
-    its values on single examples for (n,), and isn't for (n, 1).
+    target over all outputs, without an error. Then it doesn't matter to it which target is whose, as it does for (n,).
     """
-    if task_info.num_classes is not None:
-        return loss
-    if _adds_up(loss):
+    if task_info.num_classes is not None or _tells_pairs(loss):
         return loss
     flat = _OfFlatTargets(loss)
-    return flat if _adds_up(flat) else loss
+    return flat if _tells_pairs(flat) else loss
 
 
-def _adds_up(loss: Loss) -> bool:
+def _tells_pairs(loss: Loss) -> bool:
+    """Whether the value of a loss changes where targets change places."""
     outputs, targets = _batches(1, None)[-1]
     outputs = outputs.sigmoid()  # some losses take probabilities alone
     with _trying():
         try:
-            whole = loss(outputs, targets)
-            each = torch.stack([loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
+            return not _equal(loss(outputs, targets).sum(), loss(outputs, targets.roll(1, 0)).sum())
         except Exception:
             return False
-    return whole.ndim == 0 and (_equal(whole, each.mean()) or _equal(whole, each.sum()))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -195,7 +195,8 @@ def complete_task(
         raise BadInput(f"the task that was given: {explain(error, ObservedTask)}") from None
     if task.input_shape is None:
         raise BadInput(
-            f"the recording doesn't say what an input looks like ({lost}); give --input-shape, for example 3,32,32"
+            f"the recording doesn't say what an input looks like ({lost}); "
+            "if it is known, give --input-shape, for example 3,32,32"
         )
     shape = tuple(task.input_shape)
     kind = "tokens" if task.tokens else task.kind
@@ -211,6 +212,8 @@ def complete_task(
         raise BadInput(f"only tables have columns; these examples are of the kind '{kind}'")
     if task.tokens and task.kind not in (None, "tokens"):
         raise BadInput(f"a vocabulary belongs to tokens; these examples are of the kind '{task.kind}'")
+    if task.kind is None and (taken := example_kind(kind).said(shape, shape)):
+        notes.append(f"{taken}; where they are something else, what is said of images is about no picture")
     outputs = task.outputs or outputs_of(module, shape, task.tokens)
     name, options = task.loss, (task.label_smoothing, task.class_weights)
     summed = False

@@ -353,14 +353,17 @@ def _architecture(
         raise BadInput(
             f"the transcript in '{folder}' is of a user's own loss; give it: --loss package.module:function, or loss=…"
         )
+    options = LossOptions(task_info.loss, task_info.label_smoothing, task_info.class_weights, task_info.summed)
+    if loss is not None and task_info.loss != "custom" and not task_info.causal:
+        read = recognise(loss, task_info.outputs, task_info.num_classes)
+        if read != options:
+            than = "another loss" if read is None or read.name == task_info.loss else read.name
+            raise BadInput(
+                f"the loss that was given is {than}, and clients of the transcript in '{folder}' minimise "
+                f"{_in_words(options)}; leave it out, for the transcript names it"
+            )
     try:
         if task_info.loss != "custom":
-            options = LossOptions(task_info.loss, task_info.label_smoothing, task_info.class_weights, task_info.summed)
-            outputs, classes = task_info.outputs, task_info.num_classes
-            if loss is not None and not task_info.causal and recognise(loss, outputs, classes) != options:
-                raise BadInput(
-                    f"clients of this transcript minimise {task_info.loss}; leave out the loss that was given"
-                )
             loss = loss_function(*options)
         if module is None and vertical is not None:
             module = vertical_module(vertical.spec, vertical.parties, task_info)
@@ -376,6 +379,12 @@ def _architecture(
         return with_inserted_module(module, task_info), loss
     except BadInput as error:
         raise CorruptTranscript(f"{folder / INDEX}: {error}") from None
+
+
+def _in_words(loss: LossOptions) -> str:
+    more = [f"label smoothing {loss.label_smoothing:g}"] if loss.label_smoothing else []
+    more += ["class weights"] if loss.class_weights else []
+    return f"{loss.name}{', summed' * loss.summed}{' with ' * bool(more)}{' and '.join(more)}"
 
 
 def _entry(kind: type[Entry], values: Any, path: Path) -> Entry:

@@ -94,6 +94,18 @@ def dimensions(data: bytes, where: str, formats: tuple[str, ...] = FORMATS) -> t
     return _read(data, where, formats, lambda image: (image.width, image.height))
 
 
+def _check_colours(image: Image, where: str) -> None:
+    """Refuse colours of more than 8 bits a value, of which Pillow keeps the upper 8: what 12 bits hold gets black."""
+    tiles = getattr(image, "tile", [])  # of an image that isn't decoded yet
+    read_as = tiles[0].args if image.mode not in _DEEP and tiles else ""
+    deep = isinstance(read_as, tuple) and image.format == "PPM" and read_as[1] > 255
+    if deep or ";16" in str(read_as):
+        raise BadInput(
+            f"{where}: colours of more than 8 bits a value, of which only 8 would be read; scale them to 8 bits, "
+            "or give the images as arrays of values in [0, 1] (fedaudit.Dataset.from_tensors)"
+        )
+
+
 def _read(data: bytes, where: str, formats: tuple[str, ...], take: Callable[[Image], Taken]) -> Taken:
     """Return what ``take`` takes of an image. Nothing else in this package has Pillow read anything.
 
@@ -108,6 +120,7 @@ def _read(data: bytes, where: str, formats: tuple[str, ...], take: Callable[[Ima
             warnings.simplefilter("ignore")  # of its own, larger limit, and of metadata
             with Image.open(io.BytesIO(data), formats=formats) as image:
                 if image.width * image.height <= MAX_PIXELS:
+                    _check_colours(image, where)
                     return take(image)
                 why = f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}"
     except Image.DecompressionBombError:

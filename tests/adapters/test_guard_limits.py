@@ -1,0 +1,50 @@
+"""A site's guard on a table: limits on images don't block, and what blocks says what to set."""
+
+import copy
+import logging
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedaudit.adapters.guard import SiteGuard
+from fedaudit.capture.capture import Capture
+from fedaudit.utils.errors import BadInput
+
+
+class Gate(SiteGuard):
+    _log = logging.getLogger("fedaudit.test")
+    _limits: ClassVar[dict[str, float]] = {"psnr": 20.0}  # as NVFlare's
+
+
+def gives_away(**settings: Any) -> bool:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 2))
+    start = copy.deepcopy(net.state_dict())
+    with Capture(net) as seen:
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+        nn.functional.cross_entropy(net(torch.randn(2, 12)), torch.tensor([0, 1])).backward()
+        optimiser.step()
+    guard, state = Gate(on_fail="refuse", **settings), net.state_dict()
+    return guard._gives_away(start, state, seen, 0, name="s", client="c", who="s", folder="f", follows=True)
+
+
+ROWS = ["labels", {"name": "tableak", "iterations": 1, "restarts": 1}]
+
+
+def test_a_limit_on_images_that_nobody_set_blocks_no_table() -> None:
+    assert not gives_away(attacks=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, r"fail_on can't be exceeded .* 'recovered' .*; on records .*tableak could"),
+        ({"attacks": ROWS, "fail_above": {"psnr": 30}}, r"the limit on psnr can't .*no attack on records could"),
+        ({"fail_above": {"cell_accuracy": 0.9}}, r"the limit on cell_accuracy can't .*; on records .*tableak could"),
+    ],
+)
+def test_what_can_t_be_tested_on_a_table_says_what_to_set(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        gives_away(**settings)
