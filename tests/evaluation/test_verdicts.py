@@ -339,6 +339,20 @@ def test_a_leak_is_what_luck_does_not_explain_by_itself_or_in_several_findings_t
     assert judged(again).verdict != "inferred"  # one client's records, attacked again, are no more of them
 
 
+def test_a_headline_says_of_how_many_and_membership_what_few_false_positives_find():
+    labels = judged([labels_of([1, 1, 1, 2], [1, 1, 1, 2], 10)])
+    assert "100 % of 4 labels" in labels.headline
+    scored = members_of(1, 1.0, n=100)
+    found = next(m.value for m in scored.metrics if m.name == "membership_tpr")
+    leak, none = judged([scored]), judged([members_of(1, 0.0, n=100)])
+    assert " % of 200 records, where guessing gets 50 %. It finds " in leak.headline
+    assert f"It finds {100 * found:.3g} % of members at 1 % false positives." in leak.headline
+    assert "of members at 1 % false positives" in none.verdict_text
+    assert {(m.name, m.of, m.value.n) for m in leak.metrics} == {
+        ("membership_auc", "records", 200), ("membership_accuracy", "records", 200), ("membership_tpr", "members", 100),
+    }  # fmt: skip
+
+
 def test_one_client_s_leak_is_not_undone_by_others_of_few_records():
     strong = members_of(0, 5.0, n=8)
     others = sorted((members_of(seed, 0.0, n=12) for seed in range(60)), key=lambda f: f.metrics[0].value)[:2]
@@ -368,7 +382,9 @@ def test_guessed_attributes_are_not_inferred():
     assert sum(of_attributes(seed, 0.5).verdict == "inferred" for seed in range(AUDITS)) <= BY_CHANCE
     leak = of_attributes(0, 0.9)
     assert leak.verdict == "inferred"
-    found = re.search(r"right for (\d+) of 100, where the same attack gets (\d+) .* value (\d+)\.", leak.headline)
+    found = re.search(
+        r"right for (\d+) % of \d+ records, where the same attack gets (\d+) % .* value (\d+) %\.", leak.headline
+    )
     assert found is not None
     assert [int(share) for share in found.groups()] == pytest.approx([90, 50, 60], abs=12)
 

@@ -145,7 +145,7 @@ def test_scores_that_tell_members_the_wrong_way_round_are_no_all_clear():
         controls = Controls()
         controls.add(won, [told])
         judged = judged_by_control(
-            told, controls, who="A client", things="records", error=None, attack=make_attack("loss-threshold"),
+            told, controls, who="A client", things="records", wrong=None, attack=make_attack("loss-threshold"),
             conditions=Conditions(32, 5),
         )  # fmt: skip
         assert judged.verdict == verdict
@@ -160,7 +160,7 @@ def test_advice_names_only_what_the_attack_has():
         controls = Controls()
         controls.add(lost, [told])
         judged = judged_by_control(
-            told, controls, who="The server", things="images", error=None, attack=make_attack(name),
+            told, controls, who="The server", things="images", wrong=None, attack=make_attack(name),
             conditions=Conditions(1, 1),
         )  # fmt: skip
         assert says in judged.advice[-1]

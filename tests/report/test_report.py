@@ -242,6 +242,16 @@ def test_batch_norm_is_explained(tmp_path: Path, mode: str, sentence: str) -> No
     assert "Attacks that reconstruct images mostly fail with BatchNorm in train mode" in words
 
 
+def test_what_was_not_tested_is_folded_beyond_the_first_few(tmp_path: Path) -> None:
+    result = sample(tmp_path).model_copy(update={"not_tested": [f"question {i}" for i in range(9)]})
+    write_report(result, tmp_path, tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    part = html[html.index('id="limits"') :]
+    plain, _, folded = part.partition("<summary>5 more that were not tested</summary>")
+    assert [i for i in range(9) if f"Question {i}" in plain] == [0, 1, 2, 3]
+    assert [i for i in range(9) if f"Question {i}" in folded.partition("</details>")[0]] == [4, 5, 6, 7, 8]
+
+
 def test_same_result_same_page(pages: dict[str, Any], tmp_path: Path) -> None:
     result, html, _, folder = pages["default"]
     write_report(AuditResult.model_validate_json(result.model_dump_json()), folder, tmp_path / "again.html")

@@ -519,7 +519,10 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
     if "several-inputs" in config.unmodelled:
         return "the model takes several inputs"
     if len(targets) != len(inputs):
-        return f"{len(inputs)} passes have {len(targets)} targets"
+        return (
+            f"{len(inputs)} passes have {len(targets)} targets: they are seen where a loss of torch's is called, so "
+            "make yours of one, such as cross_entropy(outputs, targets, reduction='none')"
+        )
     whole = not inputs[0].is_floating_point()
     if inputs[0].ndim not in ((2,) if whole else (2, 4)):
         shape = tuple(inputs[0].shape)

@@ -263,8 +263,8 @@ _BY_TEST = by_test(
     RECOGNISED.name,
     "generated images",
     "exact binomial interval (Clopper-Pearson), over the images of one generator; Fisher's exact test",
-    "{who} can draw what a class looks like that it has no example of: an independent classifier takes {share} of 100 "
-    "of its {things} for the class, and {guess} of 100 real ones of other classes.",
+    "{who} can draw what a class looks like that it has no example of: an independent classifier takes {share} % of "
+    "its {n} {things} for the class, and {guess} % of real ones of other classes.",
     least=_HALF,
 )
 

@@ -134,8 +134,8 @@ FINDING_TYPES["labels"] = FindingType(
         ACCURACY.name,
         "labels",
         "exact binomial interval (Clopper-Pearson); Monte Carlo test",
-        "{who} can tell which classes a client trained on: {share} of 100 labels, where guessing gets {guess} (in "
-        "{updates}).",
+        "{who} can tell which classes a client trained on: {share} % of {n} labels, where guessing gets {guess} % "
+        "(in {updates}).",
         _together,
     ),
     rules=(

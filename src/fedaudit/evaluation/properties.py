@@ -251,7 +251,7 @@ _judge = by_test(
     "percentile bootstrap interval over clients; permutation test (Freedman and Lane) of the partial correlation of "
     "score and property, labels and sizes taken out",
     "{who} can tell which clients' data have a property: of a client with it and one without, the former is named in "
-    "{share} of 100 cases, where their labels alone would name it in {guess}.",
+    "{share} % of such pairs of {n} clients, where their labels alone would name it in {guess} %.",
 )
 
 

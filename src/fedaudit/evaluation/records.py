@@ -15,7 +15,7 @@ from fedaudit.attacks.records.source import SourceFinding
 from fedaudit.attacks.records.target import MembershipFinding
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE, auc_interval, interval, pooled, sign_test
-from fedaudit.evaluation.verdicts import by_test, leaks
+from fedaudit.evaluation.verdicts import Judgement, by_test, leaks
 from fedaudit.results import Chart, Evidence, FindingResult, Line
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.queries import NOBODY, UNUSED
@@ -148,17 +148,31 @@ def _membership_headline(findings: Sequence[FindingResult], evidence: Evidence) 
     decisions = pooled([m for f in findings for m in f.metrics if m.name == MEMBERSHIP_ACCURACY.name])
     start = "{who} can tell whether a record was used for training: "
     if decisions and decisions.low > 0.5:
-        return f"{start}right for {100 * decisions.mean:.0f} of 100, where guessing gets 50."
+        return f"{start}right for {100 * decisions.mean:.0f} % of {decisions.n} records, where guessing gets 50 %."
     return (
-        f"{start}shown one that was used and one that wasn't, it picks the right one {100 * evidence.value:.0f} times "
-        "of 100, where guessing gets 50."
+        f"{start}of one that was used and one that wasn't, it picks the right one in {100 * evidence.value:.0f} % of "
+        f"such pairs of {evidence.n} records, where guessing gets 50 %."
     )
 
 
+def _membership_verdict(findings: Sequence[FindingResult]) -> Judgement:
+    """Return the verdict, with what is found where few others may be taken for members: what an average hides."""
+    judged = _by_auc(findings)
+    shares = [m.value for f in findings for m in f.metrics if m.name == TPR.name]
+    if not shares:
+        return judged
+    found = f"{100 * sum(shares) / len(shares):.3g} % of members at {100 * LOW:g} % false positives"
+    headline = judged.headline and f"{judged.headline.rstrip('.')}. It finds {found}."
+    return judged._replace(text=f"{judged.text}; {found}", headline=headline)
+
+
+_by_auc = by_test(
+    AUC.name, "records", "bootstrap interval over matched pairs; one-sided Mann-Whitney test", _membership_headline
+)
+
+
 FINDING_TYPES["membership"] = FindingType(
-    verdict=by_test(
-        AUC.name, "records", "bootstrap interval over matched pairs; one-sided Mann-Whitney test", _membership_headline
-    ),
+    verdict=_membership_verdict,
     rules=(
         "Membership is 'inferred' when members score above other records, and guessing would reach that AUC with a "
         f"probability of at most {100 * SURE:g} % (one-sided Mann-Whitney test over the records).",
@@ -348,9 +362,9 @@ def _source_headline(findings: Sequence[FindingResult], evidence: Evidence) -> s
     gains = [m.value for f in findings for m in f.metrics if m.name == SOURCE_ADVANTAGE.name]
     like = evidence.value - sum(gains) / len(gains)
     return (
-        f"{{who}} can tell which client a record comes from: right for {100 * evidence.value:.0f} of 100, where "
-        f"guessing gets {100 * (evidence.by_guessing or 0):.0f}; of records like them that nobody trained on, it gives "
-        f"{100 * like:.0f} to the same client."
+        f"{{who}} can tell which client a record comes from: right for {100 * evidence.value:.0f} % of "
+        f"{evidence.n} records, where guessing gets {100 * (evidence.by_guessing or 0):.0f} %; of records like them "
+        f"that nobody trained on, it gives {100 * like:.0f} % to the same client."
     )
 
 
@@ -445,8 +459,9 @@ def _attribute_headline(findings: Sequence[FindingResult], evidence: Evidence) -
     unused = evidence.value - sum(gains) / len(gains)
     return (
         "{who} can tell a hidden attribute of the clients' records, beyond what anybody could infer about records that "
-        f"were not used: right for {100 * evidence.value:.0f} of 100, where the same attack gets {100 * unused:.0f} of "
-        f"records that were not used, and the most frequent value {100 * (evidence.by_guessing or 0):.0f}."
+        f"were not used: right for {100 * evidence.value:.0f} % of {evidence.n} records, where the same attack gets "
+        f"{100 * unused:.0f} % of records that were not used, and the most frequent value "
+        f"{100 * (evidence.by_guessing or 0):.0f} %."
     )
 
 

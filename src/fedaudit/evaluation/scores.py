@@ -96,7 +96,8 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
     for name in dict.fromkeys(m.name for f in done for m in f.metrics):
         found = [m for f in done for m in f.metrics if m.name == name]
         known = metric(name)
-        mean = pooled(found) or over([m.value for m in found])
+        together = pooled(found)
+        mean = together or over([m.value for m in found])
         assert mean is not None  # there is one value at least
         rows.append(
             MetricSummary(
@@ -105,6 +106,7 @@ def _metric_summaries(done: Sequence[FindingResult], over: Over) -> list[MetricS
                 unit=found[0].unit,
                 higher_is_better=found[0].higher_is_better,
                 value=mean,
+                of=(together and found[0].of) or "runs",
                 baseline=over([m.baseline for m in found if m.baseline is not None]),
             )
         )

@@ -249,8 +249,8 @@ FINDING_TYPES["tokens"] = FindingType(
         RECALL.name,
         "words",
         "exact binomial interval (Clopper-Pearson); Monte Carlo test against naming as many words by their frequency",
-        "{who} can tell which words training {things} have: {share} of 100 were named, where guessing as many finds "
-        "{guess}.",
+        "{who} can tell which words training {things} have: {share} % of {n} words were named, where guessing as "
+        "many finds {guess} %.",
     ),
     rules=(
         "Words are 'inferred' when more of those that occur in an update were named than by naming as many at random, "

@@ -122,8 +122,8 @@ FINDING_TYPES["example-labels"] = FindingType(
         ACCURACY.name,
         "labels",
         "exact binomial interval (Clopper-Pearson); one-sided exact binomial test",
-        "{who} can tell the labels, which the server keeps to itself: {share} of 100, where naming the most frequent "
-        "class gets {guess} ({n} labels).",
+        "{who} can tell the labels, which the server keeps to itself: {share} % of {n} labels, where naming the most "
+        "frequent class gets {guess} %.",
     ),
     rules=(
         "Labels of single examples are 'inferred' when more of them are right than by naming the most frequent class, "

@@ -290,7 +290,7 @@ def judged_by_control(
     *,
     who: str,
     things: str,
-    error: float | None,
+    wrong: str | None,
     attack: Attack,
     conditions: Conditions,
 ) -> AttackSummary:
@@ -304,7 +304,7 @@ def judged_by_control(
         controls: None where they were turned off.
         who: the adversary, as a sentence begins with it.
         things: the examples, in the plural.
-        error: with which the recorded local training reproduces the federation's updates, where it doesn't; else None.
+        wrong: why the recorded local training doesn't reproduce the federation's updates, where it doesn't; else None.
         attack: that found it, with its settings.
         conditions: of the federation's updates.
     """
@@ -312,14 +312,8 @@ def judged_by_control(
         return summary
     question = type_of(summary).question.replace("{things}", things)
     open_question = f"This audit can't tell whether {_inside(who)} can {question}."
-    if error is not None:
-        advice = (
-            f"repeated on the true examples, the recorded training gives other updates than those that travelled "
-            f"(relative error {error:.2g}): either clients clip updates or add noise (LocalDpMod, Opacus), or what is "
-            "recorded of their training (learning rate, momentum, steps, BatchNorm) is wrong. Record once without "
-            "noise: where that is reproduced, it was the noise"
-        )
-        return _inconclusive(summary, open_question, advice)
+    if wrong is not None:
+        return _inconclusive(summary, open_question, wrong)
     if summary.verdict == "inconclusive":
         return summary.model_copy(update={"headline": open_question})
     place = controls.of.get((summary.federation, summary.attack)) if controls else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedaudit.results import DataRecord, ModelRecord
 from fedaudit.scenario.scenario import Scenario, scenario_from
 from fedaudit.simulation.local_training import draws_at_random, gradient, local_randomness
 from fedaudit.simulation.simulator import Recording
+from fedaudit.task.training import UNMODELLED
 from fedaudit.transcript.files import write_replay
 from fedaudit.transcript.transcript import Transcript
 from fedaudit.transcript.truth import Truth, truth_file
@@ -196,9 +198,83 @@ def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[
     Returns:
         0 where it gives the same bits, infinity where it can't be done under these facts or diverges.
     """
+    moved = _repeated(transcript, truth, index, start, update)
+    if moved is None:
+        return float("inf")
+    return relative_error(
+        update.tensors, moved, {name: torch.zeros_like(value) for name, value in update.tensors.items()}
+    )
+
+
+def why_contradicted(recording: Recording, error: float) -> str:
+    """Return in words why training, repeated, may give other updates than those that travelled, and what to do.
+
+    What was seen of the training and can't be repeated says why. Else the update that is farthest off does: one
+    factor, as clipping or another learning rate gives it, or a rest that is spread evenly, as noise is.
+    """
+    transcript, truth = recording.transcript, recording.truth
+    begin = (
+        "repeated on the true examples, the recorded training gives other updates than those that travelled "
+        f"(relative error {error:.2g})"
+    )
+    updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
+    seen = [name for name in UNMODELLED if any(name in u.training.unmodelled for _, _, u in updates if u.training)]
+    if seen:
+        return f"{begin}: {'; '.join(UNMODELLED[name] for name in seen)}. {_REMEDIES.get(seen[0], _TRAIN_SO)}"
+    errors = transcript.replay_errors
+    for index, start, update in sorted(updates, key=lambda one: -errors.get((one[0], one[2].client), 0.0))[:1]:
+        moved = _repeated(transcript, truth, index, start, update)
+        if moved is not None and (looks := _looks_like(update.tensors, moved)):
+            return f"{begin}; {looks}. Record once without that: where it is reproduced, nothing else is wrong"
+    return (
+        f"{begin}: either clients clip updates or add noise (LocalDpMod, Opacus), or what is recorded of their "
+        "training (learning rate, momentum, steps, BatchNorm) is wrong. Record once without noise: where that is "
+        "reproduced, it was the noise"
+    )
+
+
+_TRAIN_SO = "Record a training by SGD, Adam or AdamW on one of fedaudit's losses: that can be repeated"
+_REMEDIES = {
+    "optimiser": "SAM and L-BFGS take more than one gradient a step: record a training by SGD, Adam or AdamW to have "
+    "its facts checked, and attacks that repeat it",
+    "loss": "Give the loss: --loss package.module:function, or loss=…",
+}
+_EVEN = 0.25  # by how much tensors' standard deviations may differ, and how far the kurtosis is from a normal's 3
+_ENOUGH = 200  # elements, to tell how a rest is spread
+
+
+def _looks_like(sent: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> str:
+    """Return what takes a trained update to the one that was sent, if it is one factor or even noise; else nothing."""
+    names = [name for name, value in sent.items() if value.is_floating_point()]
+    own, made = (torch.cat([of[name].double().flatten() for name in names]) for of in (sent, moved))
+    if not bool(torch.isfinite(torch.cat([own, made])).all()) or not float(made.norm()) or not float(own.norm()):
+        return ""
+    factor = float(own @ made / (made @ made))
+    rest = own - factor * made
+    if float(rest.norm() / own.norm()) < CONTRADICTED and factor > 0:
+        clipped = f"clipping to a norm of {float(own.norm()):.3g}, or " if factor < 1 else ""
+        return f"they are {factor:.3g} times as large: that looks like {clipped}another learning rate than is recorded"
+    parts = rest.split([sent[name].numel() for name in names])
+    deviation = float(rest.std())
+    spreads = torch.stack([part.std() / deviation for part in parts if len(part) >= _ENOUGH])
+    kurtosis = float(((rest - rest.mean()) / deviation).pow(4).mean())
+    if not len(spreads) or float((spreads - 1).abs().max()) > _EVEN or abs(kurtosis - 3) > 4 * _EVEN:
+        return ""
+    unsure = 4 * deviation / float(made.norm())  # four standard errors
+    scaled = f", after clipping by a factor of {factor:.2g}" if unsure < factor < 1 - unsure else ""
+    return (
+        f"the rest is spread evenly over all elements: that looks like noise of standard deviation {deviation:.3g}"
+        f"{scaled} (LocalDpMod, Opacus), which protects, and isn't a wrong fact; audit what it promises by canaries"
+    )
+
+
+def _repeated(
+    transcript: Transcript, truth: Truth, index: int, start: dict[str, Tensor], update: Update
+) -> dict[str, Tensor] | None:
+    """Return the update that training, repeated on the truth, gives; None where it can't be done or diverges."""
     training, key, info = update.training, (index, update.client), transcript.task_info
     if training is None:
-        return float("inf")
+        return None
     inputs, targets = truth.seen.get(key) or (info.normalise(truth.inputs[key]), truth.labels[key])
     sizes = [p.examples for step in training.passes for p in step] or list(training.batch_sizes)
     try:
@@ -206,24 +282,20 @@ def replay_update(transcript: Transcript, truth: Truth, index: int, start: dict[
         if update.kind == "gradient":
             weights = [p.weight for step in training.passes for p in step] or [1.0]
             each = [_gradient(transcript, start, one) for one in passes]
-            moved = {n: torch.as_tensor(sum(w * g[n] for w, g in zip(weights, each, strict=True))) for n in each[0]}
-        else:
-            replayed = replay(
-                transcript.module,
-                transcript.loss,
-                start,
-                passes,
-                training,
-                batch_norm=info.batch_norm,
-                dropout=info.dropout,
-                randomness=[state.clone() for state in truth.randomness.get(key, ())],  # aligned, as torch wants
-            )
-            moved = {name: replayed[name] - start[name] for name in update.tensors}  # as the update was made
-        return relative_error(
-            update.tensors, moved, {name: torch.zeros_like(value) for name, value in update.tensors.items()}
+            return {n: torch.as_tensor(sum(w * g[n] for w, g in zip(weights, each, strict=True))) for n in each[0]}
+        replayed = replay(
+            transcript.module,
+            transcript.loss,
+            start,
+            passes,
+            training,
+            batch_norm=info.batch_norm,
+            dropout=info.dropout,
+            randomness=[state.clone() for state in truth.randomness.get(key, ())],  # aligned, as torch wants
         )
+        return {name: replayed[name] - start[name] for name in update.tensors}  # as the update was made
     except (BadInput, RuntimeError):  # of other sizes or shapes than these facts say, or it diverges
-        return float("inf")
+        return None
 
 
 def _gradient(transcript: Transcript, start: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:

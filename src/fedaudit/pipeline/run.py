@@ -27,7 +27,7 @@ from fedaudit.pipeline.controls import Controls, cautions, conditions_of, judged
 from fedaudit.pipeline.describe import adversary_record, federation_record
 from fedaudit.pipeline.prepare import ResolvedScenario, resolve
 from fedaudit.pipeline.received import noticed
-from fedaudit.pipeline.recordings import CONTRADICTED, replay_error
+from fedaudit.pipeline.recordings import CONTRADICTED, replay_error, why_contradicted
 from fedaudit.pipeline.trials import Kept, Means, Trial, run_trials
 from fedaudit.pipeline.untested import left_out, not_tried
 from fedaudit.results import (
@@ -317,7 +317,11 @@ def assess(
         controls = run_controls(summaries, findings, scenario, recordings, means)
         image_files |= controls.image_files
     replayed = {r.transcript.name: replay_error(r) for r in recordings if r.history is None}
-    wrong = {name: error for name, error in replayed.items() if error is not None and error > CONTRADICTED}
+    wrong = {
+        r.transcript.name: why_contradicted(r, error)
+        for r in recordings
+        if (error := replayed.get(r.transcript.name)) is not None and error > CONTRADICTED
+    }
     by_name, conditions = {a.name: a for a in attacks}, {r.transcript.name: conditions_of(r) for r in recordings}
     summaries = [
         judged_by_control(
@@ -325,7 +329,7 @@ def assess(
             controls,
             who=adversary.who,
             things=things,
-            error=wrong.get(s.federation),
+            wrong=wrong.get(s.federation),
             attack=by_name[s.attack],
             conditions=conditions[s.federation],
         )

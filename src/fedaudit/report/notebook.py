@@ -58,7 +58,8 @@ def _row(summary: AttackSummary, result: AuditResult, image_files: Mapping[str, 
 def _measured(summary: AttackSummary) -> str:
     if summary.psnr is not None:
         rate = percent(summary.identification_rate)
-        return f"PSNR {number(summary.psnr.mean, 1)} dB {span(summary.psnr, 1)}; identified {rate} of {summary.images}"
+        psnr = f"PSNR {number(summary.psnr.mean, 1)} dB {span(summary.psnr, 1)}"
+        return f"{psnr}; identified {rate} of {summary.images} reconstructions"
     if not summary.metrics:
         return summary.verdict_text
     first = summary.metrics[0]

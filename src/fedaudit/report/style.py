@@ -9,13 +9,14 @@ from typing import Any
 
 import jinja2
 
-from fedaudit.report.wording import count, duration, number, percent, sentence, short, span, when
+from fedaudit.report.wording import count, counted, duration, number, percent, sentence, short, span, when
 from fedaudit.utils.version import __version__
 
 _FILTERS = {"num": number, "count": count, "percent": percent, "duration": duration, "when": when} | {
     "sentence": sentence,
     "short": short,
     "span": span,
+    "counted": counted,
 }
 _TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
 _ROW = re.compile(r"<tr\b.*?</tr>", re.DOTALL)

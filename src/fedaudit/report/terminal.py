@@ -12,6 +12,7 @@ from rich.table import Table
 from fedaudit.report.advice import is_vertical
 from fedaudit.report.conclusion import comparison_text, control_text, headline, threshold_text
 from fedaudit.report.frontier import ORDERS, PSNR, DefenceTable, defence_tables, order, prices, scale, worth_comparing
+from fedaudit.report.wording import counted
 from fedaudit.results import AuditResult, Interval, with_images
 from fedaudit.utils.progress import wide_console
 
@@ -40,7 +41,7 @@ def print_summary(result: AuditResult) -> None:
                 _interval(row.psnr, 1),
                 f"{row.ssim.mean:.2f}" if row.ssim else "-",
                 "-" if row.identification_rate is None else f"{row.identification_rate:.0%}",
-                str(row.images),
+                counted(row),
             )
         console.print(table)
     if others:
@@ -57,7 +58,7 @@ def print_summary(result: AuditResult) -> None:
                 name = f"{m.name} ({m.unit})" if m.unit else m.name
                 value = f"{m.value.mean:.3g}{m.value.span('{:.3g}'.format)}"
                 baseline = f"{m.baseline.mean:.3g}" if m.baseline else "-"
-                table.add_row(*first, name, value, baseline, str(m.value.n))
+                table.add_row(*first, name, value, baseline, f"{m.value.n} {m.of or ''}".strip())
         console.print(table)
     tables = defence_tables(result)
     for one in tables:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from fedaudit.results import AuditResult, FindingResult, Interval
+from fedaudit.results import AttackSummary, AuditResult, FindingResult, Interval
 
 
 def number(value: float | None, digits: int) -> str:
@@ -26,6 +26,13 @@ def span(interval: Interval, digits: int | None = None) -> str:
 def count(value: int) -> str:
     """Return a whole number with its thousands parted."""
     return f"{value:,}"
+
+
+def counted(summary: AttackSummary) -> str:
+    """Return how many images an attack was tried on, and where it was tried several times on one, how many it made."""
+    victims = summary.evidence.n if summary.evidence and summary.evidence.of == "images" else summary.images
+    found = f"{count(victims)} {'image' if victims == 1 else 'images'}"
+    return found if victims == summary.images else f"{found}, {count(summary.images)} reconstructions"
 
 
 def percent(share: float | None) -> str:

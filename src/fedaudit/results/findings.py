@@ -377,6 +377,7 @@ class MetricSummary(Record):
     unit: str = Field(default="", description="empty: none")
     higher_is_better: bool = Field(description="whether a higher value means that the attack did better")
     value: Interval = Field(description="over the findings")
+    of: str | None = optional("what its n counts; runs: of the attack")
     baseline: Interval | None = optional("the same without the attack, where it is known")
 
 
@@ -387,7 +388,7 @@ class AttackSummary(Record):
     federation: str = Field(description="the name of the federation, and of its defences where there are several")
     update_kind: Literal["gradient", "weights"] = Field(description="what clients sent")
     updates: int = Field(description="runs of the attack: one an update, or a client, or the federation")
-    images: int = Field(description="how many were attacked")
+    images: int = Field(description="of how many there is a reconstruction, each try counted; evidence counts victims")
     kind: str | None = optional("what was recovered; null where nothing could be run")
     metrics: list[MetricSummary] = Field(default=[], description="of findings that aren't images")
     verdict: Verdict = Field(description="what this attack showed on this federation")
