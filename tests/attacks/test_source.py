@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedaudit
 from fedaudit.attacks import ATTACKS, Finding, SourceFinding, make_attack
-from fedaudit.evaluation import evaluate
+from fedaudit.evaluation import FINDING_TYPES, evaluate
 from fedaudit.evaluation.records import expected, permutation_test
 from fedaudit.pipeline.control_cases import each_by_heart
 from fedaudit.pipeline.prepare import resolve
@@ -248,6 +248,42 @@ def test_who_knows_nothing_has_uniform_p_values():
     assert stats.kstest([result(*planted(0.3, seed)).p_value for seed in range(20)], "uniform").pvalue < _LEVEL
 
 
+def with_classes(right: float, seed: int = 0) -> Any:
+    """Three clients with a class each and one in four records of another's, whose names are those of the classes."""
+    found, seen, truth = planted(right, seed)
+    owners = torch.cat([truth.owners[:60]] * 2)
+    rng = generator(seed, "classes")
+    classes = torch.where(torch.rand(120, generator=rng) < 0.75, owners, torch.randint(3, (120,), generator=rng))
+    knows = found.scores.max(dim=1).values == 2.0
+    scores = found.scores + 1.0 * torch.nn.functional.one_hot(classes, 3) * ~knows[:, None]
+    made = dataclasses.replace(found, scores=scores, sources=scores.argmax(dim=1))
+    assert seen.records is not None
+    seen = dataclasses.replace(seen, records=dataclasses.replace(seen.records, labels=classes))
+    return result(made, seen, truth)
+
+
+def test_what_classes_tell_of_records_is_no_leak_of_these():
+    told = [with_classes(0.0, seed) for seed in range(2)]
+    assert not any(f.leak for f in told)
+    assert all("owners dealt anew among all records" in f.notes[-1] for f in told)
+    assert {FINDING_TYPES["source"].verdict([f]).verdict for f in told} == {"inconclusive"}
+    assert with_classes(0.9).leak
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_owners_are_dealt_within_strata(seed):
+    """The oracle is enumeration of both strata's deals."""
+    rng = np.random.default_rng(seed)
+    worth, owners = rng.random((8, 3)), rng.integers(3, size=8)
+    strata = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0])
+    rows = [torch.nonzero(strata == s).flatten().numpy() for s in (0, 1)]
+    sums = [[float(worth[own, list(dealt)].sum()) for dealt in itertools.permutations(owners[own])] for own in rows]
+    whole = np.add.outer(*map(np.array, sums))
+    exact = float((whole >= worth[np.arange(8), owners].sum() - 1e-9).mean())
+    error = 4 * np.sqrt(exact * (1 - exact) / 9999)
+    assert permutation_test(worth, owners, seed=0, strata=strata) == pytest.approx(exact, abs=error + 2e-4)
+
+
 def test_few_records_are_too_few():
     told = result(*planted(1.0, sizes=(2, 1, 1)))
     assert told.p_value_at_best == pytest.approx(2 / 24, abs=2e-4)
@@ -329,9 +365,11 @@ def test_clients_that_learn_by_heart_are_found_out():
 def test_where_labels_differ_the_report_says_what_they_explain(tmp_path):
     finished = run_audit(scenario(partition={"scheme": "shards", "shards_per_client": 2}, records=100, examples=150))
     (summary,) = finished.result.summaries
-    assert summary.verdict == "inferred"
+    assert summary.verdict == "inconclusive"
+    assert summary.verdict_text.endswith("the records' classes explain that")
     (finding,) = finished.result.findings
-    by_label = float(finding.notes[-1].split("class: ")[1].split(",")[0])
+    assert "luck is excluded" in finding.notes[-1]
+    by_label = float(finding.notes[-2].split("class: ")[1].split(",")[0])
     assert by_label > 0.5 > (finding.metrics[0].baseline or 1.0)
     page = finished.save(tmp_path).read_text()
     assert "source accuracy" in page

@@ -20,7 +20,7 @@ from fedaudit.attacks.labels.attack import LabelFinding
 from fedaudit.attacks.records.attribute import AttributeFinding
 from fedaudit.evaluation import evaluate, summarise
 from fedaudit.evaluation.images import by_luck, verdict_of
-from fedaudit.evaluation.local_models import as_near_by_luck
+from fedaudit.evaluation.local_models import as_good_by_luck, as_near_by_luck
 from fedaudit.evaluation.statistics import auc_interval, combined, pooled, proportion, sign_test
 from fedaudit.results import AttackSummary, FindingResult, ImageResult, MetricResult
 from fedaudit.task.info import TaskInfo
@@ -421,3 +421,17 @@ def test_near_by_luck_is_the_share_of_the_sphere(ratio, dimensions):
     share = density[angles <= math.asin(ratio)].sum() / density.sum()
     assert as_near_by_luck(ratio, dimensions) == pytest.approx(share, abs=2e-3)
     assert as_near_by_luck(1.0, dimensions) == 1.0
+
+
+def test_one_more_of_the_same_is_as_good_by_luck_as_often_as_is_said():
+    """The oracle is the p-values' uniform distribution, and scipy's test where the one is a sample of one."""
+    rng = np.random.default_rng(0)
+    values = np.exp(rng.standard_normal((400, 11)))
+    ps = [as_good_by_luck(row[0], row[1:].tolist()) for row in values]
+    assert stats.kstest(ps, "uniform").pvalue > 0.01
+    row = np.log(values[0])
+    spread = row[1:].std(ddof=1) * math.sqrt(1.1)
+    assert ps[0] == pytest.approx(stats.t.cdf((row[0] - row[1:].mean()) / spread, 9))
+    assert as_good_by_luck(1e-6, values[0, 1:].tolist()) < 1e-3
+    assert as_good_by_luck(math.nan, [1.0, 2.0]) == as_good_by_luck(2.0, [2.0, 2.0]) == 1.0
+    assert as_good_by_luck(1.0, [2.0, 2.0]) == 0.0

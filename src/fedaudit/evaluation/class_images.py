@@ -95,7 +95,7 @@ def evaluate_class_images(
         BadInput: there are too few held-out images of the class, or of others.
     """
     kind = observation.task_info.example_kind
-    inputs, labels = _held_out(truth)
+    inputs, labels = held_out(truth)
     target, count = finding.target, finding.images.shape[1]
     own = inputs[labels == target][:_REAL]
     learn, rest = _divided(labels == target, seed)
@@ -173,7 +173,7 @@ def evaluate_class_images(
     return Evaluation(result, {name: kind.draw(images) for name, (_, images) in zip(names, rows, strict=True)})
 
 
-def _held_out(truth: Truth) -> tuple[Tensor, Tensor]:
+def held_out(truth: Truth) -> tuple[Tensor, Tensor]:
     """Return the candidates that aren't victims, and their labels."""
     victims = {image.numpy().tobytes() for batch in truth.inputs.values() for image in batch}
     rows = [i for i, image in enumerate(truth.candidates) if image.numpy().tobytes() not in victims]

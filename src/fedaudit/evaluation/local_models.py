@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from scipy.special import betainc
+from scipy.stats import t as student
 from torch import Tensor, nn
 
 from fedaudit.attacks import LocalModelFinding
+from fedaudit.evaluation.class_images import held_out
 from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
 from fedaudit.evaluation.statistics import SURE, sign_test
 from fedaudit.evaluation.verdicts import by_leaks, leaks
@@ -18,6 +23,7 @@ from fedaudit.task.training import class_logits
 from fedaudit.transcript.observation import Observation
 from fedaudit.transcript.truth import Truth
 from fedaudit.utils.finite import all_finite
+from fedaudit.utils.seeds import generator
 
 GAP_CLOSED = Metric(
     "gap_closed",
@@ -44,8 +50,12 @@ _CAPTION = (
 )
 _HALF = 0.5  # of the gap in loss, at least, for a regression
 _STEPS = 200
+_FEW_STEPS = 50  # for anybody's models, which are many
 _CONVERGED = 1e-6  # of the gradient's norm, relative to where it began: below, the optimum is taken as found
 _SMALL = 1e-9
+_LEAST = 1e-300  # a loss that is 0 has a logarithm, too
+_PERHAPS = 0.5  # p-values below which it is worth the time to train anybody's models, too
+_MODELS = 10  # of anybody's, of each of two sorts
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,12 @@ class Local:
         """Return the loss with the parameters ``state``."""
         return self.loss(self.output(state), self.targets)  # type: ignore[operator, no-any-return]
 
+    def calibrated(self, state: dict[str, Tensor]) -> float:
+        """Return a classifier's loss where its outputs are scaled as serves the client best, by 1/16 to 16."""
+        with torch.no_grad():
+            output = self.output(state)
+            return min(float(self.loss(2.0**power * output, self.targets)) for power in range(-4, 5))  # type: ignore[operator]
+
     def hits(self, state: dict[str, Tensor]) -> Tensor:
         """Return a mask (n,) of the client's examples that the model classifies correctly."""
         with torch.no_grad():
@@ -91,13 +107,20 @@ def evaluate_local_model(
     observation: Observation,
     truth: Truth,
     *,
-    seed: int,  # noqa: ARG001
+    seed: int,
 ) -> Evaluation:
     """Compare a reconstructed model with the client's own optimum, the last model it returned, and the global model.
 
     The optimum is the least loss over all examples that the client's updates used, found by L-BFGS in float64 from the
     last returned model; for networks it is a local one. Where no finite optimum is reached (classes that can be told
     apart without error), there is no distance to it, and its loss is the least that was reached.
+
+    What anybody's own model does for the client is no leak: ten models of as many held-out examples, of the client's
+    classes, and ten of a bootstrap sample of all of them are trained in the same way. Of a classifier's losses on the
+    client's examples, its outputs scaled as serves these best, and of a regression's distances to the optimum, the
+    logarithms are taken; that the reconstructed model is another one of these is excluded by Student's test of one
+    value against a sample, for both tens. The p-value is the largest of these two's and the test's against what was
+    sent.
     """
     last = observation.messages[-1]
     names = list(finding.state)
@@ -125,6 +148,9 @@ def evaluate_local_model(
         better = accuracies["rebuilt"] > max(accuracies["returned"], accuracies["sent"])
         others = max((hits["returned"], hits["sent"]), key=lambda h: int(h.sum()))
         p_value = sign_test(int((hits["rebuilt"] & ~others).sum()), int((~hits["rebuilt"] & others).sum()))
+        anybody = _anybodys(local, truth, observation, returned, seed) if p_value < _PERHAPS else []
+        best = local.calibrated(rebuilt)
+        p_value = max([p_value, *(as_good_by_luck(best, [local.calibrated(own) for own in ten]) for ten in anybody)])
     if closed is not None:
         metrics.append(GAP_CLOSED.of(closed, 0.0))
     if converged:
@@ -135,6 +161,9 @@ def evaluate_local_model(
         if observation.task_info.num_classes is None:
             nearer = apart[0] * norm < min(float((v - own).norm()) for v in _exchanged(observation, names))
             p_value = as_near_by_luck(apart[0] / max(apart[1], 1e-30), len(own)) if nearer else 1.0
+            for ten in _anybodys(local, truth, observation, returned, seed) if p_value < _PERHAPS else []:
+                theirs = [float((_flat(state) - own).norm()) / norm for state in ten]
+                p_value = max(p_value, as_good_by_luck(apart[0], theirs))
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
     result = done(
@@ -146,6 +175,48 @@ def evaluate_local_model(
         charts=[_chart(observation, rebuilt, optimum if converged else None)],
     )
     return Evaluation(result)
+
+
+def as_good_by_luck(value: float, others: Sequence[float]) -> float:
+    """Return the probability that one more of ``others`` is as small as ``value``: Student's test of the logarithms.
+
+    It is 1 of a value that isn't finite.
+    """
+    if not math.isfinite(value):
+        return 1.0
+    logs = np.log(np.maximum(others, _LEAST))
+    spread = float(logs.std(ddof=1)) * math.sqrt(1 + 1 / len(logs))
+    if spread == 0:
+        return 0.0 if math.log(max(value, _LEAST)) < logs[0] else 1.0
+    return float(student.cdf((math.log(max(value, _LEAST)) - logs.mean()) / spread, len(logs) - 1))
+
+
+def _anybodys(
+    local: Local, truth: Truth, observation: Observation, start: dict[str, Tensor], seed: int
+) -> list[list[dict[str, Tensor]]]:
+    """Return ten models of as many held-out examples as the client has, of its classes, and ten of all.
+
+    There are none where fewer than two examples are held out.
+    """
+    inputs, labels = held_out(truth)
+    if len(inputs) < 2:
+        return []
+    inputs = observation.task_info.normalise(inputs).double()
+    labels = labels.double() if labels.is_floating_point() else labels
+    rng = generator(seed, "models of anybody's")
+    everything = torch.arange(len(inputs))
+    pools = [everything] * len(local.targets)
+    if not labels.is_floating_point() and labels.ndim == local.targets.ndim == 1:
+        of = {int(c): torch.nonzero(labels == c).flatten() for c in local.targets.unique()}
+        pools = [of[int(c)] if len(of[int(c)]) else everything for c in local.targets]
+
+    def model(rows: Tensor) -> dict[str, Tensor]:
+        theirs = replace(local, inputs=inputs[rows], targets=labels[rows].view(-1, *local.targets.shape[1:]))
+        return least_loss(theirs, start, _FEW_STEPS)[0]
+
+    drawn = [torch.stack([pool[torch.randint(len(pool), (), generator=rng)] for pool in pools]) for _ in range(_MODELS)]
+    whole = [torch.randint(len(inputs), (len(inputs),), generator=rng) for _ in range(_MODELS)]
+    return [[model(rows) for rows in ten] for ten in (drawn, whole)]
 
 
 def as_near_by_luck(ratio: float, dimensions: int) -> float:
@@ -160,13 +231,13 @@ def as_near_by_luck(ratio: float, dimensions: int) -> float:
     return float(betainc((dimensions - 1) / 2, 0.5, ratio**2) / 2)
 
 
-def least_loss(local: Local, start: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+def least_loss(local: Local, start: dict[str, Tensor], steps: int = _STEPS) -> tuple[dict[str, Tensor], bool]:
     """Return the parameters of least loss, by L-BFGS from ``start``, and whether they are a finite optimum."""
     state = {n: t.detach().clone().requires_grad_() for n, t in start.items()}
     parameters = list(state.values())
     search = torch.optim.LBFGS(
         parameters,
-        max_iter=_STEPS,
+        max_iter=steps,
         history_size=50,
         tolerance_grad=1e-12,
         tolerance_change=1e-16,
@@ -265,7 +336,9 @@ FINDING_TYPES["local-model"] = FindingType(
         "Own models are 'inferred' when at least one counts as rebuilt, and luck would serve the clients' examples as "
         f"much better with a probability of at most {100 * SURE:g} % (one-sided exact sign test over the examples; "
         "for regression, a step from the last returned model in a random direction, of the best length, would end as "
-        "near to the optimum; clients combined by Fisher's method).",
+        "near to the optimum; clients combined by Fisher's method), and so would models of held-out examples, which "
+        "are anybody's: of the client's classes and as many as it has, or all (Student's test of one value against "
+        "ten, of the losses' logarithms, for regression the distances').",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
     question="rebuild a client's own model",

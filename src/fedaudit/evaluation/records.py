@@ -196,6 +196,7 @@ SOURCE_ADVANTAGE = Metric(
 )
 _DEALS = 9999  # of the records' owners, for the permutation test
 _BLOCK = 2_000_000  # owners dealt at a time
+_EXPLAINED = "luck is excluded, but not that the records' classes explain it"
 _CLIENTS_FOUND = (
     "The share of the records whose client is among the first so many that the attack would name. Guessing names the "
     "clients in random order."
@@ -207,14 +208,16 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
     """Compare the clients that are named with those that trained on the records.
 
     Only records count that a client's update used: whose the others are has no answer. Luck is excluded by a
-    permutation test: with the records' owners dealt anew among the records, 9,999 times, naming is right as often only
-    by luck, however unequal the clients are and whatever client an attack prefers. Of deals with as many right names
+    permutation test: with the records' owners dealt anew among the records of each class, 9,999 times, naming is right
+    as often only by luck, however unequal the clients are, whatever client an attack prefers, and however much a class
+    tells of whose a record is. Real-valued labels are of one class. Of deals with as many right names
     the better one is that whose owners stand higher in the attack's order of clients, so that the test's p-values are
     uniform where nothing leaks. An accuracy isn't above guessing unless it beats naming the client with most examples.
 
     Clients whose data differ are told apart by their kind of examples alone. How far that goes is measured in two ways:
     the attack is asked about the matched records, which nobody trained on, too (:data:`SOURCE_ADVANTAGE`); and a note
-    says what would be right with the owners dealt among the records of each class.
+    says what would be right with the owners dealt among the records of each class. Where luck is excluded with the
+    owners dealt among all records, but not within the classes, another note says so, and the verdict follows it.
     """
     rows = torch.nonzero(truth.owners >= 0)[:, 0]
     owners = truth.owners[rows]
@@ -230,15 +233,21 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
     accuracy = float(right.mean())
     guess = _largest(observation, owners)
     chance = expected(finding.sources[rows], owners)
-    by_label = expected(finding.sources[rows], owners, _classes(observation, rows))
+    classes = _classes(observation, rows)
+    by_label = expected(finding.sources[rows], owners, classes)
     better = interval((right - like).tolist(), resamples=_RESAMPLES, seed=seed)
     worth = _worth(finding, rows)
     place = _places(finding.clients, owners)
-    p_value = permutation_test(worth, place, seed=seed)
+    p_value = permutation_test(worth, place, seed=seed, strata=classes)
+    found = leaks(accuracy > guess, p_value)
     notes = [
         f"owners dealt anew: {chance:.3f} would be right; among the records of each class: {by_label:.3f}, which the "
         "labels alone explain"
     ]
+    if not found and accuracy > guess:
+        plain = permutation_test(worth, place, seed=seed)
+        if plain <= SURE:
+            notes.append(f"{_EXPLAINED} (owners dealt anew among all records: p = {plain:.2g})")
     result = done(
         finding,
         observation,
@@ -248,9 +257,9 @@ def evaluate_source(finding: SourceFinding, observation: Observation, truth: Tru
             SOURCE_ADVANTAGE.over(better, "matched pairs of records", 0.0),
         ],
         charts=[_clients_found(finding, rows, place)],
-        leak=leaks(accuracy > guess, p_value),
+        leak=found,
         p_value=p_value,
-        p_value_at_best=_if_all_were_right(owners),
+        p_value_at_best=_if_all_were_right(owners, classes),
     )
     return Evaluation(result)
 
@@ -275,24 +284,30 @@ def expected(named: Tensor, owners: Tensor, strata: Tensor | None = None) -> flo
     return total / len(owners)
 
 
-def permutation_test(worth: np.ndarray, owners: np.ndarray, *, seed: int, deals: int = _DEALS) -> float:
+def permutation_test(
+    worth: np.ndarray, owners: np.ndarray, *, seed: int, deals: int = _DEALS, strata: Tensor | None = None
+) -> float:
     """Return the Monte Carlo p-value of Σ_i worth[i, owners[i]], one-sided, the observed deal counted as one.
 
-    Exact in level: where owners are exchangeable, P(p ≤ α) ≤ α for every α (Phipson and Smyth 2010).
+    Exact in level: where owners are exchangeable within strata, P(p ≤ α) ≤ α for every α (Phipson and Smyth 2010).
 
     Args:
         worth: (n, k) what it is worth to give record i to owner k.
         owners: (n,) in 0 … k − 1.
         seed: of the deals.
         deals: how many, beside the observed one.
+        strata: (n,) of each record; owners are dealt among those of one stratum; all are of one if None.
     """
+    groups = [records_of.numpy() for records_of in _strata(strata, len(owners))]
     rng = np.random.default_rng(derive_seed(seed, "deals of owners"))
     records = np.arange(len(owners))
     observed = float(worth[records, owners].sum())
     reached = 1
     size = max(1, _BLOCK // len(owners))
     for start in range(0, deals, size):
-        dealt = rng.permuted(np.tile(owners, (min(size, deals - start), 1)), axis=1)
+        dealt = np.tile(owners, (min(size, deals - start), 1))
+        for own in groups:
+            dealt[:, own] = rng.permuted(dealt[:, own], axis=1)
         reached += int((worth[records, dealt].sum(axis=1) >= observed - 1e-9).sum())
     return reached / (deals + 1)
 
@@ -310,11 +325,20 @@ def _worth(finding: SourceFinding, rows: Tensor) -> np.ndarray:
     return np.concatenate([worth, np.zeros((len(worth), 1))], axis=1)
 
 
-def _if_all_were_right(owners: Tensor) -> float:
+def _strata(strata: Tensor | None, n: int) -> list[Tensor]:
+    """Return the records of each stratum; all of them are of one if None."""
+    if strata is None:
+        return [torch.arange(n)]
+    return [torch.nonzero(strata == group).flatten() for group in strata.unique()]
+
+
+def _if_all_were_right(owners: Tensor, strata: Tensor | None) -> float:
     """Return the p-value that one may expect where every owner is named: of all deals, only equal ones do as well."""
-    counts = owners.unique(return_counts=True)[1].tolist()
-    equal = math.exp(sum(math.lgamma(count + 1) for count in counts) - math.lgamma(len(owners) + 1))
-    return (1 + _DEALS * equal) / (_DEALS + 1)
+    equal = 0.0
+    for own in _strata(strata, len(owners)):
+        counts = owners[own].unique(return_counts=True)[1].tolist()
+        equal += sum(math.lgamma(count + 1) for count in counts) - math.lgamma(len(own) + 1)
+    return (1 + _DEALS * math.exp(equal)) / (_DEALS + 1)
 
 
 def _places(clients: Tensor, owners: Tensor) -> np.ndarray:
@@ -325,7 +349,7 @@ def _places(clients: Tensor, owners: Tensor) -> np.ndarray:
 
 def _classes(observation: Observation, rows: Tensor) -> Tensor | None:
     labels = observation.records.labels if observation.records is not None else None
-    return None if labels is None or labels.is_floating_point() else labels[rows]
+    return None if labels is None or labels.is_floating_point() or labels.ndim != 1 else labels[rows]
 
 
 def _largest(observation: Observation, owners: Tensor) -> float:
@@ -368,18 +392,37 @@ def _source_headline(findings: Sequence[FindingResult], evidence: Evidence) -> s
     )
 
 
+_judge_source = by_test(
+    SOURCE_ACCURACY.name,
+    "records of clients",
+    "exact binomial interval (Clopper-Pearson); permutation test of whose the records of each class are",
+    _source_headline,
+)
+
+
+def _source_verdict(findings: Sequence[FindingResult]) -> Judgement:
+    """Return the verdict; where luck is excluded, but not that classes explain it, it says so and doesn't conclude."""
+    judged = _judge_source(findings)
+    explained = any(note.startswith(_EXPLAINED) for finding in findings for note in finding.notes)
+    if judged.verdict == "inferred" or not explained:
+        return judged
+    advice = (
+        "the records' classes explain what it tells: clients have different ones, which are the leak (see the attack "
+        "'labels'); to ask for the source itself, audit more records, or clients whose classes are alike (partition: "
+        "iid)"
+    )
+    text = f"{judged.text}; the records' classes explain that"
+    return judged._replace(verdict="inconclusive", text=text, advice=advice)
+
+
 FINDING_TYPES["source"] = FindingType(
-    verdict=by_test(
-        SOURCE_ACCURACY.name,
-        "records of clients",
-        "exact binomial interval (Clopper-Pearson); permutation test of whose the records are",
-        _source_headline,
-    ),
+    verdict=_source_verdict,
     rules=(
         "A record's client is 'inferred' when more records are given to the client that trained on them than by naming "
-        "the one with most examples, and with the owners dealt anew among the records as many would be right with a "
-        f"probability of at most {100 * SURE:g} % (permutation test). How much of that any record of the same kind "
-        "gives away, trained on or not, is said beside it: source_advantage.",
+        "the one with most examples, and with the owners dealt anew among the records of each class as many would be "
+        f"right with a probability of at most {100 * SURE:g} % (permutation test). How much of that any record of the "
+        "same kind gives away, trained on or not, is said beside it: source_advantage. Where luck is excluded, but not "
+        "that the classes explain it, it is 'inconclusive'.",
     ),
     metrics=(SOURCE_ACCURACY, SOURCE_ADVANTAGE),
     question="tell which client a record comes from",

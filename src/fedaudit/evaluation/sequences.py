@@ -22,6 +22,8 @@ from fedaudit.transcript.truth import Truth
 from fedaudit.utils.seeds import generator
 
 _DRAWS = 500
+_WORD_DRAWS = 2000
+_TURNS = 8  # through the guesses, at most, until enough words are named
 _RESAMPLES = 2000
 _SHOWN = 64  # sequences of a finding that are kept for the report
 
@@ -133,12 +135,7 @@ def by_luck(
     if whole:
         others = torch.tensor([tokens.words_of(row) not in true for row in public])
         others = others if bool(others.any()) else torch.ones_like(others)
-        everybody = torch.nonzero(others).flatten()
-        pools = [everybody] * count
-        if labels is not None and public_labels is not None and public_labels.ndim == 1:
-            own = {label: torch.nonzero(others & (public_labels == label)).flatten() for label in set(labels)}
-            alike = itertools.islice(itertools.cycle(labels), count)
-            pools = [own[label] if len(own[label]) else everybody for label in alike]
+        pools = _pools(others, count, labels, public_labels)
     length = public.shape[1]
     kept = sorted({word for sequence in true for word in sequence})
     place = {word: i for i, word in enumerate(kept)}
@@ -206,9 +203,11 @@ FINDING_TYPES["sequences"] = FindingType(
 
 @evaluate.register
 def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Truth, *, seed: int) -> Evaluation:
-    """Compare the words that were named with those that occur; the baseline names as many, by held-out frequency.
+    """Compare the words that were named with those that occur; the baseline is the better one of two that name as many.
 
-    The p-value is the share of 2,000 such draws that name as many of the true ones.
+    One draws words by how often held-out sequences have them. The other takes the words of held-out sequences, of the
+    same labels where those are classes, one sequence after the other until they are enough: words of one sequence
+    belong together. The p-value is the larger share of 2,000 such draws that name as many of the true ones.
     """
     message, tokens = observation.messages[0], observation.task_info.tokens
     assert tokens is not None
@@ -222,13 +221,24 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
     right = int(torch.isin(true, named).sum())
     weights = torch.bincount(truth.candidates.flatten(), minlength=finding.vocabulary).double() + 1e-9
     weights[known] = 0
-    hits = np.zeros(2000)
+    ways = [np.zeros(_WORD_DRAWS)]
     if len(named):
         rng = generator(seed, "words by luck")
-        draws = torch.multinomial(weights.expand(len(hits), -1), len(named), generator=rng)
-        hits = torch.isin(draws, true).sum(dim=1).numpy()
-    p_value, best = ((1 + int((hits >= k).sum())) / (1 + len(hits)) for k in (right, len(true)))
-    recall, guess = right / len(true), float(hits.mean()) / len(true)
+        draws = torch.multinomial(weights.expand(_WORD_DRAWS, -1), len(named), generator=rng)
+        ways = [torch.isin(draws, true).sum(dim=1).numpy()]
+        uses, labels = truth.inputs[message.round, message.client], truth.labels[message.round, message.client]
+        classes = labels.tolist() if labels.ndim == 1 and not labels.is_floating_point() else None
+        others = _others(uses, truth.candidates)
+        pools = _pools(others, len(uses), classes, truth.candidate_labels)
+        words, places = truth.candidates.unique(return_inverse=True)
+        there = torch.zeros(len(places), len(words), dtype=torch.bool)
+        there.scatter_(1, places, torch.ones_like(places, dtype=torch.bool))
+        there[:, torch.isin(words, torch.tensor(known, dtype=words.dtype))] = False
+        right_ones = torch.nonzero(torch.isin(words, true)).flatten()
+        rng = generator(seed, "words of sequences by luck")
+        ways.append(_hits_of_wholes(there, pools, right_ones, len(named), rng))
+    p_value, best = (max((1 + int((hits >= k).sum())) / (1 + len(hits)) for hits in ways) for k in (right, len(true)))
+    recall, guess = right / len(true), max(float(hits.mean()) for hits in ways) / len(true)
     result = done(
         finding,
         observation,
@@ -244,18 +254,64 @@ def evaluate_tokens(finding: TokenFinding, observation: Observation, truth: Trut
     return Evaluation(result)
 
 
+def _hits_of_wholes(
+    there: Tensor, pools: Sequence[Tensor], true: Tensor, count: int, rng: torch.Generator
+) -> np.ndarray:
+    """Return (draws,) how many of the ``true`` words are among ``count`` different ones of sequences that are drawn.
+
+    Args:
+        there: (m, w) which words each sequence has.
+        pools: of each guess in turn, the sequences that it is drawn from; they are gone through again where that isn't
+            enough words, and the rest is missing where it never is.
+        true: those words, by their place.
+        count: of the words that are named; of the last sequence as many as are still wanted, drawn at random.
+        rng: of the draws.
+    """
+    wanted = torch.zeros(there.shape[1])
+    wanted[true] = 1
+    named = torch.zeros(_WORD_DRAWS, there.shape[1], dtype=torch.bool)
+    for _ in range(_TURNS):
+        for pool in pools:
+            left = count - named.sum(dim=1)
+            if not bool((left > 0).any()):
+                return np.asarray((named.float() @ wanted).numpy())
+            new = there[pool[torch.randint(len(pool), (_WORD_DRAWS,), generator=rng)]] & ~named
+            for row in torch.nonzero(new.sum(dim=1) > left).flatten().tolist():
+                more = torch.nonzero(new[row]).flatten()
+                new[row, more[torch.randperm(len(more), generator=rng)[int(left[row]) :]]] = False
+            named |= new
+    return np.asarray((named.float() @ wanted).numpy())
+
+
+def _others(own: Tensor, public: Tensor) -> Tensor:
+    """Return which (m,) public sequences are none of the update's; all where there are no others."""
+    others = ~(public[:, None] == own[None].to(public)).all(dim=2).any(dim=1)
+    return others if bool(others.any()) else torch.ones_like(others)
+
+
+def _pools(others: Tensor, count: int, labels: Sequence[int] | None, public_labels: Tensor | None) -> list[Tensor]:
+    """Return of each of ``count`` guesses the public sequences that it is drawn from: of its label, where known."""
+    everybody = torch.nonzero(others).flatten()
+    if labels is None or public_labels is None or public_labels.ndim != 1:
+        return [everybody] * count
+    own = {label: torch.nonzero(others & (public_labels == label)).flatten() for label in set(labels)}
+    alike = itertools.islice(itertools.cycle(labels), count)
+    return [own[label] if len(own[label]) else everybody for label in alike]
+
+
 FINDING_TYPES["tokens"] = FindingType(
     verdict=by_test(
         RECALL.name,
         "words",
-        "exact binomial interval (Clopper-Pearson); Monte Carlo test against naming as many words by their frequency",
+        "exact binomial interval (Clopper-Pearson); Monte Carlo test against naming as many words by their frequency, "
+        "and those of other people's sequences",
         "{who} can tell which words training {things} have: {share} % of {n} words were named, where guessing as "
         "many finds {guess} %.",
     ),
     rules=(
         "Words are 'inferred' when more of those that occur in an update were named than by naming as many at random, "
-        "as often as held-out sequences have them: 2,000 draws do as well with a probability of at most "
-        f"{100 * SURE:g} %.",
+        "as often as held-out sequences have them, and than by naming as many of whole held-out sequences of the same "
+        f"labels: 2,000 draws do as well with a probability of at most {100 * SURE:g} %.",
     ),
     metrics=(RECALL, PRECISION),
     question="tell which words training {things} have",
