@@ -104,7 +104,7 @@ def quick_attack(name: str, folder: Path) -> Attack:
     """Return the attack with settings of its shortest run; files that it needs are made in ``folder``."""
     known = make_attack(name).settings()
     settings: dict[str, Any] = {key: value for key, value in QUICK.items() if key in known}
-    if name in ("epochs", "fishing"):
+    if name in ("averaged", "epochs", "fishing"):
         settings["attack"] = {"name": "invg", "iterations": 3}
     if name == "gias":
         settings["generator_file"] = str(folder / "digits.safetensors")

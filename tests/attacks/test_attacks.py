@@ -69,6 +69,7 @@ ROWS: dict[str, Row] = {
     "r-gap": Row({}, 80.0, on=10, images=10, refuses=((BATCH, "works for one"), (FEDAVG, "works for one"))),
     "gias": Row({"iterations": 600}, 15.0, refuses=((BATCH, "needs public data"), (FEDAVG, "needs public data"))),
     "epochs": Row({"attack": {"name": "agic-plus", "iterations": 600}}, 15.0, rounds=2, refuses=ODD),
+    "averaged": Row({"attack": {"name": "agic-plus", "iterations": 600}}, 15.0, rounds=2),
     "dlg-adam-epochs": Row({"iterations": 600}, 15.0, rounds=2, refuses=ODD),
     "invg-epochs": Row({"iterations": 600}, 15.0, rounds=2, refuses=ODD),
     "agic-epochs": Row({"iterations": 600}, 15.0, rounds=2, refuses=ODD),

@@ -201,8 +201,12 @@ class SiteGuard:
             raise BadInput("none of the attacks can be run against it")
         if follows and any(f.recording is not None and f.recording.facts == "contradicted" for f in result.federations):
             raise BadInput("the update doesn't follow from the training that was watched")
-        by_default = self.fail_above == self._limits and result.data.kind not in (None, "image")  # nobody set it
-        unable = [t for t in result.thresholds if not t.measurable and not (by_default and t.verdict is None)]
+        unset = self.fail_above == self._limits  # a limit that nobody set, and nothing measures on such data, is none
+        unable = [
+            t
+            for t in result.thresholds
+            if t.measured_by == "another attack" or (t.measured_by == "nothing" and not (unset and t.verdict is None))
+        ]
         if unable:
             limit = f"the limit on {unable[0].metric}" if unable[0].verdict is None else "fail_on"
             raise BadInput(f"{limit} can't be exceeded by what ran: {unable[0].reason}")

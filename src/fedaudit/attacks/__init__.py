@@ -12,6 +12,7 @@ from fedaudit.attacks.analytic.cocktail import Cocktail
 from fedaudit.attacks.analytic.r_gap import RGap
 from fedaudit.attacks.inversion.methods import AGIC, CPL, DLG, IDLG, AGICPlus, DLGAdam, Geng, InvG
 from fedaudit.attacks.inversion.epochs import AGICEpochs, DLGAdamEpochs, Epochs, InvGEpochs
+from fedaudit.attacks.inversion.averaged import Averaged
 from fedaudit.attacks.inversion.generative import GIAS
 from fedaudit.attacks.inversion.group import GradInversion
 from fedaudit.attacks.inversion.tableak import TabLeak
@@ -67,6 +68,7 @@ __all__ = [
     "AttributeFeatures",
     "AttributeFinding",
     "AttributeLoss",
+    "Averaged",
     "ClassImagesFinding",
     "Cocktail",
     "DLGAdam",

@@ -182,7 +182,8 @@ class Attack(Plugin, ABC):
         makes of the sum of several clients' updates, where its scope doesn't say; ``uses``: how it uses
         updates (:meth:`ways`); ``needs_classes``: the model must be a classifier; ``takes_client_weights``: it reads
         sums of clients who were sent different weights; ``vertical``: it is for vertical federations, and for no
-        others; ``first_settings``: other than its defaults, where it is run because it :meth:`fits`.
+        others; ``averages``: it takes a client's updates of all rounds together, so that each one's own noise averages
+        out; ``first_settings``: other than its defaults, where it is run because it :meth:`fits`.
     """
 
     registry = ATTACKS
@@ -198,6 +199,7 @@ class Attack(Plugin, ABC):
     uses: ClassVar[tuple[local_training.Way, ...]] = ()
     needs_classes: ClassVar[bool] = False
     takes_client_weights: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
     vertical: ClassVar[bool] = False
     first_settings: ClassVar[Mapping[str, Any]] = {}
 

@@ -132,7 +132,8 @@ class ImageFinding(Finding, kind="images"):
         labels: (n,) the labels that the attack worked with.
         label_source: ``given``, or the name of the label inference.
         trace: of the restart that was kept; None where the attack kept none.
-        rounds: for each image the rounds whose update it is an example of; empty if the attack received one update.
+        rounds: for each image the rounds whose update it is an example of; empty if the attack received one update, or
+            took all that it received for one.
         separate: for each of an image's rounds, the (n, C, H, W) images that this round's updates alone gave, by which
             rounds were tied, and their (n,) labels; empty where none were.
         certified: (n,) which images the attack vouches for without the truth: they are the client's own, up to half a

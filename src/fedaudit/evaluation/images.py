@@ -65,17 +65,20 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     """Compare recovered images with what the clients really trained on.
 
     In every round that images were recovered of, recovered and true ones are paired by the assignment of least total
-    squared error. An example that was used several times (local epochs, rounds) is evaluated once, by the first of its
-    recoveries. Candidates that differ from the victims in brightness or contrast (Kolmogorov-Smirnov test) are left
-    out: a picture in the clients' style would be nearer to any victim than to all of them.
+    squared error; where no rounds are said, over all that were received. An example that was used several times (local
+    epochs, rounds) is evaluated once, by the first of its recoveries. Candidates that differ from the victims in
+    brightness or contrast (Kolmogorov-Smirnov test) are left out: a picture in the clients' style would be nearer to
+    any victim than to all of them.
     """
     if not bool(finding.images.isfinite().all()):
         return refused(
             finding, observation, "some of the images that it returned are not finite: a fault of the attack"
         )
-    vertical = observation.vertical is not None
+    vertical, received = observation.vertical is not None, observation
     if vertical:
         finding, observation = _by_example(finding, observation)
+    elif not finding.rounds and len(observation.messages) > 1:
+        observation, truth = _as_one(observation, truth)
     federation, kind = observation.federation, observation.task_info.example_kind
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
     covered = [(m, rows) for m, rows in covered if len(rows)]
@@ -161,7 +164,7 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
     )
     result = done(
         finding,
-        observation,
+        observation if vertical else received,
         [f"{unlike}: they were left out"] if left_out else [],
         images=results,
         certified=None if finding.certified is None else int(finding.certified.sum()),
@@ -183,6 +186,16 @@ def _by_example(finding: ImageFinding, observation: Observation) -> tuple[ImageF
     numbers = observation.vertical.used.tolist()
     messages = tuple(Message(i, 0, {}, Update(0, "gradient", {}, 1, None)) for i in numbers)
     return replace(finding, rounds=tuple((i,) for i in numbers)), replace(observation, messages=messages)
+
+
+def _as_one(observation: Observation, truth: Truth) -> tuple[Observation, Truth]:
+    """Return both with one message over the distinct examples of all, for images of which no round is said."""
+    first = observation.messages[0]
+    keys = [(message.round, message.client) for message in observation.messages]
+    inputs, labels = (torch.cat([of[key] for key in keys]) for of in (truth.inputs, truth.labels))
+    rows, _ = _distinct(inputs)
+    one = replace(truth, inputs={keys[0]: inputs[rows]}, labels={keys[0]: labels[rows]})
+    return replace(observation, messages=(first,)), one
 
 
 def _wrongly(finding: ImageFinding, covered: Sequence[tuple[Message, Tensor]], truth: Truth) -> int:

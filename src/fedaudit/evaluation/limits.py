@@ -117,8 +117,10 @@ def _above(
         "worst": worst,
         "where": f"{attack} on {federation}" if worst is not None else None,
         "exceeded": False,
-        "measurable": worst is not None,
     }
+    others = _others(kind, lambda found: name in found.limits or name in [m.name for m in found.metrics])
+    if worst is None:
+        row["measured_by"] = "another attack" if others else "nothing"
     if worst is not None and worst > limit:
         return Threshold(**{**row, "exceeded": True, "outcome": "fail"})
     by_federation = {f: {a for _, g, a in measured if g == f} for f in dict.fromkeys(s.federation for s in summaries)}
@@ -130,7 +132,7 @@ def _above(
         if reason is None:
             reason = _untested(own) or (_too_little(own) if name in SCORES else "")
         if not attacks:
-            reason += _others(kind, lambda found: name in found.limits or name in [m.name for m in found.metrics])
+            reason += _in_words(kind, others)
         if reason:
             return Threshold(**row, reason=f"{federation}: {reason}")
     if not by_federation:
@@ -149,11 +151,12 @@ def _on(level: Verdict, summaries: Sequence[AttackSummary], kind: str) -> Thresh
                 where = f"{verdict}: {summary.attack} on {summary.federation}"
                 return Threshold(**{**row, "where": where, "exceeded": True, "outcome": "fail"})
     able = [s for s in summaries if s.kind is None or type_of(s).worst in failing]
-    row["measurable"] = any(s.verdict != "not applicable" for s in able)
-    if not row["measurable"]:
+    if all(s.verdict == "not applicable" for s in able):
         why = f" ({able[0].verdict_text})" if able else ""
         others = _others(kind, lambda found: found.worst in failing)
-        return Threshold(**row, reason=f"no attack was run that could end in '{level}'{why}{others}")
+        row["measured_by"] = "another attack" if others else "nothing"
+        reason = f"no attack was run that could end in '{level}'{why}{_in_words(kind, others)}"
+        return Threshold(**row, reason=reason)
     for federation in dict.fromkeys(s.federation for s in summaries):
         own = [s for s in able if s.federation == federation]
         kinds = dict.fromkeys(s.kind for s in own if s.verdict != "not applicable") or [None]
@@ -163,13 +166,15 @@ def _on(level: Verdict, summaries: Sequence[AttackSummary], kind: str) -> Thresh
     return Threshold(**row, outcome="pass")
 
 
-def _others(kind: str, able: Callable[[FindingType], bool]) -> str:
-    """Return which attacks on examples of a kind are able to, as the end of a sentence."""
-    suited = [e for e in ATTACKS if kind in e.value.examples and able(FINDING_TYPES[e.value.finds.kind])]
+def _others(kind: str, able: Callable[[FindingType], bool]) -> list[str]:
+    """Return the attacks on examples of a kind that are able to."""
+    return [e.name for e in ATTACKS if kind in e.value.examples and able(FINDING_TYPES[e.value.finds.kind])]
+
+
+def _in_words(kind: str, others: Sequence[str]) -> str:
+    """Return which other attacks could, as the end of a sentence."""
     plural = example_kind(kind).plural
-    return (
-        f"; on {plural} {', '.join(e.name for e in suited[:4])} could" if suited else f"; no attack on {plural} could"
-    )
+    return f"; on {plural} {', '.join(others[:4])} could" if others else f"; no attack on {plural} could"
 
 
 def _untested(summaries: Sequence[AttackSummary]) -> str:

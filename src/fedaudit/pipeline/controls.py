@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -262,10 +263,14 @@ def _none(attack: str, reason: str) -> ControlResult:
 
 
 class Conditions(NamedTuple):
-    """What the updates of a federation are over, at most: examples in a step, and steps."""
+    """What the updates of a federation are over, at most: examples in a step, and steps.
+
+    ``noisy``: of a client's updates, how many have noise of their own.
+    """
 
     batch: int
     steps: int
+    noisy: int = 0
 
     def __str__(self) -> str:
         over = f"batches of {self.batch:,}" if self.batch > 1 else "single examples"
@@ -275,13 +280,15 @@ class Conditions(NamedTuple):
 def conditions_of(recording: Recording) -> Conditions:
     """Return what the updates of a federation are over."""
     batch = steps = 1
+    noisy: Counter[int] = Counter()
     for one in recording.transcript.rounds:
         for update in one.updates:
+            noisy[update.client] += update.sanitised is not None and update.sanitised.noise > 0
             training = update.training
             steps = max(steps, training.local_steps if training else 1)
             sizes = training.batch_sizes if training and training.batch_sizes else (update.num_examples,)
             batch = max(batch, *sizes)
-    return Conditions(batch, steps)
+    return Conditions(batch, steps, max(noisy.values(), default=0))
 
 
 def judged_by_control(
@@ -331,6 +338,12 @@ def judged_by_control(
                 f"{summary.attack} won an easier case ({control.case}; here: {conditions}): this shows that the attack "
                 "runs, not that it had a chance here. Audit the same federation without defences beside it, or with "
                 "smaller batches and fewer steps: what comes out there tells"
+            )
+            return _inconclusive(base, open_question, advice)
+        if conditions.noisy > 1 and summary.kind == "images" and not attack.averages:
+            advice = (
+                f"each of a client's {conditions.noisy:,} updates has noise of its own, and {summary.attack} took them "
+                "one by one; together they have less: add the attack averaged"
             )
             return _inconclusive(base, open_question, advice)
         how = (

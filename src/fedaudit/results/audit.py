@@ -211,7 +211,9 @@ class Threshold(Record):
     worst: float | None = optional("the highest value that was met; null: a verdict, or nothing measured it")
     where: str | None = Field(description="attack and federation of the worst value")
     exceeded: bool = Field(description="whether the limit was")
-    measurable: bool = Field(default=True, description="whether an attack that ran could have exceeded it")
+    measured_by: Literal["what ran", "another attack", "nothing"] = Field(
+        default="what ran", description="which attacks on such examples could exceed it"
+    )
     outcome: Literal["pass", "fail", "not tested"] = Field(
         default="not tested", description="not tested: nothing measured it, or what measured it is inconclusive"
     )

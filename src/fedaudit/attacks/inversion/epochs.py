@@ -58,6 +58,7 @@ class Epochs(Composed):
     default_scope = "client"
     over = "several epochs"
     several = True
+    averages = True
 
     epochs: Annotated[int, Field(ge=1, strict=True)] = 2
     pre_iterations: Count = 2_000
@@ -270,6 +271,7 @@ class _Preset(Attack):
 
     default_scope = "client"
     examples = GradientInversion.examples
+    averages = True
     method: ClassVar[type[GradientInversion]]
 
     @cached_property
