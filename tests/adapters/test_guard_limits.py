@@ -41,8 +41,13 @@ def test_a_limit_on_images_that_nobody_set_blocks_no_table() -> None:
     ("settings", "says"),
     [
         ({}, r"fail_on can't be exceeded .* 'recovered' .*; on records .*tableak could"),
+        ({"attacks": ROWS, "fail_above": {"psnr": 20}}, r"the limit on psnr can't .*no attack on records could"),
+        ({"attacks": ROWS, "fail_on": None}, r"the limit on psnr can't .*no attack on records could"),
         ({"attacks": ROWS, "fail_above": {"psnr": 30}}, r"the limit on psnr can't .*no attack on records could"),
-        ({"fail_above": {"cell_accuracy": 0.9}}, r"the limit on cell_accuracy can't .*; on records .*tableak could"),
+        (
+            {"fail_on": None, "fail_above": {"cell_accuracy": 0.9}},
+            r"the limit on cell_accuracy can't .*; on records .*tableak could",
+        ),
     ],
 )
 def test_what_can_t_be_tested_on_a_table_says_what_to_set(settings: dict[str, Any], says: str) -> None:

@@ -353,7 +353,7 @@ def test_federations_drowned_in_noise_have_uniform_p_values():
     noise = {"sanitiser": {"name": "dp", "clip": 1.0, "noise": 1000.0, "epsilon": None}}
     skewed = {"partition": {"scheme": "dirichlet", "alpha": 1.0}, "rounds": 1, "local_epochs": 1}
     ps = [p_value(scenario(seed, noise, records=40, **skewed)) for seed in range(100)]
-    assert stats.kstest(ps, "uniform").pvalue > _LEVEL
+    assert stats.kstest(ps, "uniform", alternative="greater").pvalue > _LEVEL  # classes of few records: large ones
 
 
 @pytest.mark.slow
@@ -366,7 +366,7 @@ def test_where_labels_differ_the_report_says_what_they_explain(tmp_path):
     finished = run_audit(scenario(partition={"scheme": "shards", "shards_per_client": 2}, records=100, examples=150))
     (summary,) = finished.result.summaries
     assert summary.verdict == "inconclusive"
-    assert summary.verdict_text.endswith("the records' classes explain that")
+    assert summary.verdict_text.endswith("the records' classes may explain that")
     (finding,) = finished.result.findings
     assert "luck is excluded" in finding.notes[-1]
     by_label = float(finding.notes[-2].split("class: ")[1].split(",")[0])
@@ -378,7 +378,7 @@ def test_where_labels_differ_the_report_says_what_they_explain(tmp_path):
 
 @pytest.mark.slow
 def test_the_control_is_clients_that_learnt_their_own_by_heart():
-    frozen = scenario(learning_rate=1e-9, local_epochs=1, records=30)
+    frozen = scenario(learning_rate=1e-9, local_epochs=1, records=100)
     (control,) = run_audit(frozen).result.controls
     assert control.won
     assert "each on its own members by heart" in control.case

@@ -88,6 +88,7 @@ class SiteGuard:
         self.attacks = list(attacks)
         self.fail_on = fail_on
         self.fail_above = dict(self._limits if fail_above is None else fail_above)
+        self._unset = fail_above is None
         self.on_fail = on_fail
         self.unaudited = unaudited or ("refuse" if on_fail == "refuse" else "pass")
         self.every, self.largest = every, largest
@@ -201,12 +202,10 @@ class SiteGuard:
             raise BadInput("none of the attacks can be run against it")
         if follows and any(f.recording is not None and f.recording.facts == "contradicted" for f in result.federations):
             raise BadInput("the update doesn't follow from the training that was watched")
-        unset = self.fail_above == self._limits  # a limit that nobody set, and nothing measures on such data, is none
-        unable = [
-            t
-            for t in result.thresholds
-            if t.measured_by == "another attack" or (t.measured_by == "nothing" and not (unset and t.verdict is None))
-        ]
+        unable = [t for t in result.thresholds if t.measured_by != "what ran"]
+        if self._unset and len(unable) < len(result.thresholds):  # of limits that nobody set, what nothing measures
+            unable = [t for t in unable if t.measured_by != "nothing" or t.verdict is not None]
+        unable.sort(key=lambda t: t.verdict is None)
         if unable:
             limit = f"the limit on {unable[0].metric}" if unable[0].verdict is None else "fail_on"
             raise BadInput(f"{limit} can't be exceeded by what ran: {unable[0].reason}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedaudit.attacks import ATTACKS
+from fedaudit.attacks import ATTACKS, Attack
 from fedaudit.evaluation.finding_types import FINDING_TYPES, FindingType, metric, type_of
 from fedaudit.evaluation.images import SCORES
 from fedaudit.evaluation.scores import grouped
@@ -167,8 +167,17 @@ def _on(level: Verdict, summaries: Sequence[AttackSummary], kind: str) -> Thresh
 
 
 def _others(kind: str, able: Callable[[FindingType], bool]) -> list[str]:
-    """Return the attacks on examples of a kind that are able to."""
-    return [e.name for e in ATTACKS if kind in e.value.examples and able(FINDING_TYPES[e.value.finds.kind])]
+    """Return the passive attacks on examples of a kind that are able to, those first that an audit chooses itself."""
+    suited = [
+        e
+        for e in ATTACKS
+        if (not e.value.examples or kind in e.value.examples)
+        and not e.value.vertical
+        and "active" not in e.value.threat_model
+        and able(FINDING_TYPES[e.value.finds.kind])
+    ]
+    suited.sort(key=lambda e: getattr(e.value.fits, "__func__", None) is vars(Attack)["fits"].__func__)
+    return [e.name for e in suited]
 
 
 def _in_words(kind: str, others: Sequence[str]) -> str:

@@ -13,9 +13,10 @@ from scipy.special import betainc
 from scipy.stats import t as student
 from torch import Tensor, nn
 
-from fedaudit.attacks import LocalModelFinding
+from fedaudit.attacks import LocalModelFinding, NotApplicable
+from fedaudit.attacks.base import own_failures
 from fedaudit.evaluation.class_images import held_out
-from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate
+from fedaudit.evaluation.finding_types import FINDING_TYPES, Evaluation, FindingType, Metric, done, evaluate, refused
 from fedaudit.evaluation.statistics import SURE, sign_test
 from fedaudit.evaluation.verdicts import by_leaks, leaks
 from fedaudit.results import Chart, FindingResult, Line, MetricResult
@@ -56,6 +57,11 @@ _SMALL = 1e-9
 _LEAST = 1e-300  # a loss that is 0 has a logarithm, too
 _PERHAPS = 0.5  # p-values below which it is worth the time to train anybody's models, too
 _MODELS = 10  # of anybody's, of each of two sorts
+_ALL = 512  # examples at most that the second sort is of, or four times the client's
+_NOBODY = (
+    "there are no examples of other people to train models on, so that nothing tells the client's own model from "
+    "anybody's: give candidates"
+)
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,11 @@ class Local:
         """Return the loss with the parameters ``state``."""
         return self.loss(self.output(state), self.targets)  # type: ignore[operator, no-any-return]
 
-    def calibrated(self, state: dict[str, Tensor]) -> float:
-        """Return a classifier's loss where its outputs are scaled as serves the client best, by 1/16 to 16."""
+    def calibrated(self, state: dict[str, Tensor], *, logits: bool) -> float:
+        """Return the loss where outputs that are ``logits`` are scaled as serves the client best, by 1/16 to 16."""
         with torch.no_grad():
-            output = self.output(state)
-            return min(float(self.loss(2.0**power * output, self.targets)) for power in range(-4, 5))  # type: ignore[operator]
+            output, powers = self.output(state), range(-4, 5) if logits else (0,)
+            return min(float(self.loss(2.0**power * output, self.targets)) for power in powers)  # type: ignore[operator]
 
     def hits(self, state: dict[str, Tensor]) -> Tensor:
         """Return a mask (n,) of the client's examples that the model classifies correctly."""
@@ -117,11 +123,19 @@ def evaluate_local_model(
 
     What anybody's own model does for the client is no leak: ten models of as many held-out examples, of the client's
     classes, and ten of a bootstrap sample of all of them are trained in the same way. Of a classifier's losses on the
-    client's examples, its outputs scaled as serves these best, and of a regression's distances to the optimum, the
+    client's examples, logits scaled as serves these best, and of a regression's distances to the optimum, the
     logarithms are taken; that the reconstructed model is another one of these is excluded by Student's test of one
     value against a sample, for both tens. The p-value is the largest of these two's and the test's against what was
-    sent.
+    sent. A user's own loss that fails in float64 gets no evaluation.
     """
+    try:
+        with own_failures(finding.attack, observation):
+            return _compared(finding, observation, truth, seed)
+    except NotApplicable as error:
+        return refused(finding, observation, str(error))
+
+
+def _compared(finding: LocalModelFinding, observation: Observation, truth: Truth, seed: int) -> Evaluation:
     last = observation.messages[-1]
     names = list(finding.state)
     double = {n: t.double() if t.is_floating_point() else t for n, t in last.weights.items()}
@@ -139,7 +153,7 @@ def evaluate_local_model(
     left = losses["rebuilt"] - losses["own"]
     closed = 1 - left / gap if gap > _SMALL * max(1.0, losses["own"]) else None
     better = closed is not None and closed >= _HALF
-    p_value = 1.0
+    p_value, notes = 1.0, list[str]()
     if observation.task_info.num_classes is not None:
         hits = {name: local.hits(state) for name, state in states.items() if name != "own"}
         accuracies = {name: float(hit.double().mean()) for name, hit in hits.items()}
@@ -148,9 +162,13 @@ def evaluate_local_model(
         better = accuracies["rebuilt"] > max(accuracies["returned"], accuracies["sent"])
         others = max((hits["returned"], hits["sent"]), key=lambda h: int(h.sum()))
         p_value = sign_test(int((hits["rebuilt"] & ~others).sum()), int((~hits["rebuilt"] & others).sum()))
-        anybody = _anybodys(local, truth, observation, returned, seed) if p_value < _PERHAPS else []
-        best = local.calibrated(rebuilt)
-        p_value = max([p_value, *(as_good_by_luck(best, [local.calibrated(own) for own in ten]) for ten in anybody)])
+        if p_value < _PERHAPS:
+            logits = observation.task_info.loss != "custom"  # a user's own may take probabilities
+            best = local.calibrated(rebuilt, logits=logits)
+            for ten in _anybodys(local, truth, observation, returned, seed) or [[]]:
+                theirs = [local.calibrated(state, logits=logits) for state in ten]
+                p_value = max(p_value, as_good_by_luck(best, theirs))
+                notes = notes if ten else [_NOBODY]
     if closed is not None:
         metrics.append(GAP_CLOSED.of(closed, 0.0))
     if converged:
@@ -161,14 +179,17 @@ def evaluate_local_model(
         if observation.task_info.num_classes is None:
             nearer = apart[0] * norm < min(float((v - own).norm()) for v in _exchanged(observation, names))
             p_value = as_near_by_luck(apart[0] / max(apart[1], 1e-30), len(own)) if nearer else 1.0
-            for ten in _anybodys(local, truth, observation, returned, seed) if p_value < _PERHAPS else []:
-                theirs = [float((_flat(state) - own).norm()) / norm for state in ten]
-                p_value = max(p_value, as_good_by_luck(apart[0], theirs))
+            if p_value < _PERHAPS:
+                for ten in _anybodys(local, truth, observation, returned, seed) or [[]]:
+                    theirs = [float((_flat(state) - own).norm()) / norm for state in ten]
+                    p_value = max(p_value, as_good_by_luck(apart[0], theirs))
+                    notes = notes if ten else [_NOBODY]
     if finding.mapping_error is not None:
         metrics.append(MAPPING_ERROR.of(finding.mapping_error))
     result = done(
         finding,
         observation,
+        notes,
         metrics=metrics,
         leak=leaks(better, p_value),
         p_value=p_value,
@@ -180,9 +201,9 @@ def evaluate_local_model(
 def as_good_by_luck(value: float, others: Sequence[float]) -> float:
     """Return the probability that one more of ``others`` is as small as ``value``: Student's test of the logarithms.
 
-    It is 1 of a value that isn't finite.
+    It is 1 where one of them isn't finite, or there are fewer than two others.
     """
-    if not math.isfinite(value):
+    if not math.isfinite(value) or len(others) < 2 or not np.isfinite(others).all():
         return 1.0
     logs = np.log(np.maximum(others, _LEAST))
     spread = float(logs.std(ddof=1)) * math.sqrt(1 + 1 / len(logs))
@@ -196,9 +217,16 @@ def _anybodys(
 ) -> list[list[dict[str, Tensor]]]:
     """Return ten models of as many held-out examples as the client has, of its classes, and ten of all.
 
-    There are none where fewer than two examples are held out.
+    Of all, that is of 512 at most, or four times as many as the client has, drawn with replacement.
+    In a recording, where nobody held any out, other clients' examples stand for them; there are no models without.
     """
     inputs, labels = held_out(truth)
+    client = observation.messages[-1].client
+    if len(inputs) < 2:
+        keys = [key for key in truth.inputs if key[1] != client]
+        if not keys:
+            return []
+        inputs, labels = (torch.cat([of[key] for key in keys]) for of in (truth.inputs, truth.labels))
     if len(inputs) < 2:
         return []
     inputs = observation.task_info.normalise(inputs).double()
@@ -215,7 +243,8 @@ def _anybodys(
         return least_loss(theirs, start, _FEW_STEPS)[0]
 
     drawn = [torch.stack([pool[torch.randint(len(pool), (), generator=rng)] for pool in pools]) for _ in range(_MODELS)]
-    whole = [torch.randint(len(inputs), (len(inputs),), generator=rng) for _ in range(_MODELS)]
+    most = min(len(inputs), max(_ALL, 4 * len(pools)))
+    whole = [torch.randint(len(inputs), (most,), generator=rng) for _ in range(_MODELS)]
     return [[model(rows) for rows in ten] for ten in (drawn, whole)]
 
 
@@ -338,7 +367,7 @@ FINDING_TYPES["local-model"] = FindingType(
         "for regression, a step from the last returned model in a random direction, of the best length, would end as "
         "near to the optimum; clients combined by Fisher's method), and so would models of held-out examples, which "
         "are anybody's: of the client's classes and as many as it has, or all (Student's test of one value against "
-        "ten, of the losses' logarithms, for regression the distances').",
+        "ten, of the losses' logarithms, for regression the distances'; in recordings other clients' examples).",
     ),
     metrics=(LOCAL_ACCURACY, OVER_GLOBAL, GAP_CLOSED, DISTANCE, MAPPING_ERROR),
     question="rebuild a client's own model",

@@ -196,6 +196,7 @@ SOURCE_ADVANTAGE = Metric(
 )
 _DEALS = 9999  # of the records' owners, for the permutation test
 _BLOCK = 2_000_000  # owners dealt at a time
+_HOPELESS = 0.5  # p-value with every owner named, above which more records don't help: each class is of one client
 _EXPLAINED = "luck is excluded, but not that the records' classes explain it"
 _CLIENTS_FOUND = (
     "The share of the records whose client is among the first so many that the attack would name. Guessing names the "
@@ -404,14 +405,15 @@ def _source_verdict(findings: Sequence[FindingResult]) -> Judgement:
     """Return the verdict; where luck is excluded, but not that classes explain it, it says so and doesn't conclude."""
     judged = _judge_source(findings)
     explained = any(note.startswith(_EXPLAINED) for finding in findings for note in finding.notes)
-    if judged.verdict == "inferred" or not explained:
+    best = max(f.p_value_at_best or 0.0 for f in findings)
+    if judged.verdict == "inferred" or not (explained or best > _HOPELESS):
         return judged
+    more = "" if best > SURE else "more records, or "
     advice = (
-        "the records' classes explain what it tells: clients have different ones, which are the leak (see the attack "
-        "'labels'); to ask for the source itself, audit more records, or clients whose classes are alike (partition: "
-        "iid)"
+        "the records' classes may explain what it tells: clients have different ones, which are the leak (see the "
+        f"attack 'labels'); to ask for the source itself, audit {more}clients whose classes are alike (partition: iid)"
     )
-    text = f"{judged.text}; the records' classes explain that"
+    text = f"{judged.text}; the records' classes may explain that" if explained else judged.text
     return judged._replace(verdict="inconclusive", text=text, advice=advice)
 
 

@@ -53,7 +53,8 @@ class GuardFilter(SiteGuard, Filter):  # type: ignore[misc]
     trained on it.
 
     Its settings are those of :class:`~fedaudit.adapters.guard.SiteGuard`. ``fail_above`` is by default psnr 20, by
-    which a single image counts, too: among one candidate nothing is singled out.
+    which a single image counts, too: among one candidate nothing is singled out. On data that no attack measures it on
+    (tables, text) that default is dropped, where ``fail_on`` was tested.
     """
 
     _log = log
