@@ -107,3 +107,30 @@ def test_why_no_example_was_recorded_is_said(tmp_path):
     recorder.close()
     with pytest.raises(BadInput, match=r"inputs have the shape \(4, 1, 2, 2, 2\); attacks are on images"):
         fedaudit.attack(tmp_path / "r", ["labels"], module=net, progress=False)
+
+
+def test_whole_numbers_that_the_model_scales_are_to_be_floats_before(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.linear((x.float() / 255).flatten(1))
+            return out
+
+    recorder = fedaudit.Recorder(tmp_path / "r")
+    net = Scaled()
+    with recorder.round(net.state_dict()):
+        with recorder.capture() as seen:
+            optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+            images = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)
+            functional.cross_entropy(net(images), torch.arange(4) % 3).backward()
+            optimiser.step()
+        recorder.update("a", net.state_dict(), seen, num_examples=4)
+    recorder.close()
+    with pytest.raises(
+        BadInput, match=r"whole numbers of shape \(4, 1, 8, 8\).*give the model floats: convert"
+    ) as told:
+        fedaudit.attack(tmp_path / "r", ["labels"], module=net, progress=False)
+    assert "Unflatten" not in str(told.value)

@@ -15,6 +15,7 @@ from torch import nn
 import fedaudit
 from fedaudit import BadInput
 from fedaudit.modalities import save_png
+from fedaudit.utils.image_bytes import decode
 
 RAMP = np.linspace(0, 1, 16 * 16).reshape(16, 16)
 
@@ -93,6 +94,17 @@ def test_colours_of_16_bits_are_refused_not_read_by_half(suffix, bands, tmp_path
     (where / f"train/a/1.{suffix}").write_bytes(colours_of_16_bits(suffix, bands))
     with pytest.raises(BadInput, match=f"1.{suffix}: colours of more than 8 bits a value, .*; scale them to 8 bits"):
         fedaudit.load_dataset("image-folder", data_dir=where, white=4095.0)
+
+
+def test_a_bmp_of_16_bits_a_pixel_is_read(tmp_path):
+    red, green, blue = 31, 63, 31  # of R5G6B5
+    values = np.array([[red << 11, green << 5], [blue, 0]], dtype="<u2")
+    masks = struct.pack("<III", 0xF800, 0x07E0, 0x001F)
+    header = struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, 16, 3, 8, 2835, 2835, 0, 0) + masks
+    body = values[::-1].tobytes()  # rows from the bottom, each of four bytes
+    file = b"BM" + struct.pack("<IHHI", 14 + len(header) + len(body), 0, 0, 14 + len(header)) + header + body
+    read = decode(file, "a.bmp")
+    assert read.tolist() == [[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [0, 0, 0]]]
 
 
 def test_a_scenario_says_which_value_is_white(tmp_path):

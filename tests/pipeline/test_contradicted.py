@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -15,6 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedaudit
+from fedaudit.pipeline.recordings import why_contradicted
+from fedaudit.simulation.simulator import Recording
+from fedaudit.transcript.transcript import Transcript
+from fedaudit.transcript.truth import load_truth, truth_beside
 
 INPUTS = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3])
@@ -60,7 +65,7 @@ def audited(
             train(local)
         start = model.state_dict()
         moved = change({name: value - start[name] for name, value in local.state_dict().items()})
-        recorder.update("a", {name: start[name] + moved[name] for name in start}, seen, num_examples=8)
+        recorder.update("a", moved, seen, num_examples=8, form="difference")
     attacks: list[Any] = [{"name": "invg", "iterations": 1}, "labels"]
     done = fedaudit.audit_transcript(folder, attacks, module=net(), controls=False, progress=False, **known)
     return done.result
@@ -88,6 +93,8 @@ def test_noise_is_told_by_its_standard_deviation(tmp_path):
     said = advice(audited(tmp_path / "r", step, noisy))
     found = re.search(r"noise of standard deviation ([\d.]+)", said)
     assert found is not None
+    assert "it may be noise" in said
+    assert "wrong fact" not in said
     assert float(found[1]) == pytest.approx(0.05, rel=0.1)
     assert "clipping" not in said
     assert "learning rate" not in said
@@ -104,12 +111,99 @@ def test_noise_after_clipping_is_told_with_the_factor(tmp_path):
     assert [float(value) for value in found.groups()] == pytest.approx([1e-3, 0.5], rel=0.1)
 
 
-def test_other_wrong_facts_are_neither(tmp_path):
-    def stale(moved: State) -> State:
-        return {name: t if name.startswith("1.") else 3 * t for name, t in moved.items()}
+def other() -> State:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4)).state_dict()
 
-    said = advice(audited(tmp_path / "r", step, stale))
+
+WRONG: dict[str, Callable[[State], State]] = {
+    "one layer trained by another rate": lambda moved: {n: t if n[0] == "1" else 3 * t for n, t in moved.items()},
+    "whole weights sent as a difference": lambda moved: {n: t + net().state_dict()[n] for n, t in moved.items()},
+    "strong decay after the step": lambda moved: {n: 0.9 * t - 0.1 * net().state_dict()[n] for n, t in moved.items()},
+    "weak decay after the step": lambda moved: {n: 0.99 * t - 0.01 * net().state_dict()[n] for n, t in moved.items()},
+    "a tenth of another model": lambda moved: {
+        n: 0.9 * t + 0.1 * (other()[n] - net().state_dict()[n]) for n, t in moved.items()
+    },
+    "the sign flipped": lambda moved: {n: -t for n, t in moved.items()},
+    "one number added to all": lambda moved: {n: t + 0.1 for n, t in moved.items()},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_other_wrong_facts_are_neither(what, tmp_path):
+    said = advice(audited(tmp_path / "r", step, WRONG[what]))
     assert "learning rate, momentum, steps, BatchNorm) is wrong" in said
+    assert "standard deviation" not in said
+
+
+def test_an_update_of_whole_numbers_only_looks_like_nothing(tmp_path):
+    audited(tmp_path / "r", step)
+    loaded = Transcript.load(tmp_path / "r", net())
+    sent = loaded.rounds[0].updates[0]
+    signs = {name: torch.sign(value).to(torch.int8) for name, value in sent.tensors.items()}
+    rounds = [dataclasses.replace(loaded.rounds[0], updates=[dataclasses.replace(sent, tensors=signs)])]
+    contradicted = dataclasses.replace(loaded, rounds=rounds, replay_errors={(0, sent.client): 1.0})
+    where = truth_beside(tmp_path / "r")
+    assert where is not None
+    said = why_contradicted(Recording(contradicted, load_truth(where, loaded)), 1.0)
+    assert "learning rate, momentum, steps, BatchNorm) is wrong" in said
+
+
+def with_kept_momentum(model: nn.Module, kept: float = 1.0) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for p in model.parameters():
+        optimiser.state[p]["momentum_buffer"] = torch.full_like(p, kept)
+    cross_entropy(model(INPUTS), LABELS).backward()
+    optimiser.step()
+
+
+def with_kept_zeros(model: nn.Module) -> None:
+    with_kept_momentum(model, 0.0)
+
+
+def with_a_layer_frozen_midway(model: nn.Module) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for frozen in (False, True):
+        next(model.parameters()).requires_grad_(not frozen)
+        optimiser.zero_grad()
+        cross_entropy(model(INPUTS), LABELS).backward()
+        optimiser.step()
+
+
+def with_changed_gradients(model: nn.Module) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    cross_entropy(model(INPUTS), LABELS).backward()
+    for p in model.parameters():
+        p.grad = torch.sign(p.grad) if p.grad is not None else None
+    optimiser.step()
+
+
+@pytest.mark.parametrize(
+    ("train", "remedy"),
+    [
+        (with_kept_momentum, "Make the optimiser anew each round."),
+        (with_a_layer_frozen_midway, "freeze layers before its first step."),
+        (with_changed_gradients, "change gradients by torch.nn.utils.clip_grad_norm_ or clip_grad_value_ only."),
+    ],
+)
+def test_the_remedy_fits_what_was_seen(train, remedy, tmp_path):
+    said = advice(audited(tmp_path / "r", train))
+    assert remedy in said
+    assert "Record a training by SGD" not in said
+
+
+def test_what_was_seen_of_an_update_that_is_reproduced_explains_no_other(tmp_path):
+    model = net()
+    with fedaudit.Recorder(tmp_path / "r") as recorder, recorder.round(model.state_dict()):
+        for client, train, change in (("a", with_kept_zeros, dict), ("b", step, noisy)):
+            local = copy.deepcopy(model)
+            with recorder.capture() as seen:
+                train(local)
+            recorder.update(client, change(local.state_dict()), seen, num_examples=8)
+    done = fedaudit.audit_transcript(tmp_path / "r", ["labels"], module=net(), controls=False, progress=False)
+    said = advice(done.result)
+    assert "noise of standard deviation" in said
+    assert "kept its state" not in said
 
 
 def test_a_step_of_several_gradients_is_told_as_such(tmp_path):

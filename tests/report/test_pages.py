@@ -20,7 +20,7 @@ from fedaudit_lab.bench.page import render_bench
 from fedaudit_lab.studies.analysis import analyse
 from fedaudit_lab.studies.drawing import write
 from tests.lab.test_studies import rows_of, tiny
-from tests.report.report_cases import CASES
+from tests.report.report_cases import CASES, sample
 
 # ---------------------------------------------------------------- one page of each kind, after little work
 
@@ -221,6 +221,18 @@ def test_a_page_is_accessible_hides_no_number_and_can_be_filed(kind: str, browse
     filed, rest = "".join(sheets[:2]), "".join(sheets[2:])
     assert all(title in filed for title in titles(page, "answer", "results", "setting"))
     assert not [title for title in titles(page, "setting") if title in rest.splitlines()]
+
+
+@pytest.mark.slow
+def test_paper_has_every_limit_and_the_rules_of_verdicts(browser: Any, tmp_path: Path) -> None:
+    result = sample(tmp_path).model_copy(update={"not_tested": [f"question {i}" for i in range(9)]})
+    write_report(result, tmp_path, tmp_path / "report.html")
+    tab = browser.new_page()
+    tab.goto((tmp_path / "report.html").as_uri())
+    words = " ".join(" ".join(printed(tab.pdf(prefer_css_page_size=True))).split())
+    tab.close()
+    assert [i for i in range(9) if f"Question {i}" not in words] == []
+    assert [rule for rule in result.verdict_rules if " ".join(rule[1:].split()[-3:]) not in words] == []
 
 
 def printed(pdf: bytes) -> list[str]:

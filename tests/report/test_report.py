@@ -252,6 +252,15 @@ def test_what_was_not_tested_is_folded_beyond_the_first_few(tmp_path: Path) -> N
     assert [i for i in range(9) if f"Question {i}" in folded.partition("</details>")[0]] == [4, 5, 6, 7, 8]
 
 
+def test_limits_that_are_folded_on_a_screen_are_on_paper(pages: dict[str, Any]) -> None:
+    html = pages["default"][1]
+    part = html[html.index('id="limits"') :].partition("</section>")[0]
+    assert "How verdicts are reached" in part
+    assert part.count("<details") == part.count('<details class="told"')
+    paper = html.partition("@media print")[2].partition("</style>")[0]
+    assert "details.told::details-content { content-visibility: visible; }" in paper
+
+
 def test_same_result_same_page(pages: dict[str, Any], tmp_path: Path) -> None:
     result, html, _, folder = pages["default"]
     write_report(AuditResult.model_validate_json(result.model_dump_json()), folder, tmp_path / "again.html")

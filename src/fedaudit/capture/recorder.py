@@ -526,10 +526,17 @@ def unusable(captured: Capture, config: TrainingConfig | None) -> str | None:
     whole = not inputs[0].is_floating_point()
     if inputs[0].ndim not in ((2,) if whole else (2, 4)):
         shape = tuple(inputs[0].shape)
-        return (
-            f"the inputs have the shape {shape}; attacks are on images (n, C, H, W), tables (n, d), tokens (n, "
-            f"length); give a table, inputs.flatten(1), to a model that begins with nn.Unflatten(1, {shape[1:]})"
+        if whole:
+            return (
+                f"the inputs are whole numbers of shape {shape}; attacks take them as tokens (n, length) only; "
+                "give the model floats: convert before it, not in it"
+            )
+        said = (
+            f"the inputs have the shape {shape}; attacks are on images (n, C, H, W), tables (n, d), tokens (n, length)"
         )
+        if len(shape) < 3:
+            return said
+        return f"{said}; give a table, inputs.flatten(1), to a model that begins with nn.Unflatten(1, {shape[1:]})"
     if whole and (inputs[0].dtype == torch.bool or vocabulary_of(captured.module) is None):
         return "the inputs are whole numbers, but the model has no embedding; attacks are on images, tables and tokens"
     if len({tuple(x.shape[1:]) for x in inputs}) > 1:

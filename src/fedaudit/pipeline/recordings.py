@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -218,13 +219,14 @@ def why_contradicted(recording: Recording, error: float) -> str:
         f"(relative error {error:.2g})"
     )
     updates = [(r.index, r.sent_to(u.client), u) for r in transcript.rounds for u in r.updates]
-    seen = [name for name in UNMODELLED if any(name in u.training.unmodelled for _, _, u in updates if u.training)]
-    if seen:
-        return f"{begin}: {'; '.join(UNMODELLED[name] for name in seen)}. {_REMEDIES.get(seen[0], _TRAIN_SO)}"
     errors = transcript.replay_errors
+    off = [u.training for index, _, u in updates if errors.get((index, u.client), 0.0) > CONTRADICTED and u.training]
+    seen = [name for name in UNMODELLED if any(name in training.unmodelled for training in off)]
+    if seen:
+        return f"{begin}: {'; '.join(UNMODELLED[name] for name in seen)}. {' '.join(_REMEDIES[name] for name in seen)}"
     for index, start, update in sorted(updates, key=lambda one: -errors.get((one[0], one[2].client), 0.0))[:1]:
         moved = _repeated(transcript, truth, index, start, update)
-        if moved is not None and (looks := _looks_like(update.tensors, moved)):
+        if moved is not None and (looks := _looks_like(update.tensors, moved, start)):
             return f"{begin}; {looks}. Record once without that: where it is reproduced, nothing else is wrong"
     return (
         f"{begin}: either clients clip updates or add noise (LocalDpMod, Opacus), or what is recorded of their "
@@ -233,38 +235,62 @@ def why_contradicted(recording: Recording, error: float) -> str:
     )
 
 
-_TRAIN_SO = "Record a training by SGD, Adam or AdamW on one of fedaudit's losses: that can be repeated"
-_REMEDIES = {
-    "optimiser": "SAM and L-BFGS take more than one gradient a step: record a training by SGD, Adam or AdamW to have "
-    "its facts checked, and attacks that repeat it",
-    "loss": "Give the loss: --loss package.module:function, or loss=…",
+_REMEDIES = {  # of each of UNMODELLED
+    "optimiser": "Train by one optimiser, SGD, Adam or AdamW (SAM and L-BFGS take more than one gradient a step).",
+    "optimiser-state": "Make the optimiser anew each round.",
+    "optimiser-settings": "Within an update let nothing of the optimiser change but the learning rate, and freeze "
+    "layers before its first step.",
+    "gradients-changed": "Take each step right after the backward pass, and change gradients by "
+    "torch.nn.utils.clip_grad_norm_ or clip_grad_value_ only.",
+    "several-inputs": "Train a model of one input tensor.",
+    "several-losses": "Train one model by one loss a step, without penalties, in one process.",
+    "loss": "Give the loss: --loss package.module:function, or loss=….",
+    "nothing-seen": "Train in the process and thread that record.",
 }
-_EVEN = 0.25  # by how much tensors' standard deviations may differ, and how far the kurtosis is from a normal's 3
+_EVEN = 0.25  # by how much the standard deviations of a noise's tensors may differ
+_SURE = 4  # standard errors
 _ENOUGH = 200  # elements, to tell how a rest is spread
 
 
-def _looks_like(sent: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> str:
-    """Return what takes a trained update to the one that was sent, if it is one factor or even noise; else nothing."""
+def _looks_like(sent: Mapping[str, Tensor], moved: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> str:
+    """Return what takes a trained update to the one that was sent, if it is one factor or even noise; else nothing.
+
+    Noise knows nothing of the weights that training starts from: a rest that correlates with them is a wrong fact,
+    such as weight decay.
+    """
     names = [name for name, value in sent.items() if value.is_floating_point()]
-    own, made = (torch.cat([of[name].double().flatten() for name in names]) for of in (sent, moved))
-    if not bool(torch.isfinite(torch.cat([own, made])).all()) or not float(made.norm()) or not float(own.norm()):
+    if not names:
+        return ""
+    own, made, begun = (torch.cat([of[name].double().flatten() for name in names]) for of in (sent, moved, start))
+    finite = bool(torch.isfinite(torch.cat([own, made, begun])).all())
+    if not finite or not float(made.norm()) or not float(own.norm()):
         return ""
     factor = float(own @ made / (made @ made))
     rest = own - factor * made
-    if float(rest.norm() / own.norm()) < CONTRADICTED and factor > 0:
+    rounding = max(torch.finfo(sent[name].dtype).eps for name in names) * float(own.norm() + begun.norm())
+    if float(rest.norm() / own.norm()) < CONTRADICTED:
+        if factor <= 0:
+            return ""
         clipped = f"clipping to a norm of {float(own.norm()):.3g}, or " if factor < 1 else ""
         return f"they are {factor:.3g} times as large: that looks like {clipped}another learning rate than is recorded"
     parts = rest.split([sent[name].numel() for name in names])
     deviation = float(rest.std())
-    spreads = torch.stack([part.std() / deviation for part in parts if len(part) >= _ENOUGH])
-    kurtosis = float(((rest - rest.mean()) / deviation).pow(4).mean())
-    if not len(spreads) or float((spreads - 1).abs().max()) > _EVEN or abs(kurtosis - 3) > 4 * _EVEN:
+    if deviation * math.sqrt(len(rest)) <= _SURE * rounding:
         return ""
-    unsure = 4 * deviation / float(made.norm())  # four standard errors
+    spreads = [abs(float(part.std()) / deviation - 1) for part in parts if len(part) >= _ENOUGH]
+    if not spreads or max(spreads) > _EVEN:
+        return ""
+    kurtosis = float(((rest - rest.mean()) / deviation).pow(4).mean())
+    besides = begun - float(begun @ made / (made @ made)) * made  # what training's direction doesn't explain of them
+    length = float(rest.norm() * besides.norm())
+    correlation = abs(float(rest @ besides)) / length if length else 0.0
+    if abs(kurtosis - 3) > _SURE * math.sqrt(24 / len(rest)) or correlation > _SURE / math.sqrt(len(rest)):
+        return ""
+    unsure = _SURE * deviation / float(made.norm())
     scaled = f", after clipping by a factor of {factor:.2g}" if unsure < factor < 1 - unsure else ""
     return (
-        f"the rest is spread evenly over all elements: that looks like noise of standard deviation {deviation:.3g}"
-        f"{scaled} (LocalDpMod, Opacus), which protects, and isn't a wrong fact; audit what it promises by canaries"
+        f"the rest is spread evenly over all elements: it may be noise of standard deviation {deviation:.3g}"
+        f"{scaled} (LocalDpMod, Opacus); audit what it promises by canaries"
     )
 
 

@@ -98,8 +98,9 @@ def _check_colours(image: Image, where: str) -> None:
     """Refuse colours of more than 8 bits a value, of which Pillow keeps the upper 8: what 12 bits hold gets black."""
     tiles = getattr(image, "tile", [])  # of an image that isn't decoded yet
     read_as = tiles[0].args if image.mode not in _DEEP and tiles else ""
+    sixteen = ";16" in str(read_as) and image.format != "BMP"  # whose 16 bits hold all three colours
     deep = isinstance(read_as, tuple) and image.format == "PPM" and read_as[1] > 255
-    if deep or ";16" in str(read_as):
+    if deep or sixteen:
         raise BadInput(
             f"{where}: colours of more than 8 bits a value, of which only 8 would be read; scale them to 8 bits, "
             "or give the images as arrays of values in [0, 1] (fedaudit.Dataset.from_tensors)"
