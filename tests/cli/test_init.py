@@ -246,7 +246,7 @@ def test_a_real_terminal(tmp_path: Path):
     [
         pytest.param(["--data", "digits"], marks=pytest.mark.long),
         ["--data", "diabetes"],
-        ["--data", "notes"],
+        pytest.param(["--data", "notes"], marks=pytest.mark.long),
         pytest.param(["--adversary", "client"], marks=pytest.mark.long),
     ],
     ids=str,

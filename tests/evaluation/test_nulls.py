@@ -8,7 +8,7 @@ from scipy.stats import binom
 from fedaudit.evaluation import FINDING_TYPES
 from tests.measure.nulls import LEAKS, NULLS
 
-AUDITS = 60
+AUDITS = 40
 FEW = 15  # of local models, where one takes a second
 
 
