@@ -423,7 +423,7 @@ def test_what_the_guard_doesn_t_audit_leaves_or_not_as_the_site_says(caplog):
     received.process(shareable(start), context())
     with pytest.raises(ContentBlockedException):
         unmeasured.process(shareable(end), context())
-    assert "the limit on psnr can't be exceeded by what ran" in caplog.text
+    assert "fail_on can't be exceeded by what ran" in caplog.text
     received, leaving = pair(kind=GuardFilter, largest=3)
     trained(4)
     received.process(shareable(before), context())
