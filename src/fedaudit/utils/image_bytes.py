@@ -97,7 +97,7 @@ def dimensions(data: bytes, where: str, formats: tuple[str, ...] = FORMATS) -> t
 def _check_colours(image: Image, where: str) -> None:
     """Refuse colours of more than 8 bits a value, of which Pillow keeps the upper 8: what 12 bits hold gets black."""
     tiles = getattr(image, "tile", [])  # of an image that isn't decoded yet
-    read_as = tiles[0].args if image.mode not in _DEEP and tiles else ""
+    read_as = tiles[0][3] if image.mode not in _DEEP and tiles else ""
     sixteen = ";16" in str(read_as) and image.format != "BMP"  # whose 16 bits hold all three colours
     deep = isinstance(read_as, tuple) and image.format == "PPM" and read_as[1] > 255
     if deep or sixteen:
