@@ -110,3 +110,27 @@ def test_signs_and_several_clients_have_no_mean() -> None:
     second = dataclasses.replace(seen.messages[1], client=1)
     with pytest.raises(NotApplicable, match="one client's updates"):
         mean_of(dataclasses.replace(seen, messages=(seen.messages[0], second)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [({"knows_labels": True, "knows_training": False}, "not applicable"), ({"knows_labels": False}, "done")],
+)
+def test_a_client_of_unknown_size_or_labels_is_refused_or_attacked(changes: dict[str, Any], status: str) -> None:
+    federation = {**NOISY["federations"][0], "rounds": 8}
+    attacks = [{"name": "averaged", "attack": {"name": "invg", "iterations": 5}}]
+    scenario = {**NOISY, "federations": [federation], "attacks": attacks, "threat": changes}
+    (finding,) = fedaudit.audit(scenario, progress=False).result.findings
+    assert finding.status == status
+
+
+def test_local_epochs_over_the_same_examples_are_one_update() -> None:
+    federation = {
+        "name": "f", "algorithm": "fedavg", "clients": 1, "examples": 4, "batch_size": 4, "local_epochs": 2,
+        "rounds": 3, "learning_rate": 0.01,
+    }  # fmt: skip
+    attacks = [{"name": "averaged", "attack": {"name": "agic", "iterations": 5}}]
+    scenario = {**NOISY, "defences": {}, "federations": [federation], "attacks": attacks}
+    (finding,) = fedaudit.audit(scenario, progress=False).result.findings
+    assert finding.status == "done"
+    assert len(finding.images) == 4

@@ -79,6 +79,14 @@ def evaluate_images(finding: ImageFinding, observation: Observation, truth: Trut
         finding, observation = _by_example(finding, observation)
     elif not finding.rounds and len(observation.messages) > 1:
         observation, truth = _as_one(observation, truth)
+        held = sum(map(len, truth.inputs.values()))
+        if len(finding.images) < held:
+            return refused(
+                finding,
+                received,
+                f"{len(finding.images)} images for {held} different examples: how many the client holds wasn't known; "
+                "grant the training (threat.knows_training)",
+            )
     federation, kind = observation.federation, observation.task_info.example_kind
     covered = [(m, _rows(finding, m, len(observation.messages))) for m in observation.messages]
     covered = [(m, rows) for m, rows in covered if len(rows)]
